@@ -103,6 +103,15 @@ class MetricSamples:
         """Base and head of every block."""
         return [self.base[block] for block in self.blocks], [self.head[b] for b in self.blocks]
 
+    @property
+    def why_no_ratio(self) -> str:
+        """Numbers that are differences, as host time, can come out at nothing or below."""
+        for side, values in (("base", self.base.values()), ("head", self.head.values())):
+            without = sum(value <= 0 for value in values)
+            if without:
+                return f"{without} of {len(values)} runs of the {side} measure nothing above zero"
+        return ""
+
 
 def unmeasured(cell: str, metric: Metric, rule: MetricRule, reason: str) -> Judgement:
     """A metric of which a side has no number."""
@@ -121,12 +130,19 @@ def judge_intervals(
         rule: its part of the policy.
         alpha: two-sided, after adjustment for all of `cases`.
     """
-    estimates = [estimated(case, alpha) for case in cases]
-    bands = [math.log1p(case.tolerance) for case in cases]
+    told = [case for case in cases if not case.why_no_ratio]
+    estimates = [estimated(case, alpha) for case in told]
+    bands = [math.log1p(case.tolerance) for case in told]
     beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
+    judged = iter(
+        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
+        for case, estimate, p in zip(told, estimates, adjusted(beyond), strict=True)
+    )
     return [
-        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(cases))
-        for case, estimate, p in zip(cases, estimates, adjusted(beyond), strict=True)
+        unmeasured(case.cell, metric, rule, case.why_no_ratio)
+        if case.why_no_ratio
+        else next(judged)
+        for case in cases
     ]
 
 

@@ -188,6 +188,8 @@ def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResu
         tolerance=0.0,
         sequential=pair.sequential,
     )
+    if case.why_no_ratio:
+        return replace(result, verdict="undecided", reason=case.why_no_ratio)
     interval = estimated(case, 0.05).interval
     if interval is None:
         have = quantity.counted(result.blocks, "block")

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from bench.derive.metrics import MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
+from bench.derive.metrics import HOST_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
 from reports.gates.judgement import MetricSamples, judge_intervals, judge_values
 
 TIME = default_rules()["step_time"]
@@ -117,3 +117,15 @@ def test_an_undecided_interval_is_named():
 def test_what_repeats_exactly_gates_with_one_run_a_side(base, head, expected):
     rule = default_rules()["memory"]
     assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == expected
+
+
+def test_a_difference_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_one():
+    """Host time is a difference of two passes."""
+    near = MetricSamples("near", {0: 5.0, 1: -0.5}, {0: 4.0, 1: 3.0}, True, 0.05)
+    far = MetricSamples("far", {0: 5.0, 1: 5.0}, {0: 4.0, 1: 4.0}, True, 0.05)
+    judged = judge_intervals([near, far], HOST_TIME, HOST_TIME.rule, 0.05)
+    assert [(one.cell, one.verdict) for one in judged] == [
+        ("near", "unmeasured"),
+        ("far", "inconclusive"),
+    ]
+    assert judged[0].reason == "1 of 2 runs of the base measure nothing above zero"
