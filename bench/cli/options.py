@@ -95,8 +95,8 @@ class LauncherRequest:
         typer.Option(
             "--launcher",
             metavar="NAME",
-            help="Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command reaches"
-            " (command)."
+            help="Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command"
+            " reaches (command)."
             " A launcher of your own is package.module:NAME.",
         ),
     ] = LOCAL
