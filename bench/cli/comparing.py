@@ -24,6 +24,7 @@ from reports.gates.pairing import (
     NOT_RUN,
     Sides,
     arms_of_sweep,
+    known_arms,
     sides_of_arms,
     sides_of_sweeps,
     states_of,
@@ -145,24 +146,37 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
 
 
 def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str) -> Answer:
-    sweep, expected = named.id, named.expected
-    arms = arms_of_sweep(store, sweep, None, None)
-    sides = sides_of_arms(store, sweep, *arms, None if expected is None else expected.codes)
-    if expected is not None:
-        sides = checked(sides, expected, arms)
-    if not sides.pairs:
-        raise NothingMeasuredError(f"{sweep} has nothing to compare: {_reasons(sides.failed)}")
-    judged = gate(sides, policy, calibrations(store), any_nodes=True)
-    if judged.nothing_comparable:
-        raise _not_comparable(sides, judged, "run the arms on one kind of hardware")
+    """Every other arm beside the first; in JSON those behind the second are `further_arms`."""
+    sweep = named.id
+    base, head = arms_of_sweep(store, sweep, None, None)
+    others = [arm for arm in known_arms(store, sweep) if arm not in (base, head)]
+    judged = [_of_two_arms(store, named, (base, arm), policy) for arm in (head, *others)]
     now = datetime.now(UTC)
     targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
 
+    def document() -> dict[str, Any]:
+        first, *further = (gate_text.to_data(one, now) for one in judged)
+        told = {"further_arms": further} if further else {}
+        return first | told | {"targets": targets_to_data(targets)}
+
     def text() -> str:
-        verdicts = gate_text.verdicts(judged, now, form=form)
+        verdicts = "\n".join(gate_text.verdicts(one, now, form=form) for one in judged)
         table = "\n" + _TABLES[form](target_table(targets)) if targets else ""
         return verdicts + table
 
-    return Answer(
-        lambda: gate_text.to_data(judged, now) | {"targets": targets_to_data(targets)}, text
-    )
+    return Answer(document, text)
+
+
+def _of_two_arms(
+    store: ResultsStore, named: JudgedSweep, arms: tuple[str, str], policy: Policy
+) -> GateResult:
+    expected = named.expected
+    sides = sides_of_arms(store, named.id, *arms, None if expected is None else expected.codes)
+    if expected is not None:
+        sides = checked(sides, expected, arms)
+    if not sides.pairs:
+        raise NothingMeasuredError(f"{named.id} has nothing to compare: {_reasons(sides.failed)}")
+    judged = gate(sides, policy, calibrations(store), any_nodes=True)
+    if judged.nothing_comparable:
+        raise _not_comparable(sides, judged, "run the arms on one kind of hardware")
+    return judged

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
+from gate_runs import Arm, record_arms
 from recorded_runs import (
     Recorded,
     fill_quickstart,
@@ -89,6 +90,19 @@ def test_cells_without_a_partner_are_listed(two_sweeps):
     without = [why for _, why in sides.not_comparable]
     assert without.count("no cell of equal configuration in head") == 10
     assert sides.not_comparable[0] == ("extra", "no cell of equal configuration in base")
+
+
+def test_every_arm_of_a_sweep_stands_beside_the_first(store, capsys):
+    arms = {"base": Arm(), "slow": Arm(slower=1.1), "fast": Arm(slower=0.9)}
+    record_arms(store, arms, noise=0.003)
+    sides = [f"gate [{arm}] (head) against gate [base] (base)" for arm in ("slow", "fast")]
+    assert [one for one in shown(store, capsys, "gate", None).splitlines() if one in sides] == sides
+    told = json.loads(shown(store, capsys, "gate", None, as_json=True))
+    verdicts = [
+        {one["verdict"] for one in each["judgements"] if one["metric"] == "step_time"}
+        for each in (told, *told["further_arms"])
+    ]
+    assert verdicts == [{"regressed"}, {"improved"}]
 
 
 def test_two_runs_can_be_compared_by_parts_of_their_ids(store):
