@@ -5,18 +5,20 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from reports.nccl.calls import Calls, calls_of
+from bench.store import layout
+from bench.store.reading import read_json_object
+from reports.nccl.calls import calls_of
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.hints import hints
 from reports.nccl.job import LoggedJob, make_job
 from reports.nccl.reader import Marks, read_source
-from reports.nccl.rows import CommunicatorRow, VerdictRow, narrowed, rows
+from reports.nccl.rows import CommunicatorRow, VerdictRow, rows
 from reports.nccl.source import LogSource, find_sources
 
 
@@ -27,31 +29,37 @@ class Groups:
     ranks: global rank by source name. roles: (role, global ranks) of every group.
     """
 
-    ranks: Mapping[str, int]
-    roles: tuple[tuple[str, frozenset[int]], ...]
+    ranks: Mapping[str, int] = field(default_factory=dict)
+    roles: tuple[tuple[str, frozenset[int]], ...] = ()
 
 
 @dataclass(frozen=True)
 class Audit:
     """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not."""
 
-    rows: tuple[VerdictRow, ...]
     job: LoggedJob
-    made: Calls
-    hints: tuple[str, ...]
-    boundaries_by: str = ""
-    groups: Groups | None = None
+    groups: Groups
+    boundaries_by: str
+
+    @cached_property
+    def rows(self) -> tuple[VerdictRow, ...]:
+        """All verdicts."""
+        return self.rows_after(0)
+
+    @cached_property
+    def hints(self) -> list[str]:
+        """What the lines suggest."""
+        return hints(self.job, self.rows)
 
     @property
     def versions(self) -> tuple[str, ...]:
         """Versions of NCCL, as far as they are known."""
         return tuple(sorted({str(p.versions) for p in self.job.processes.values()}))
 
-    def rows_after(self, iteration: int) -> list[VerdictRow]:
+    def rows_after(self, iteration: int) -> tuple[VerdictRow, ...]:
         """Rows of what was seen after so many iterations had ended."""
-        made = narrowed(self.made, iteration) if iteration else self.made
-        groups = self.groups or Groups({}, ())
-        return rows(made, lambda key, views: describe(key, views, self.job, groups))
+        made = calls_of(self.job, iteration)
+        return tuple(rows(made, lambda key, views: describe(key, views, self.job, self.groups)))
 
 
 def audit_paths(paths: Sequence[str | Path]) -> Audit:
@@ -60,41 +68,20 @@ def audit_paths(paths: Sequence[str | Path]) -> Audit:
     Raises:
         UsageError: a path that cannot be read.
     """
-    return audit_sources(*find_sources(paths))
+    return _audit(*find_sources(paths), {}, Groups())
 
 
-def audit_sources(
+def _audit(
     sources: Sequence[LogSource],
-    remarks: Sequence[str] = (),
-    *,
-    boundaries: Mapping[str, Marks] | None = None,
-    groups: Groups | None = None,
+    remarks: Sequence[str],
+    marks: Mapping[str, Marks],
+    groups: Groups,
 ) -> Audit:
-    """Audit streams; `boundaries` and `groups` come from the folder of a run, if there is one."""
-    marks = boundaries or {}
-    job = make_job(sources, [read_source(one, marks.get(one.name, ())) for one in sources])
+    """Of streams; `marks` (by name of the source) and `groups` come from the folder of a run."""
+    job = make_job([read_source(one, marks.get(one.name, ())) for one in sources])
     job.remarks[:0] = remarks
-    _add_loss_remarks(job)
-    audit = Audit((), job, calls_of(job), (), groups=groups)
-    found = tuple(audit.rows_after(0))
-    by = ""
-    if job.iterations_seen is not None:
-        by = "marks of the run" if boundaries else "iteration lines, in the order of the file"
-    return replace(audit, rows=found, hints=tuple(hints(job, found)), boundaries_by=by)
-
-
-def _add_loss_remarks(job: LoggedJob) -> None:
-    lost = sum(process.timeline.deduplicated for process in job.processes.values())
-    if lost:
-        job.remarks.append(
-            f"the collector left out repeated lines ({lost} by its own count), so counts are lower"
-            " bounds and whole processes may be missing; Ray keeps them with RAY_DEDUP_LOGS=0"
-        )
-    dropped = sum(process.timeline.dropped for process in job.processes.values())
-    if dropped:
-        job.remarks.append(
-            f"{dropped} state changes or distinct observations beyond the limits were not kept"
-        )
+    by = "marks of the run" if marks else "iteration lines, in the order of the file"
+    return Audit(job, groups, by if job.iterations_seen is not None else "")
 
 
 def describe(key: GroupKey, views: list[View], job: LoggedJob, groups: Groups) -> CommunicatorRow:
@@ -130,7 +117,9 @@ def _role(views: list[View], job: LoggedJob, groups: Groups) -> str:
     return "/".join(sorted(exact))
 
 
-FOLDER = "nccl"
+_LOG = re.compile(r"rank(\d+)\.log")
+# What `bench.worker.nccl_evidence` writes at the end of an iteration.
+_MARK = re.compile(r'\{"iteration": (\d+), "offset_bytes": (\d+)\}')
 
 
 @dataclass(frozen=True)
@@ -143,74 +132,39 @@ class RunAudit:
 
 def audit_run(run: Path) -> RunAudit:
     """Audit the run in folder `run`; derived from its logs whenever it is asked for."""
-    spec = _object(run / "spec.json")
-    device = _at(spec, "launch", "device")
-    if device == "cpu":
+    spec = read_json_object(run / layout.SPEC, []) or {}
+    if spec.get("launch", {}).get("device") == "cpu":
         return RunAudit(
             None,
             "there is no NCCL in this run: its ranks are CPU processes and communicate by gloo",
         )
-    folder = run / FOLDER
-    logs = sorted(folder.glob("rank*.log"))
-    if not logs:
-        if _at(spec, "measure", "nccl") == "evidence":
+    folder = run / layout.NCCL
+    logs = ((log, _LOG.fullmatch(log.name)) for log in sorted(folder.glob("rank*.log")))
+    ranks = {str(log): int(name[1]) for log, name in logs if name}
+    if not ranks:
+        if spec.get("measure", {}).get("nccl") == "evidence":
             return RunAudit(None, "the run was to keep NCCL logs but has none: NCCL wrote nothing")
         return RunAudit(
             None, "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
         )
-    sources, remarks = find_sources(list(logs))
-    ranks = {source.name: _rank(Path(source.name)) for source in sources}
-    boundaries = {
-        source.name: _boundaries(folder / f"iterations.rank{ranks[source.name]}.jsonl")
-        for source in sources
-    }
-    boundaries = {name: marks for name, marks in boundaries.items() if marks}
+    marks = {name: _marks(folder / f"iterations.rank{rank}.jsonl") for name, rank in ranks.items()}
     groups = Groups(ranks, _roles(folder))
-    return RunAudit(audit_sources(sources, remarks, boundaries=boundaries or None, groups=groups))
+    found = _audit(*find_sources(list(ranks)), marks if any(marks.values()) else {}, groups)
+    return RunAudit(found)
 
 
-def _rank(path: Path) -> int:
-    digits = path.stem.removeprefix("rank")
-    return int(digits) if digits.isascii() and digits.isdecimal() else -1
-
-
-def _boundaries(path: Path) -> Marks:
-    """(offset in the NCCL log, iterations ended) as the rank noted them; damaged lines are left."""
-    found = []
-    try:
-        lines = path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError):
-        return ()
-    for line in lines:
-        try:
-            mark = json.loads(line)
-            found.append((int(mark["offset_bytes"]), int(mark["iteration"])))
-        except (ValueError, KeyError, TypeError):
-            continue
-    return tuple(sorted(found))
+def _marks(path: Path) -> Marks:
+    """(offset in the NCCL log, iterations ended) as the rank noted them."""
+    text = path.read_text(errors="replace") if path.exists() else ""
+    return tuple(sorted((int(offset), int(ended)) for ended, offset in _MARK.findall(text)))
 
 
 def _roles(folder: Path) -> tuple[tuple[str, frozenset[int]], ...]:
     """Groups that any rank recorded."""
-    found: set[tuple[str, frozenset[int]]] = set()
-    for path in sorted(folder.glob("groups.rank*.json")):
-        groups = _object(path).get("groups", [])
-        for group in groups if isinstance(groups, list) else []:
-            try:
-                found.add((str(group["role"]), frozenset(map(int, group["ranks"]))))
-            except (KeyError, TypeError, ValueError):
-                continue
+    recorded = (read_json_object(path, []) or {} for path in folder.glob("groups.rank*.json"))
+    found = {
+        (group["role"], frozenset(group["ranks"]))
+        for one in recorded
+        for group in one.get("groups", [])
+    }
     return tuple(sorted(found, key=lambda one: (one[0], sorted(one[1]))))
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _at(document: dict[str, Any], section: str, key: str) -> Any:
-    part = document.get(section)
-    return part.get(key) if isinstance(part, dict) else None

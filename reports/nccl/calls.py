@@ -1,4 +1,4 @@
-"""What was chosen for the calls of each communicator, operation, size and phase.
+"""What was chosen for the calls of each communicator, operation, size, phase and kind of kernel.
 
 Every process is walked through in order, so that each call meets the communicators and the
 registrations of its time.
@@ -7,34 +7,32 @@ registrations of its time.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from reports.nccl.communicators import GroupKey, Range, View, Views, registering_views
-from reports.nccl.job import LoggedJob, Process
+from reports.nccl.communicators import GroupKey, Range, View, Views
+from reports.nccl.job import LoggedJob
 from reports.nccl.model import (
     ANY,
     SCALED_BY_RANKS,
-    Buffers,
     BytesAre,
     Choice,
     CollectiveCall,
     Kind,
-    Observation,
-    Sightings,
     StateChange,
     Versions,
     call_bytes,
 )
+from reports.nccl.process import MOST_BUFFERS, Buffers, Observation, Process, observations
 
 Phase = Literal["before", "after", ""]
 UNKNOWN_OPERATION: Final = "(operation not printed)"
 _MOST_CALLS: Final = 32
 
 
-class CallGroupKey(NamedTuple):
+class CallKey(NamedTuple):
     """group: key of the communicator; for lines that cannot be attributed, their process.
 
     size_bytes: per rank (see `Choice`), or in total where `bytes_are` says so. phase: before or
@@ -54,22 +52,34 @@ class CallGroupKey(NamedTuple):
 
 
 @dataclass
-class CallGroup:
-    """What the log shows for one key. Counts are by (process, iterations ended, kind).
+class Calls:
+    """Evidence by key and kind, and all views by communicator."""
 
-    lines: TUNING lines. works: calls that they are for. silent: calls without a line. outside: as
-    of `buffer_outside`, each distinct answer once. eliminated: the communicator is the only one
-    that can have printed the line. batched: bytes are summed over calls that are not known.
+    job: LoggedJob
+    by_key: dict[CallKey, dict[Kind | None, CallEvidence]] = field(default_factory=dict)
+    views: dict[GroupKey, list[View]] = field(default_factory=dict)
+
+
+@dataclass
+class CallEvidence:
+    """What the log shows of the calls of one key and kind; None: of which no TUNING line tells.
+
+    lines: TUNING lines by process. works: calls that they are for. kernels: their names. line: one
+    that states the choice. call_line: the COLL line of one of `calls`. grouped: of so many lines
+    the call was launched together with others. outside: as of `buffer_outside`, each distinct
+    answer once. eliminated: the communicator is the only one that can have printed the line.
+    batched: bytes are summed over calls that are not known.
     """
 
-    key: CallGroupKey
-    lines: Counter[tuple[str, int, Kind]] = field(default_factory=Counter)
-    works: Counter[tuple[str, int, Kind]] = field(default_factory=Counter)
-    silent: Counter[tuple[str, int]] = field(default_factory=Counter)
-    kernels: Counter[tuple[Kind, str]] = field(default_factory=Counter)
-    quotes: dict[Kind, str] = field(default_factory=dict)
-    call_quotes: dict[Kind | None, str] = field(default_factory=dict)
-    calls: dict[Kind | None, set[CollectiveCall]] = field(default_factory=dict)
+    made: Calls
+    key: CallKey
+    kind: Kind | None
+    lines: Counter[str] = field(default_factory=Counter)
+    works: Counter[str] = field(default_factory=Counter)
+    kernels: list[str] = field(default_factory=list)
+    line: str = ""
+    call_line: str = ""
+    calls: set[CollectiveCall] = field(default_factory=set)
     grouped: int = 0
     grouped_quote: str = ""
     outside: list[str] = field(default_factory=list)
@@ -77,21 +87,83 @@ class CallGroup:
     eliminated: bool = False
     batched: bool = False
 
+    @property
+    def job(self) -> LoggedJob:
+        """All that was read."""
+        return self.made.job
 
-@dataclass
-class Calls:
-    """All groups of calls, and all views by communicator."""
+    @property
+    def views(self) -> Sequence[View]:
+        """The communicator as its processes see it; nothing if it is not known."""
+        return self.made.views.get(self.key.group, ())
 
-    job: LoggedJob
-    by_key: dict[CallGroupKey, CallGroup] = field(default_factory=dict)
-    views: dict[GroupKey, list[View]] = field(default_factory=dict)
+    @property
+    def processes(self) -> list[Process]:
+        """Processes that printed evidence of this kind, or called without any."""
+        return [self.job.processes[name] for name in self.works]
+
+    @cached_property
+    def versions(self) -> Versions:
+        """Versions that all of the processes may be."""
+        common = ANY
+        for process in self.processes:
+            common = common.intersection(process.versions) or common
+        return common
+
+    @property
+    def version_line(self) -> str:
+        """The line that states the version, or the line whose form limits it."""
+        return next((p.version_line for p in self.processes if p.version_line), self.line)
+
+    @property
+    def nodes_view(self) -> View | None:
+        """A view that knows the nodes."""
+        return next((v for v in self.views if v.nodes is not None), None)
+
+    def events(self, kind: str) -> Iterator[StateChange]:
+        """Lines of this kind about the processes."""
+        return (event for process in self.processes for event in process.events(kind))
+
+    def about(self, kind: str) -> StateChange | None:
+        """The first of them."""
+        return next(self.events(kind), None)
+
+    def setting(self, name: str) -> StateChange | None:
+        """The ENV line of a variable."""
+        return next((event for event in self.events("env") if event.values[0] == name), None)
+
+    def subsystem_on(self, name: str) -> bool:
+        """Whether the log itself says that NCCL_DEBUG_SUBSYS included `name`."""
+        event = self.setting("NCCL_DEBUG_SUBSYS")
+        words = ("" if event is None else event.values[1] or "").upper().split(",")
+        return not words[0].startswith("^") and ("ALL" in words or name in words)
+
+    @cached_property
+    def registration_line(self) -> str:
+        """A REG line of the processes, for whatever communicator; it proves that REG was on."""
+        found = self.about("register") or self.about("classic_registration")
+        return "" if found is None else found.text
 
 
-def calls_of(job: LoggedJob) -> Calls:
-    """Walk through every process in order."""
+class _Met(NamedTuple):
+    """An observation in its time. view: its communicator, None if it is not known.
+
+    eliminated: it is the only one that can have printed the line. registered: something had been,
+    on the communicator or, if that is not known, in the process. outside: as of `buffer_outside`.
+    """
+
+    seen: Observation
+    view: View | None
+    eliminated: bool
+    registered: bool
+    outside: str
+
+
+def calls_of(job: LoggedJob, after_iteration: int = 0) -> Calls:
+    """Walk through every process in order; calls count once so many iterations have ended."""
     found = Calls(job)
     for process in job.processes.values():
-        _Walk(found, process).run()
+        _Walk(found, process).run(after_iteration)
     return found
 
 
@@ -102,61 +174,74 @@ class _Walk:
         self._found = found
         self._process = process
         self._views = Views(process.name)
-        self._registering = registering_views(process.timeline)
-        self._registered = False
-        self._iteration = 0
         # Every call prints a COLL line, so a TUNING line whose operation and bytes only one
         # communicator of the process ever called belongs to that one, whichever thread printed it.
         self._callers: dict[tuple[str, int], set[str]] = {}
-        for _, call, _ in process.observations():
-            if call is not None:
+        for call in process.facts():
+            if isinstance(call, CollectiveCall):
                 key = (call.operation, call_bytes(call) or -1)
                 self._callers.setdefault(key, set()).add(call.comm)
 
-    def run(self) -> None:
-        for item in self._process.timeline.items:
+    def run(self, after_iteration: int) -> None:
+        """Meet everything in its time; only the end of the log tells what was yet to come."""
+        met: list[_Met] = []
+        iteration, registered = 0, False
+        for item in self._process.items:
             if not isinstance(item, StateChange):
-                for observation, seen in item.items():
-                    self._observe(observation, seen)
+                seen = [one for burst in item.items() for one in observations(*burst)]
+                now = [self._meet(one, registered=registered) for one in seen]
+                met += now if iteration >= after_iteration else ()
             elif item.kind == "iteration":
-                self._iteration = int(item.values[0] or 0)
+                iteration = int(item.values[0] or 0)
             else:
-                self._registered |= item.kind == "register"
+                registered |= item.kind == "register"
                 self._views.take(item)
         for view in self._views.all:
             self._found.views.setdefault(view.key, []).append(view)
+        for one in met:
+            self._count(one, ever_registered=registered)
 
-    def _observe(self, observation: Observation, seen: Sightings) -> None:
-        choice, call, grouped = observation
+    def _meet(self, seen: Observation, *, registered: bool) -> _Met:
+        choice, call = seen.choice, seen.call
         view, eliminated = self._view_of(choice, call)
+        outside = ""
+        if view is not None:
+            registered = bool(view.ranges)
+            if call is not None and choice is not None:
+                outside = buffer_outside(call, seen.buffers, view.ranges, self._process)
+        return _Met(seen, view, eliminated, registered, outside)
+
+    def _count(self, met: _Met, *, ever_registered: bool) -> None:
+        seen, view = met.seen, met.view
+        choice, call = seen.choice, seen.call
         if call is not None and (call.elements == 0 or call.ranks <= 1):
             return  # nothing is launched for it
-        key = self._key(choice, call, view)
-        group = self._found.by_key.setdefault(key, CallGroup(key))
-        group.eliminated |= eliminated
+        later = ever_registered if view is None else bool(view.ranges)
+        key = self._key(seen, view, "after" if met.registered else "before" if later else "")
+        kinds = self._found.by_key.setdefault(key, {})
         kind = None if choice is None else choice.kind
+        found = kinds.setdefault(kind, CallEvidence(self._found, key, kind))
+        found.eliminated |= met.eliminated
         if call is not None:
-            known = group.calls.setdefault(kind, set())
-            if len(known) < _MOST_CALLS:
-                known.add(call)
-            group.call_quotes.setdefault(kind, seen.call_line)
-        if choice is None or kind is None:
-            group.silent[self._process.name, self._iteration] += seen.count
+            if len(found.calls) < _MOST_CALLS:
+                found.calls.add(call)
+            found.call_line = found.call_line or seen.call_line
+        works = 1 if choice is None else choice.works or 1
+        found.works[self._process.name] += seen.times * works
+        if choice is None:
             return
-        place = (self._process.name, self._iteration, kind)
-        group.lines[place] += seen.count
-        group.works[place] += seen.count * (choice.works or 1)
-        group.kernels[kind, choice.what] += seen.count
-        group.quotes.setdefault(kind, seen.line)
-        group.every_rank |= choice.printed_by_every_rank
-        group.batched |= call is None and (choice.works or 1) > 1
-        if kind != "symmetric" and call is not None and view is not None:
-            if grouped:
-                group.grouped += seen.count
-                group.grouped_quote = group.grouped_quote or seen.call_line
-            outside = buffer_outside(call, seen, view.ranges, self._process)
-            if outside not in group.outside:
-                group.outside.append(outside)
+        found.lines[self._process.name] += seen.times
+        if choice.what not in found.kernels:
+            found.kernels.append(choice.what)
+        found.line = found.line or seen.line
+        found.every_rank |= choice.printed_by_every_rank
+        found.batched |= call is None and works > 1
+        if call is not None:
+            if seen.grouped:
+                found.grouped += seen.times
+                found.grouped_quote = found.grouped_quote or seen.call_line
+            if met.outside not in found.outside:
+                found.outside.append(met.outside)
 
     def _view_of(
         self, choice: Choice | None, call: CollectiveCall | None
@@ -174,22 +259,12 @@ class _Walk:
             view = self._views.of(next(iter(pointers))) if len(pointers) == 1 else None
         return view, view is not None
 
-    def _key(
-        self, choice: Choice | None, call: CollectiveCall | None, view: View | None
-    ) -> CallGroupKey:
+    def _key(self, seen: Observation, view: View | None, phase: Phase) -> CallKey:
+        choice, call = seen.choice, seen.call
         operation = call.operation if call is not None else choice.operation if choice else None
         group: GroupKey = ("unknown", self._process.name) if view is None else view.key
         size_bytes, are = _size(choice, call, view)
-        return CallGroupKey(
-            group, operation or UNKNOWN_OPERATION, size_bytes, are, self._phase(view)
-        )
-
-    def _phase(self, view: View | None) -> Phase:
-        registered = self._registered if view is None else bool(view.ranges)
-        if registered:
-            return "after"
-        later = view is None or (view.pointer, view.begins) in self._registering
-        return "before" if self._registering and later else ""
+        return CallKey(group, operation or UNKNOWN_OPERATION, size_bytes, are, phase)
 
 
 def _size(
@@ -211,17 +286,17 @@ def _size(
 
 
 def buffer_outside(
-    call: CollectiveCall, seen: Sightings, ranges: list[Range], process: Process
+    call: CollectiveCall, buffers: Collection[Buffers], ranges: list[Range], process: Process
 ) -> str:
     """The address of a buffer that had to be registered and lay outside every registered range.
 
     Only what holds for all seen buffers of these calls is stated: with more distinct buffers than
     are kept, or with some inside, there is no answer, "".
     """
-    if not ranges or seen.more_buffers:
+    if not ranges or len(buffers) > MOST_BUFFERS:
         return ""
     first = ""
-    for pair in sorted(seen.buffers):
+    for pair in sorted(buffers):
         outside = [
             pointer.decode("ascii", "replace")
             for pointer, size_bytes in _needed(call, pair, process)
@@ -255,88 +330,3 @@ def _inside(pointer: bytes, size_bytes: int, ranges: list[Range]) -> bool:
         one.start <= address and address + size_bytes <= one.start + one.size_bytes
         for one in ranges
     )
-
-
-@dataclass(frozen=True)
-class CallEvidence:
-    """The calls of one `kind` in a group, with the processes and views behind it.
-
-    kind: None for calls that no TUNING line tells about. symmetric_seen: a symmetric line anywhere
-    in the job proves its version and its switches, which NCCL requires to be equal on all ranks.
-    """
-
-    group: CallGroup
-    kind: Kind | None
-    job: LoggedJob
-    views: tuple[View, ...]
-    symmetric_seen: bool = False
-
-    @property
-    def key(self) -> CallGroupKey:
-        """What the group is about."""
-        return self.group.key
-
-    @cached_property
-    def processes(self) -> tuple[Process, ...]:
-        """Processes that printed evidence of this kind, or called without any."""
-        names = [p for p, _, kind in self.group.lines if kind == self.kind]
-        names = names or [p for p, _ in self.group.silent]
-        return tuple(self.job.processes[name] for name in dict.fromkeys(names))
-
-    @cached_property
-    def versions(self) -> Versions:
-        """Versions that all of the processes may be."""
-        common = ANY
-        for process in self.processes:
-            common = common.intersection(process.versions) or common
-        return common
-
-    @property
-    def version_line(self) -> str:
-        """The line that states the version, or the line whose form limits it."""
-        return next((p.version_line for p in self.processes if p.version_line), self.line)
-
-    @property
-    def line(self) -> str:
-        """A line that states the choice."""
-        return self.group.quotes.get(self.kind, "") if self.kind is not None else ""
-
-    @property
-    def call_line(self) -> str:
-        """The COLL line of one of the calls."""
-        return self.group.call_quotes.get(self.kind, "")
-
-    @property
-    def calls(self) -> set[CollectiveCall]:
-        """The calls, where COLL lines tell."""
-        return self.group.calls.get(self.kind, set())
-
-    @property
-    def nodes_view(self) -> View | None:
-        """A view that knows the nodes."""
-        return next((v for v in self.views if v.nodes is not None), None)
-
-    def lines(self, kind: str) -> Iterator[StateChange]:
-        """Lines of this kind about the processes as a whole."""
-        return (event for process in self.processes for event in process.about(kind))
-
-    def about(self, kind: str) -> StateChange | None:
-        """The first of them."""
-        return next(self.lines(kind), None)
-
-    def setting(self, name: str) -> StateChange | None:
-        """The ENV line of a variable."""
-        return next((event for event in self.lines("env") if event.values[0] == name), None)
-
-    def subsystem_on(self, name: str) -> bool:
-        """Whether the log itself says that NCCL_DEBUG_SUBSYS included `name`."""
-        event = self.setting("NCCL_DEBUG_SUBSYS")
-        words = ("" if event is None else event.values[1] or "").upper().split(",")
-        return not words[0].startswith("^") and ("ALL" in words or name in words)
-
-    @cached_property
-    def registration_line(self) -> str:
-        """A REG line of the processes, for whatever communicator; it proves that REG was on."""
-        lines = (e for process in self.processes for e in process.timeline.events("register"))
-        found = next(lines, None) or self.about("classic_registration")
-        return "" if found is None else found.text

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from reports.nccl.model import StateChange
-from reports.nccl.timeline import Timeline
 
 GroupKey = tuple[object, ...]
 
@@ -144,16 +143,3 @@ class Views:
         alive = [view for view in alive if (view.ranks or 0) > 1]
         printing = [view for view in alive if every_rank or view.rank == 0]
         return printing[0] if len(printing) == 1 else None
-
-
-def registering_views(timeline: Timeline) -> set[tuple[str, int]]:
-    """(pointer, begins) of the communicators of a process that register anything at any time."""
-    views = Views("")
-    for item in timeline.items:
-        if isinstance(item, StateChange):
-            views.take(item)
-            continue
-        for observation in item:
-            if observation.call is not None:
-                views.of(observation.call.comm, observation.call.ranks)
-    return {(view.pointer, view.begins) for view in views.all if view.ranges}

@@ -19,10 +19,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
-from reports.nccl.model import NEWEST, Buffers, Choice, CollectiveCall, Kind, Versions
+from reports.nccl.model import NEWEST, Choice, CollectiveCall, Kind, Versions
 
 _WARN: Final = b" NCCL WARN "
 _MARKS: Final = re.compile(rb" NCCL (?:INFO|WARN) ")
@@ -244,28 +243,30 @@ def may_be_cut(choice: Choice) -> bool:
     return any(name != own and name.endswith(own) for name in _COLLECTIVES)
 
 
+_VARYING = rf": opCount [0-9a-f]{{1,16}} sendbuff {_POINTER} recvbuff {_POINTER} "
+# What differs between repetitions of a COLL line: its counter and its buffers.
+VARYING: Final = re.compile(_VARYING.encode())
 _CALL: Final = re.compile(
     (
-        f"{_OP}: opCount [^ ]* sendbuff {_POINTER} recvbuff {_POINTER} count (\\d{{1,19}})"
-        f" datatype (\\d{{1,3}}) op (\\d{{1,10}}) root -?\\d+ comm {_POINTER}"
-        f" \\[nranks=(\\d{{1,7}})\\] stream {_POINTER}" + _END
+        f"{_OP}{_VARYING}count (\\d{{1,19}}) datatype (\\d{{1,3}}) op (\\d{{1,10}}) root -?\\d+"
+        f" comm {_POINTER} \\[nranks=(\\d{{1,7}})\\] stream {_POINTER}" + _END
     ).encode(),
     re.DOTALL,
 )
 
 
-def call(message: bytes) -> tuple[CollectiveCall, Buffers] | None:
-    """The call that a COLL line states, and its buffers; None if the line is incomplete."""
+def fact(message: bytes) -> Choice | CollectiveCall | None:
+    """What a TUNING or COLL line states; None if it is another line or an incomplete one."""
+    if b" Bytes -> " in message:
+        return tuning(message)
+    return _call(message) if b": opCount " in message else None
+
+
+def _call(message: bytes) -> CollectiveCall | None:
     match = _CALL.match(message)
     if match is None:
         return None
-    operation, send, receive, *others, _stream = match.groups()
-    return _call(operation, *others), (send, receive)
-
-
-@lru_cache(1 << 16)
-def _call(operation: bytes, *fields: bytes) -> CollectiveCall:
-    count, datatype, reduction, comm, ranks = fields
+    operation, _, _, count, datatype, reduction, comm, ranks, _ = match.groups()
     return CollectiveCall(
         operation.decode(), int(count), int(datatype), int(reduction), comm.decode(), int(ranks)
     )
@@ -345,6 +346,9 @@ WARNINGS: Final = _events(
     ("mismatch", r"Mismatched NCCL (?:version|git versions) detected"),
 )
 
+_EVENTS: Final = (STATE_EVENTS, PROCESS_EVENTS, WARNINGS)
+STATE_KINDS: Final = frozenset(kind for kind, _ in STATE_EVENTS)
+
 # Beginnings of messages that are well known and carry no evidence.
 _UNUSED_STARTS: Final = tuple(
     """Channel,Trees,Tree ,Ring ,Rings,Connected,Using ,NET,Bootstrap,BOOTSTRAP,P2P,SHM,NVLS,MNNVL,
@@ -369,10 +373,11 @@ def is_unused(message: str) -> bool:
     return stripped.startswith(_UNUSED_STARTS) or _COUNTS.match(stripped) is not None
 
 
-def find_event(message: str, table: Patterns) -> tuple[str, tuple[str | None, ...]] | None:
-    """Name and fields of the first pattern of `table` that the message begins with."""
-    for kind, pattern in table:
-        match = pattern.match(message)
-        if match is not None:
-            return kind, match.groups()
+def event(message: str, *, warning: bool) -> tuple[str, tuple[str | None, ...]] | None:
+    """Name and fields of the first line about the state of the process that the message is."""
+    for table in (WARNINGS, PROCESS_EVENTS) if warning else _EVENTS:
+        for kind, pattern in table:
+            match = pattern.match(message)
+            if match is not None:
+                return kind, match.groups()
     return None

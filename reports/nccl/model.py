@@ -113,7 +113,6 @@ Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
 BytesAre = Literal["per_rank", "total"]
 
 MAX_QUOTE_CHARACTERS: Final = 240
-MOST_BUFFERS: Final = 16
 
 
 class Choice(NamedTuple):
@@ -163,44 +162,6 @@ class StateChange(NamedTuple):
     values: tuple[str | None, ...]
     text: str
 
-
-class Observation(NamedTuple):
-    """A choice and the call it was made for; one of them may be missing.
-
-    grouped: the call was launched together with others of its communicator.
-    """
-
-    choice: Choice | None
-    call: CollectiveCall | None
-    grouped: bool = False
-
-
-Buffers = tuple[bytes, bytes]
-
-
-@dataclass(slots=True)
-class Sightings:
-    """How often something was observed, with the first line that says so.
-
-    buffers: distinct (send, receive) pointers, at most MOST_BUFFERS; more_buffers says there were
-    others.
-    """
-
-    count: int
-    line: str
-    call_line: str = ""
-    buffers: set[Buffers] = field(default_factory=set)
-    more_buffers: bool = False
-
-    def add_buffers(self, buffers: Buffers) -> None:
-        """Keep them as far as there is room."""
-        if len(self.buffers) < MOST_BUFFERS:
-            self.buffers.add(buffers)
-        elif buffers not in self.buffers:
-            self.more_buffers = True
-
-
-Tally = dict[Observation, Sightings]
 
 # Elements of ncclDataType_t in its order: name and bytes.
 DATATYPES: Final = (

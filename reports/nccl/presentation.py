@@ -193,63 +193,55 @@ _MOST_ROWS = 400
 _LONGEST_DETAIL = 400
 
 
+def _parts(audit: Audit, results: Sequence[Result]) -> list[tuple[str, Table | list[ReasonLine]]]:
+    """Titles with tables or lists, the outcome first; what is empty is left out."""
+    verdicts, read = rows_table(audit), reading_facts(audit)
+    if len(verdicts.rows) > _MOST_ROWS:
+        read.append(f"{len(verdicts.rows) - _MOST_ROWS} more rows are left out; --json holds all")
+    found: list[tuple[str, Table | list[ReasonLine]]] = [
+        ("Requirements", results_table(results)),
+        ("Verdicts", replace(verdicts, rows=verdicts.rows[:_MOST_ROWS])),
+        ("Bytes by verdict", bytes_table(audit)),
+        ("Why not symmetric", reason_lines(audit)),
+        (
+            "What the lines suggest (no verdict rests on this)",
+            [ReasonLine("", _cut(text), ()) for text in audit.hints],
+        ),
+        ("Reading", [ReasonLine("", _cut(text), ()) for text in read]),
+    ]
+    return [(title, one) for title, one in found if (one.rows if isinstance(one, Table) else one)]
+
+
 def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
-    """Tables and sentences as plain text."""
-    parts = ["\n".join(_cut(text) for text in reading_facts(audit))]
-    if audit.rows:
-        parts.append(_limited(rows_table(audit)))
-        parts.append("Bytes by verdict (calls x bytes)\n" + terminal.table(bytes_table(audit)))
-    reasons = reason_lines(audit)
-    if reasons:
-        lines = ["Why not symmetric"]
-        for one in reasons:
-            lines.append(f"- {printable(one.title)}: {printable(one.text)}")
-            lines += [f"    {_cut(text)}" for text in one.details]
+    """Tables and lists as plain text."""
+    parts = []
+    for title, one in _parts(audit, results):
+        if isinstance(one, Table):
+            parts.append(f"{title}\n{terminal.table(one)}")
+            continue
+        lines = [title]
+        for line in one:
+            lines.append(f"- {printable(f'{line.title}: {line.text}'.removeprefix(': '))}")
+            lines += [f"    {_cut(text)}" for text in line.details]
         parts.append("\n".join(lines))
-    if audit.hints:
-        lines = ["What the lines suggest (no verdict rests on this)"]
-        parts.append("\n".join([*lines, *(f"- {printable(text)}" for text in audit.hints)]))
-    if results:
-        parts.append("Requirements\n" + terminal.table(results_table(results)))
     return "\n\n".join(parts)
-
-
-def _limited(table: Table) -> str:
-    if len(table.rows) <= _MOST_ROWS:
-        return terminal.table(table)
-    text = terminal.table(replace(table, rows=table.rows[:_MOST_ROWS]))
-    return f"{text}\n  ... {len(table.rows) - _MOST_ROWS} more rows; --json holds all"
 
 
 def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
     """The same for a pull request."""
     parts = ["## NCCL audit"]
-    if results:
-        parts += ["### Requirements", markdown.table(results_table(results))]
-    if audit.rows:
-        limited = rows_table(audit)
-        parts += [
-            "### Verdicts",
-            markdown.table(replace(limited, rows=limited.rows[:_MOST_ROWS])),
-        ]
-        if len(limited.rows) > _MOST_ROWS:
-            parts.append(f"{len(limited.rows) - _MOST_ROWS} more rows are left out.")
-        parts += ["### Bytes by verdict", markdown.table(bytes_table(audit))]
-    reasons = reason_lines(audit)
-    if reasons:
-        parts.append("### Why not symmetric")
-        parts.append("\n".join(map(_markdown_reason, reasons)))
-    if audit.hints:
-        parts.append("### What the lines suggest (no verdict rests on this)")
-        parts.append("\n".join(f"- {escape(_cut(text))}" for text in audit.hints))
-    parts.append("### Reading")
-    parts.append("\n".join(f"- {escape(_cut(text))}" for text in reading_facts(audit)))
+    for title, one in _parts(audit, results):
+        parts.append(f"### {title}")
+        if isinstance(one, Table):
+            parts.append(markdown.table(one))
+            continue
+        lines = []
+        for line in one:
+            name = f"**{escape(line.title)}**: " if line.title else ""
+            lines.append(f"- {name}{escape(line.text)}")
+            lines += [f"  - {escape(_cut(text))}" for text in line.details]
+        parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
-
-
-def _markdown_reason(one: ReasonLine) -> str:
-    lines = [f"- **{escape(one.title)}**: {escape(one.text)}"]
-    return "\n".join([*lines, *(f"  - {escape(_cut(detail))}" for detail in one.details)])
 
 
 def _cut(text: str) -> str:

@@ -1,21 +1,21 @@
-"""One stream into timelines: the only place that runs once per line.
+"""One stream into processes: the only place that runs once per line.
 
 Most lines of a log repeat, so a TUNING line that was seen before is found by one look-up of the
-whole line. Every other line is searched for prefixes, and each message is tried form by form.
+whole line, and a COLL line by one of what stands around its counter and its buffers. Every other
+line is searched for prefixes, and each message is tried form by form.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
+from reports.nccl.process import Line, Process
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
-from reports.nccl.timeline import Thread, Timeline
 
 MOST_ITERATIONS: Final = 64
 _MOST_KNOWN: Final = 40_000
@@ -33,32 +33,32 @@ _EVIDENCE: Final = re.compile(
 _NOTABLE: Final = tuple(
     b"NCCL,iteration,step:,Bytes ->,opCount,nranks=,[Symmetric]: ,[Copy Engine]: ".split(b",")
 )
-_STATE_KINDS: Final = frozenset(kind for kind, _ in grammar.STATE_EVENTS)
 
 Marks = tuple[tuple[int, int], ...]
-Known = tuple[Timeline, Thread, Choice, bytes]
-"""What a TUNING line says, whenever it occurs: who printed it, the choice, its text."""
+Key = bytes | tuple[bytes, bytes]
+"""A TUNING line, or what stands before and behind the varying part of a COLL line."""
 
 
 @dataclass
 class StreamReader:
-    """Facts of one stream.
+    """Facts of one stream, `source`.
 
-    timelines: by process, `host:pid`. stray: lines about every process of the stream. pasted:
-    TUNING lines without the prefix of a process. iteration: iterations that have ended; None before
+    processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: TUNING
+    lines without the prefix of a process. iteration: iterations that have ended; None before
     the first boundary. hosts: names at the beginning of lines, by which glued lines are told apart.
     problems: why reading ended early.
     """
 
-    timelines: dict[bytes, Timeline] = field(default_factory=dict)
-    stray: Timeline = field(default_factory=Timeline)
-    pasted: Timeline = field(default_factory=Timeline)
+    source: str
+    processes: dict[str, Process] = field(default_factory=dict)
+    stray: Process = field(default_factory=Process)
+    pasted: Process = field(default_factory=Process)
     iteration: int | None = None
     unread: Unread = field(default_factory=Unread)
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
-    _known: dict[bytes, Known] = field(default_factory=dict)
+    _known: dict[Key, Line] = field(default_factory=dict)
     _begun: bytes = b""
 
     def feed(self, piece: bytes) -> None:
@@ -68,17 +68,24 @@ class StreamReader:
         has carriage returns (progress bars), those end its lines.
         """
         self.bytes_read += len(piece)
-        known = self._known.get(piece)
-        if known is not None and not self._begun:
-            timeline, thread, choice, text = known
-            timeline.add_choice(thread, choice, text)
+        key: Key = piece
+        known, varying = self._known.get(piece), None
+        if known is None:
+            varying = grammar.VARYING.search(piece)
+            if varying is not None:
+                key = (piece[: varying.start()], piece[varying.end() :])
+                known = self._known.get(key)
+        whole = not self._begun
+        if known is not None and whole:
+            known.thread.add(known, varying)
             return
         line = self._begun + piece.replace(b"\0", b"")
         self._begun = b""
         if line.endswith(b"\n"):
             known = self._read(line[:-1])
-            if known is not None and len(self._known) < _MOST_KNOWN:
-                self._known[piece] = known
+            room = whole and len(self._known) < _MOST_KNOWN
+            if known is not None and room and isinstance(known.fact, Choice) == (varying is None):
+                self._known[key] = known
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
         for one in lines:
@@ -92,33 +99,33 @@ class StreamReader:
         """
         if self._begun:
             self._read(self._begun)
-        for timeline in self.timelines.values():
-            timeline.close()
-        if self.timelines:
+        for process in self.processes.values():
+            process.close()
+        if self.processes:
             self._doubt_pasted()
         return self
 
     def _doubt_pasted(self) -> None:
         damaged = self.unread.damaged > 0
-        for tally in self.pasted.tallies():
-            for observation, seen in list(tally.items()):
-                choice = observation.choice
-                if damaged or choice is None or grammar.may_be_cut(choice):
-                    del tally[observation]
-                    self.pasted.lines -= seen.count
-                    self.unread.add_damaged(seen.line.encode(), seen.count)
+        for stretch in self.pasted.stretches():
+            for lines, burst in list(stretch.items()):
+                choice = lines[0].fact
+                if damaged or not isinstance(choice, Choice) or grammar.may_be_cut(choice):
+                    del stretch[lines]
+                    self.pasted.lines -= burst.count
+                    self.unread.add_damaged(lines[0].text, burst.count)
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
         if iteration != self.iteration:
             self.iteration = iteration
-            for timeline in self.timelines.values():
-                timeline.change(StateChange("iteration", "", (str(iteration),), ""))
+            for process in self.processes.values():
+                process.change(StateChange("iteration", "", (str(iteration),), ""))
 
-    def _read(self, text: bytes) -> Known | None:
+    def _read(self, text: bytes) -> Line | None:
         """One line as it stands in the stream, with all that may have happened to it.
 
-        Returns what to do when it comes again, if it is one TUNING line and nothing else.
+        Returns what it is when it comes again, if it is one TUNING or COLL line and nothing else.
         """
         if len(text) > LONGEST_LINE_BYTES:
             self.unread.overlong += 1
@@ -130,13 +137,10 @@ class StreamReader:
         pieces = grammar.plain(text).split(b"\r")
         for piece in pieces:
             found = list(grammar.headers(piece)) if b" NCCL " in piece else []
-            if found:
-                known = self._read_headed(piece, found)
-            else:
-                self._read_bare(piece)
+            known = self._read_headed(piece, found) if found else self._read_bare(piece)
         return known if len(pieces) == 1 else None
 
-    def _read_headed(self, line: bytes, found: list[Header]) -> Known | None:
+    def _read_headed(self, line: bytes, found: list[Header]) -> Line | None:
         """Each message goes from its prefix to the next one; only the last is not cut."""
         hosts = [self._host(line, i, header) for i, header in enumerate(found)]
         starts = [
@@ -164,36 +168,34 @@ class StreamReader:
         known = [host for host in self.hosts if header.host.endswith(host)]
         return max(known, key=len, default=None)
 
-    def _timeline(self, header: Header, host: bytes) -> Timeline:
-        """Of the process of a prefix; `host` may be shorter where lines were glued."""
-        key = host + b":" + header.pid
-        timeline = self.timelines.get(key)
-        if timeline is None:
-            timeline = self.timelines[key] = Timeline(device=header.device.decode())
+    def _process(self, header: Header, host: bytes) -> Process:
+        """Of a prefix; `host` may be shorter than its own where lines were glued."""
+        name = (host + b":" + header.pid).decode()
+        process = self.processes.get(name)
+        if process is None:
+            process = Process(name, self.source, header.device.decode())
+            self.processes[name] = process
             if self.iteration is not None:
-                timeline.change(StateChange("iteration", "", (str(self.iteration),), ""))
-        return timeline
+                process.change(StateChange("iteration", "", (str(self.iteration),), ""))
+        return process
 
-    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Known | None:
-        timeline = self._timeline(header, host)
-        thread = timeline.threads.setdefault(header.tid, Thread())
+    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Line | None:
+        process = self._process(header, host)
         message, repeated = grammar.without_repetition(message)
-        timeline.deduplicated += repeated
-        if not header.warning:
-            choice = grammar.tuning(message) if b" Bytes -> " in message else None
-            if choice is not None:
-                timeline.add_choice(thread, choice, text)
-                return None if repeated else (timeline, thread, choice, text)
-            call = grammar.call(message) if b": opCount " in message else None
-            if call is not None:
-                timeline.add_call(thread, *call, text)
-                return None
-        timeline.lines += 1
+        process.deduplicated += repeated
+        fact = None if header.warning else grammar.fact(message)
+        if fact is not None:
+            line = process.thread(header.tid).line(fact, text)
+            alone = isinstance(fact, Choice)
+            line.thread.add(line, None if alone else grammar.VARYING.search(text))
+            return None if repeated else line
+        process.lines += 1
         shown = message.decode("utf-8", "replace")
-        for event in _statements(shown.strip(), text, header):
-            (timeline.change if event.kind in _STATE_KINDS else timeline.describe)(event)
-            return None
-        if _EVIDENCE.search(message) is not None:
+        event = grammar.event(shown.strip(), warning=header.warning)
+        if event is not None:
+            said = StateChange(event[0], header.tid.decode(), event[1], _quoted(text))
+            (process.change if said.kind in grammar.STATE_KINDS else process.describe)(said)
+        elif _EVIDENCE.search(message) is not None:
             self.unread.add_damaged(text)
         elif grammar.is_unused(shown):
             self.unread.ignored += 1
@@ -201,14 +203,14 @@ class StreamReader:
             self.unread.add_unknown(shown)
         return None
 
-    def _read_bare(self, line: bytes) -> None:
+    def _read_bare(self, line: bytes) -> Line | None:
         """A line without NCCL's prefix."""
         if b"NCCL version " in line:
             shown = line.decode("utf-8", "replace")
             match = _BARE_VERSION.search(shown)
             if match is not None:
                 self.stray.describe(StateChange("version", "", match.groups(), _quoted(line)))
-                return
+                return None
         iteration = _ITERATION.search(line)
         if iteration is not None:
             ended = int(iteration.group(1) or iteration.group(2))
@@ -218,19 +220,12 @@ class StreamReader:
             choice = grammar.pasted(line)
             if choice is None:
                 self.unread.add_damaged(line)
-            else:
-                self.pasted.add_choice(Thread(), choice, line)
-            return
+                return None
+            pasted = self.pasted.thread(b"").line(choice, line)
+            pasted.thread.add(pasted, None)
+            return pasted
         self.unread.ignored += 1
-
-
-def _statements(message: str, text: bytes, header: Header) -> Iterator[StateChange]:
-    """Lines about the state of the process."""
-    tables = (grammar.STATE_EVENTS, grammar.PROCESS_EVENTS, grammar.WARNINGS)
-    for table in (tables[2], tables[1]) if header.warning else tables:
-        found = grammar.find_event(message, table)
-        if found is not None:
-            yield StateChange(found[0], header.tid.decode(), found[1], _quoted(text))
+        return None
 
 
 def _quoted(text: bytes) -> str:
@@ -244,7 +239,7 @@ def read_source(source: LogSource, marks: Marks = ()) -> StreamReader:
         source: what to read.
         marks: (offset, iterations ended) as the run itself has noted them.
     """
-    reader, left = StreamReader(), list(marks)
+    reader, left = StreamReader(source.name), list(marks)
     try:
         for piece in read_lines(source):
             while left and left[0][0] <= reader.bytes_read:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
-from reports.nccl.model import DATATYPES, REDUCTIONS, CollectiveCall, Version, Versions
+from reports.nccl.model import DATATYPES, REDUCTIONS, Choice, CollectiveCall, Version, Versions
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)
@@ -60,7 +60,7 @@ def version(case: CallEvidence) -> ConditionOutcome:
             f"NCCL {case.versions} has no symmetric kernels; 2.27.3 is the first version with them",
             case.version_line,
         )
-    if case.versions.all_from(FIRST_SYMMETRIC) or case.symmetric_seen:
+    if case.versions.all_from(FIRST_SYMMETRIC) or case.job.symmetric_seen:
         return HOLDS
     return _open("the version is not known", VERSION)
 
@@ -74,7 +74,7 @@ def switches(case: CallEvidence) -> ConditionOutcome:
         event = case.setting(name)
         if event is not None and event.values[1] == "0":
             return _failed(f"{name}=0 switches symmetric memory off", event.text)
-    if case.symmetric_seen or case.about("env") or case.subsystem_on("ENV"):
+    if case.job.symmetric_seen or case.about("env") or case.subsystem_on("ENV"):
         return HOLDS
     return _open("a variable may switch symmetric memory off", "ENV")
 
@@ -233,7 +233,7 @@ def registration(case: CallEvidence) -> ConditionOutcome:
 
 
 def _in_range(case: CallEvidence) -> ConditionOutcome:
-    outside = case.group.outside
+    outside = case.outside
     if not case.calls or not outside:
         return _open("a buffer may lie outside the registered memory", "COLL")
     if all(outside):
@@ -241,7 +241,7 @@ def _in_range(case: CallEvidence) -> ConditionOutcome:
             f"buffer {outside[0]} is in no range registered on this communicator",
             case.call_line,
         )
-    if case.about("window") or "symmetric" in case.group.quotes:
+    if case.about("window") or "symmetric" in case.made.by_key[case.key]:
         return HOLDS
     return _open(
         "the registration may be a plain one rather than a symmetric window, which print the same"
@@ -254,17 +254,16 @@ def grouping(case: CallEvidence) -> ConditionOutcome:
     """2.27 uses symmetric kernels for calls that stand alone."""
     if case.versions.all_from(BATCHED) or case.versions.all_before(FIRST_SYMMETRIC):
         return HOLDS
-    lines = sum(n for (_, _, kind), n in case.group.lines.items() if kind == case.kind)
     if case.versions.all_before(BATCHED):
-        if case.group.grouped and case.group.grouped >= lines:
+        if case.grouped and case.grouped >= case.lines.total():
             return _failed(
                 "the call was grouped with others of its communicator, and 2.27 takes symmetric"
                 " kernels only for a call that stands alone",
-                case.group.grouped_quote,
+                case.grouped_quote,
             )
         if case.calls:
             return HOLDS
-    elif case.calls and not case.group.grouped:
+    elif case.calls and not case.grouped:
         return HOLDS
     return _open("several calls may be grouped, which 2.27 does not launch symmetrically", "COLL")
 
@@ -282,7 +281,7 @@ def size(case: CallEvidence) -> ConditionOutcome:
 
 def override(case: CallEvidence) -> ConditionOutcome:
     """One kernel can be forced, which excludes the others."""
-    warnings = (e for e in case.lines("no_kernel") if case.key.operation in (e.values[0] or ""))
+    warnings = (e for e in case.events("no_kernel") if case.key.operation in (e.values[0] or ""))
     if (warning := next(warnings, None)) is not None:
         return _failed("NCCL found no symmetric kernel", warning.text)
     event = case.setting("NCCL_SYM_KERNEL")
@@ -372,7 +371,8 @@ def _regular(case: CallEvidence) -> Reason:
             tuple(dict.fromkeys(outcome.text for outcome in opens)),
             tuple(name for name in _ORDER if name in needs),
         )
-    text = f"eligible as far as the log shows; NCCL still chose {_chosen(case)}"
+    chosen = " and ".join(case.kernels)
+    text = f"eligible as far as the log shows; NCCL still chose {chosen}"
     if case.versions.all_in(_SMALL_QUIRK):
         text += " (2.29.2 and 2.29.3 fall back for small messages even if they are registered)"
     return Reason("", text, case.line)
@@ -382,11 +382,6 @@ def _one_host(case: CallEvidence) -> str:
     if case.nodes_view is not None or len(case.job.hosts) != 1:
         return ""
     return f"; nodes are not the reason, as all lines come from host {next(iter(case.job.hosts))}"
-
-
-def _chosen(case: CallEvidence) -> str:
-    names = [what for (kind, what) in case.group.kernels if kind == case.kind]
-    return " and ".join(dict.fromkeys(names)) or "another kernel"
 
 
 def _copy_engine(case: CallEvidence) -> Reason:
@@ -439,5 +434,5 @@ def _no_evidence(case: CallEvidence) -> Reason:
 
 def _tuning_seen(case: CallEvidence) -> bool:
     return case.subsystem_on("TUNING") or any(
-        one.choice is not None for process in case.processes for one in process.observations()
+        isinstance(fact, Choice) for process in case.processes for fact in process.facts()
     )

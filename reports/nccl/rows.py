@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 
-from reports.nccl.calls import CallEvidence, CallGroup, Calls
+from reports.nccl.calls import CallEvidence, CallKey, Calls
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.job import UNKNOWN_PROCESS
 from reports.nccl.model import Kind
@@ -26,6 +26,8 @@ class Verdict(StrEnum):
 
 
 _PHASES = ("before", "after", "")
+# Calls of several kinds are explained by the first of these.
+_EXPLAINED: tuple[Kind | None, ...] = ("regular", "hierarchical_ce", "copy_engine", None)
 
 
 @dataclass(frozen=True)
@@ -70,24 +72,13 @@ class VerdictRow:
 
 def rows(made: Calls, name: Callable[[GroupKey, list[View]], CommunicatorRow]) -> list[VerdictRow]:
     """All rows; `name` describes a communicator."""
-    symmetric_seen = any("symmetric" in group.quotes for group in made.by_key.values())
     communicators = {key: name(key, views) for key, views in made.views.items()}
     unknown = CommunicatorRow("unknown", attributed=False)
-    merged: dict[tuple[object, ...], list[CallGroup]] = {}
-    for group in made.by_key.values():
-        merged.setdefault(_merge_key(group), []).append(group)
-    found = []
-    for groups in merged.values():
-        key = groups[0].key.group
-        kinds = sorted({kind for group in groups for (_, _, kind) in group.lines})
-        evidence = CallEvidence(
-            groups[0],
-            next((k for k in ("regular", "hierarchical_ce", "copy_engine") if k in kinds), None),
-            made.job,
-            tuple(made.views.get(key, ())),
-            symmetric_seen,
-        )
-        found.append(_row(groups, kinds, evidence, communicators.get(key, unknown)))
+    merged: dict[tuple[object, ...], list[CallEvidence]] = {}
+    for key, kinds in made.by_key.items():
+        own = [kinds[kind] for kind in sorted(kinds, key=str)]
+        merged.setdefault(_merge_key(key, own), []).extend(own)
+    found = [_row(own, communicators.get(own[0].key.group, unknown)) for own in merged.values()]
     return sorted(found, key=_order)
 
 
@@ -103,32 +94,31 @@ def _order(row: VerdictRow) -> tuple[object, ...]:
     )
 
 
-def _merge_key(group: CallGroup) -> tuple[object, ...]:
+def _merge_key(key: CallKey, own: Sequence[CallEvidence]) -> tuple[object, ...]:
     """Lines of unknown communicators are shown together where they say the same."""
-    key = group.key
-    return key if key.attributed else (("unknown",), *key[1:], tuple(sorted(group.kernels)))
+    return key if key.attributed else (("unknown",), *key[1:], _kernels(own))
 
 
-def verdict_of(kinds: Iterable[Kind]) -> Verdict:
+def _kernels(members: Sequence[CallEvidence]) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted({(str(one.kind), what) for one in members for what in one.kernels}))
+
+
+def verdict_of(kinds: Iterable[Kind | None]) -> Verdict:
     """The verdict for calls of these kinds."""
-    distinct = set(kinds)
+    distinct = set(kinds) - {None}
     if len(distinct) > 1:
         return Verdict.MIXED
-    return Verdict(distinct.pop().upper()) if distinct else Verdict.NO_EVIDENCE
+    return Verdict(str(distinct.pop()).upper()) if distinct else Verdict.NO_EVIDENCE
 
 
-def _row(
-    groups: list[CallGroup],
-    kinds: list[Kind],
-    evidence: CallEvidence,
-    communicator: CommunicatorRow,
-) -> VerdictRow:
-    key, views = groups[0].key, evidence.views
-    verdict = verdict_of(kinds)
-    counted = {verdict_of([kind]): _counted(groups, kind, views) for kind in kinds}
-    if verdict is Verdict.NO_EVIDENCE:
-        silent = _of_one_rank(_per_process(group.silent for group in groups), views)
-        counted[verdict] = (silent, silent * key.size_bytes)
+def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictRow:
+    key = members[0].key
+    verdict = verdict_of(one.kind for one in members)
+    told = [one for one in members if one.kind is not None] or members
+    counted = {
+        verdict_of([kind]): _counted(told, kind) for kind in dict.fromkeys(o.kind for o in told)
+    }
+    unlike = [one for kind in _EXPLAINED for one in told if one.kind == kind]
     return VerdictRow(
         communicator=communicator,
         operation=key.operation,
@@ -138,87 +128,56 @@ def _row(
         verdict=verdict,
         calls={verdict: calls for verdict, (calls, _) in counted.items()},
         bytes_by_verdict={verdict: size_bytes for verdict, (_, size_bytes) in counted.items()},
-        at_least=any(group.every_rank for group in groups) and not key.attributed,
-        lines=sum(group.lines.total() for group in groups),
-        kernels=tuple(dict.fromkeys(what for g in groups for _, what in sorted(g.kernels))),
-        processes=_processes(groups, evidence),
-        quote=next((g.quotes[k] for g in groups for k in kinds if k in g.quotes), ""),
-        reason=None if set(kinds) == {"symmetric"} else why_not_symmetric(evidence),
-        remarks=tuple(_remarks(groups, verdict, views)),
+        at_least=any(one.every_rank for one in members) and not key.attributed,
+        lines=sum(one.lines.total() for one in members),
+        kernels=tuple(dict.fromkeys(what for _, what in _kernels(members))),
+        processes=tuple(sorted({process.label for one in told for process in one.processes})),
+        quote=next((one.line for one in told if one.line), ""),
+        reason=why_not_symmetric(unlike[0]) if unlike else None,
+        remarks=tuple(_remarks(members, verdict)),
     )
 
 
-def _per_process(
-    counts: Iterable[Mapping[tuple[str, int], int] | Mapping[tuple[str, int, Kind], int]],
-    kind: Kind | None = None,
-) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for one in counts:
-        for key, count in one.items():
-            if kind is None or key[-1] == kind:
-                found[key[0]] += count
-    return found
-
-
-def _of_one_rank(per_process: Counter[str], views: tuple[View, ...]) -> int:
+def _of_one_rank(per_process: Counter[str], views: Sequence[View]) -> int:
     """Of what every rank counts: the count of rank 0, or the largest where it is not known."""
     root = sum(per_process[view.process] for view in views if view.rank == 0)
     return root or max(per_process.values(), default=0)
 
 
-def _counted(groups: list[CallGroup], kind: Kind, views: tuple[View, ...]) -> tuple[int, int]:
-    """Calls behind the lines, and their bytes; a batched line carries the sum of its bytes."""
-    size_bytes = groups[0].key.size_bytes
-    per_process = _per_process((group.works for group in groups), kind)
-    calls = per_process.total()
-    if kind == "symmetric" and any(group.every_rank for group in groups):
+def _counted(members: Sequence[CallEvidence], kind: Kind | None) -> tuple[int, int]:
+    """Calls of this kind, and their bytes; a batched line carries the sum of its bytes."""
+    own = [one for one in members if one.kind == kind]
+    per_process: Counter[str] = Counter()
+    for one in own:
+        per_process += one.works
+    lines = calls = per_process.total()
+    if kind is None or any(one.every_rank for one in own):
         # Lines of an unknown process may be those of several ranks for one call.
         per_process[UNKNOWN_PROCESS] = min(per_process[UNKNOWN_PROCESS], 1)
-        calls = _of_one_rank(per_process, views)
-    if kind == "symmetric" and any(group.batched for group in groups):
-        return calls, size_bytes * _per_process((g.lines for g in groups), kind).total()
-    return calls, size_bytes * calls
+        lines = calls = _of_one_rank(per_process, own[0].views)
+    if any(one.batched for one in own):
+        lines = sum(one.lines.total() for one in own)
+    return calls, own[0].key.size_bytes * lines
 
 
-def _processes(groups: list[CallGroup], evidence: CallEvidence) -> tuple[str, ...]:
-    names = {process for group in groups for (process, _, _) in group.lines}
-    names = names or {process for group in groups for (process, _) in group.silent}
-    return tuple(sorted({evidence.job.processes[name].label for name in names}))
-
-
-def _remarks(groups: list[CallGroup], verdict: Verdict, views: tuple[View, ...]) -> list[str]:
-    group = groups[0]
+def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
+    key = members[0].key
     found = []
-    if not group.key.attributed:
+    if not key.attributed:
         if verdict is Verdict.MIXED:
             found.append("more than one communicator may be behind this")
-        if any(one.every_rank for one in groups):
+        if any(one.every_rank for one in members):
             found.append("2.27 prints this line on every rank of the communicator")
-        if any(one.key.group[1] == UNKNOWN_PROCESS for one in groups):
+        if any(one.key.group[1] == UNKNOWN_PROCESS for one in members):
             found.append("lines without the prefix of a process: which one printed them is unknown")
-    if group.eliminated:
+    if any(one.eliminated for one in members):
         found.append("the only communicator that can have printed it")
-    if any(one.batched for one in groups):
+    if any(one.batched for one in members):
         found.append("bytes are summed over the calls of a launch")
-    if group.key.bytes_are == "total":
+    if key.bytes_are == "total":
         found.append("bytes are the larger of input and output, over all ranks")
-    roots = {view.process for view in views if view.rank == 0}
-    silent = sum(count for (process, _), count in group.silent.items() if process in roots)
+    roots = {view.process for view in members[0].views if view.rank == 0}
+    silent = sum(one.works[root] for one in members if one.kind is None for root in roots)
     if silent and verdict is not Verdict.NO_EVIDENCE:
         found.append(f"{silent} more calls without a line")
-    return found
-
-
-def narrowed(made: Calls, after_iteration: int) -> Calls:
-    """Only what was seen after so many iterations had ended."""
-    found = Calls(made.job, views=made.views)
-    for key, group in made.by_key.items():
-        one = replace(
-            group,
-            lines=Counter({k: n for k, n in group.lines.items() if k[1] >= after_iteration}),
-            works=Counter({k: n for k, n in group.works.items() if k[1] >= after_iteration}),
-            silent=Counter({k: n for k, n in group.silent.items() if k[1] >= after_iteration}),
-        )
-        if one.lines or one.silent:
-            found.by_key[key] = one
     return found

@@ -33,7 +33,6 @@ def compression_of(start: bytes) -> str:
     return next((name for magic, name in _MAGIC if start.startswith(magic)), "")
 
 
-MOST_FILES: Final = 100_000
 _SNIFFED_BYTES: Final = 4096
 _NUMBERS: Final = re.compile(r"(\d+)")
 _TEXT: Final = bytes({7, 8, 9, 10, 11, 12, 13, 27} | set(range(32, 256)))
@@ -101,9 +100,6 @@ def _in_folder(folder: Path, remarks: list[str]) -> Iterator[LogSource]:
                 remarks.append(f"{path} was left out: {error.strerror}")
                 continue
             count += 1
-            if count > MOST_FILES:
-                remarks.append(f"{folder} holds more than {MOST_FILES} files; the rest is left out")
-                return
             if not compression_of(start) and _looks_binary(start):
                 binary += 1
                 continue

@@ -72,3 +72,12 @@ def test_junit_tells_missing_evidence_from_a_requirement_not_met(tmp_path):
     text = to_junit(judge(audit_paths([tmp_path]), wanted, Conditions()))
     assert 'type="RequirementNotMet"' in text
     assert text.count('type="NoEvidence"') == 2
+
+
+def test_a_copy_of_a_log_is_counted_once_and_its_continuation_too(tmp_path):
+    (tmp_path / "1.log").write_bytes(LINE * 3)
+    (tmp_path / "copy.log").write_bytes(LINE * 3)
+    (tmp_path / "more.log").write_bytes(LINE * 2)
+    job = audit_paths([tmp_path]).job
+    assert (job.lines, len(job.processes)) == (5, 1)
+    assert "was counted once" in " ".join(job.remarks)

@@ -181,7 +181,7 @@ def test_a_split_communicator_of_2_32_has_the_id_that_stands_before_its_parent(t
     found = []
     for name, process in sorted(audit_paths([log]).job.processes.items()):
         views = Views(name)
-        for item in process.timeline.items:
+        for item in process.items:
             views.take(item)
         found += [(view.comm_id, view.rank, view.ranks, view.split) for view in views.all]
     assert found == [("0xfeed", 0, 2, None), ("0xfeed", 1, 2, None)]
@@ -198,3 +198,17 @@ def test_a_split_communicator_of_2_32_has_the_id_that_stands_before_its_parent(t
 def test_warnings_of_2_32_are_known(message, kind):
     known = [name for name, pattern in grammar.WARNINGS if pattern.match(message)]
     assert known == [kind]
+
+
+def test_a_line_belongs_to_its_communicator_also_where_its_id_is_told_later(tmp_path):
+    # The log begins while the communicator is made: its id stands in the line that completes it.
+    head = "node1:1000:1500 [0] NCCL INFO "
+    lines = [
+        "comm 0xaa rank 0 nRanks 8 nNodes 1 localRanks 8 localRank 0 MNNVL 0",
+        "AllGather: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}",
+        "comm 0xaa rank 0 nranks 8 cudaDev 0 busId 1b000 commId 0xfeed - Init COMPLETE",
+    ]
+    log = tmp_path / "job.log"
+    log.write_text("".join(f"{head}{line}\n" for line in lines))
+    [row] = audit_paths([log]).rows
+    assert (row.communicator.label, row.communicator.ranks) == ("commId 0xfeed", 8)

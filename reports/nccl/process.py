@@ -1,0 +1,316 @@
+"""One process of a log: its state changes in order, and counts of its calls between them.
+
+Lines are never kept, so memory does not grow with the log.
+
+[Note: bursts] In one thread the TUNING lines follow the COLL lines of the calls they were made for.
+A burst is a run of COLL lines and the run of TUNING lines behind it; calls that print no TUNING
+line (empty ones, ranks other than 0, copy engines of 2.28) may stand in it, so a TUNING line is
+matched by operation and bytes and never by position alone. Calls of one communicator were grouped
+if at least two of one burst got their TUNING lines after the last COLL line of the burst: without a
+group each call prints its own line before the next call begins. Training repeats itself, so bursts
+are counted while lines are read, and each distinct one is resolved once, afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import combinations
+from typing import Final, NamedTuple
+
+from reports.nccl.grammar import VARYING
+from reports.nccl.model import (
+    ANY,
+    MAX_QUOTE_CHARACTERS,
+    Choice,
+    CollectiveCall,
+    StateChange,
+    Versions,
+    expected_bytes,
+)
+
+# A thread keeps no more open calls than this; older ones got no TUNING line.
+MOST_OPEN_CALLS: Final = 64
+MOST_ITEMS: Final = 20_000
+MOST_BURSTS: Final = 20_000
+# More distinct buffers of a call than this are not kept.
+MOST_BUFFERS: Final = 16
+_MOST_CANDIDATES: Final = 12
+_QUOTED_BEFORE: Final = 60
+
+Fact = Choice | CollectiveCall
+Buffers = tuple[bytes, bytes]
+
+
+class Observation(NamedTuple):
+    """A choice and the call it was made for; one of them may be missing.
+
+    times: how often it was seen. line, call_line: the first that say so. buffers: distinct (send,
+    receive) pointers; with more than MOST_BUFFERS there were others. grouped: the call was launched
+    together with others of its communicator.
+    """
+
+    choice: Choice | None
+    call: CollectiveCall | None
+    times: int
+    line: str = ""
+    call_line: str = ""
+    buffers: frozenset[Buffers] = frozenset()
+    grouped: bool = False
+
+
+def observations(lines: Sequence[Line], burst: Burst) -> list[Observation]:
+    """One per call of a burst and per TUNING line that no call explains, in that order."""
+    calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
+    chosen: dict[int, tuple[Choice, str]] = {}
+    free: list[Observation] = []
+    choices = [(line.fact, _shown(line.text)) for line in lines if isinstance(line.fact, Choice)]
+    for choice, text in choices:
+        members = _members(calls, choice, chosen)
+        if members is None:
+            free.append(Observation(choice, None, burst.count, text))
+        for index in members or ():
+            chosen[index] = (_part_of(choice, calls[index], len(members or ())), text)
+    per_comm = Counter(calls[index].comm for index in chosen)
+    found = []
+    for index, (call, (call_text, buffers)) in enumerate(zip(calls, burst.calls, strict=True)):
+        own, text = chosen.get(index, (None, ""))
+        grouped = own is not None and per_comm[call.comm] > 1
+        shown = _shown(call_text)
+        found.append(Observation(own, call, burst.count, text, shown, frozenset(buffers), grouped))
+    return found + free
+
+
+def _members(
+    calls: Sequence[CollectiveCall], choice: Choice, taken: Collection[int]
+) -> tuple[int, ...] | None:
+    """Indices of the calls that `choice` is for; None if no calls fit, or several ways do.
+
+    No line tells about a call that is empty or on one rank.
+    """
+    fitting = [
+        i
+        for i, call in enumerate(calls)
+        if i not in taken
+        and call.elements > 0
+        and call.ranks > 1
+        and choice.operation in (None, call.operation)
+    ]
+    if (choice.works or 1) > 1:
+        return _batch(calls, choice, fitting)
+    exact = [i for i in fitting if expected_bytes(calls[i], choice) == choice.size_bytes]
+    # The same call twice over is one answer; two communicators are two.
+    return (exact[0],) if len({calls[i].comm for i in exact}) == 1 else None
+
+
+def _batch(
+    calls: Sequence[CollectiveCall], choice: Choice, fitting: list[int]
+) -> tuple[int, ...] | None:
+    """`works` calls of one communicator whose bytes add up to those of the line."""
+    works = choice.works or 1
+    answers: list[tuple[int, ...]] = []
+    for comm in dict.fromkeys(calls[i].comm for i in fitting):
+        own = tuple(i for i in fitting if calls[i].comm == comm)
+        for option in combinations(own, works) if len(own) <= _MOST_CANDIDATES else [own[:works]]:
+            sizes = [expected_bytes(calls[i], choice) or 0 for i in option]
+            if len(option) == works and sum(sizes) == choice.size_bytes:
+                answers.append(option)
+                break
+    return answers[0] if len(answers) == 1 else None
+
+
+def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
+    """The choice as it counts for one of the `members` calls that it was made for."""
+    own = expected_bytes(call, choice)
+    return choice._replace(
+        operation=call.operation,
+        size_bytes=choice.size_bytes if own is None else own,
+        works=choice.works if members == 1 else 1,
+    )
+
+
+@dataclass(slots=True, eq=False)
+class Line:
+    """A TUNING or COLL line of a thread, however often it is printed; `text` is the first of them.
+
+    A COLL line is the same whatever its counter and its buffers (`grammar.VARYING`).
+    """
+
+    thread: Thread
+    fact: Fact
+    text: bytes
+
+
+@dataclass(slots=True)
+class Burst:
+    """How often the same lines followed each other ([Note: bursts]).
+
+    calls: of each COLL line its first text, and distinct buffers, at most MOST_BUFFERS + 1.
+    """
+
+    calls: list[tuple[bytes, set[Buffers]]]
+    count: int = 0
+
+
+Stretch = dict[tuple[Line, ...], Burst]
+
+
+@dataclass(slots=True, eq=False)
+class Thread:
+    """One thread and its open burst; `varying` is what differs between repetitions of `calls`."""
+
+    process: Process
+    lines: dict[Fact, Line] = field(default_factory=dict)
+    calls: list[Line] = field(default_factory=list)
+    varying: list[re.Match[bytes]] = field(default_factory=list)
+    choices: list[Line] = field(default_factory=list)
+
+    def line(self, fact: Fact, text: bytes) -> Line:
+        """The line that states this."""
+        return self.lines.setdefault(fact, Line(self, fact, text))
+
+    def add(self, line: Line, varying: re.Match[bytes] | None) -> None:
+        """The next line; `varying` is None for a TUNING line."""
+        if varying is not None:
+            if self.choices:
+                self.close()
+            self.calls.append(line)
+            self.varying.append(varying)
+            if len(self.calls) > MOST_OPEN_CALLS:
+                self.process.count((self.calls.pop(0),), [self.varying.pop(0)])
+        elif self.calls:
+            self.choices.append(line)
+            if len(self.choices) > MOST_OPEN_CALLS:
+                self.close()
+        else:
+            self.process.count((line,), self.varying)
+
+    def close(self) -> None:
+        """End the burst: later lines do not belong to its calls."""
+        if self.calls:
+            self.process.count((*self.calls, *self.choices), self.varying)
+            self.calls.clear()
+            self.varying.clear()
+            self.choices.clear()
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One process: `items` are state changes, and the bursts between them, in the order of the log.
+
+    source: the stream where it was seen first. about: lines about the whole process, one per kind
+    and values. lines: with NCCL's prefix. dropped: state changes and bursts beyond the limits,
+    which are not kept. deduplicated: lines that a collector left out and said so. version_line:
+    the line that states the version, "" if none does; `versions` then come from the forms of its
+    lines alone.
+    """
+
+    name: str = ""
+    source: str = ""
+    device: str = ""
+    items: list[StateChange | Stretch] = field(default_factory=list)
+    stretch: Stretch = field(default_factory=dict)
+    about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
+    threads: dict[bytes, Thread] = field(default_factory=dict)
+    registered: set[tuple[str | None, ...]] = field(default_factory=set)
+    lines: int = 0
+    dropped: int = 0
+    deduplicated: int = 0
+    versions: Versions = ANY
+    version_line: str = ""
+
+    @property
+    def host(self) -> str:
+        """Where it ran, "" if it is not known."""
+        return self.name.rpartition(":")[0]
+
+    @property
+    def label(self) -> str:
+        """Name with the local device, which is no rank."""
+        return f"{self.name} [{self.device}]" if self.device else self.name
+
+    def thread(self, name: bytes) -> Thread:
+        """The thread of this id."""
+        found = self.threads.get(name)
+        if found is None:
+            found = self.threads[name] = Thread(self)
+        return found
+
+    def count(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> None:
+        """A burst: COLL lines, as many as there are in `varying`, and TUNING lines behind them."""
+        self.lines += len(lines)
+        burst = self.stretch.get(lines)
+        if burst is None:
+            if len(self.stretch) >= MOST_BURSTS:
+                self.dropped += 1
+                return
+            if not self.stretch:
+                self.items.append(self.stretch)
+            calls = zip(lines, varying, strict=False)
+            texts = [VARYING.sub(own.group(), line.text, 1) for line, own in calls]
+            burst = self.stretch[lines] = Burst([(text, set()) for text in texts])
+        burst.count += 1
+        if not varying:
+            return
+        for (_, buffers), own in zip(burst.calls, varying, strict=True):
+            if len(buffers) <= MOST_BUFFERS:
+                buffers.add((own[1], own[2]))
+
+    def change(self, event: StateChange) -> None:
+        """A state change: what is open belongs before it. A registration that stands is no change.
+
+        Registrations of a communicator are forgotten where it begins or ends.
+        """
+        if event.kind == "register":
+            if event.values in self.registered:
+                return
+            self.registered.add(event.values)
+        elif event.kind in ("init", "destroy"):
+            self.registered = {v for v in self.registered if v[0] != event.values[0]}
+        self.close()
+        if len(self.items) >= MOST_ITEMS:
+            self.dropped += 1
+        else:
+            self.items.append(event)
+            self.stretch = {}
+
+    def describe(self, event: StateChange) -> None:
+        """A line about the whole process; the first of its kind and values is kept."""
+        if len(self.about) < MOST_ITEMS:
+            self.about.setdefault((event.kind, event.values), event)
+
+    def events(self, kind: str) -> Iterator[StateChange]:
+        """State changes of this kind in order, and lines of this kind about the whole process."""
+        changes = (item for item in self.items if isinstance(item, StateChange))
+        return (event for event in (*changes, *self.about.values()) if event.kind == kind)
+
+    def stretches(self) -> list[Stretch]:
+        """The bursts, in each stretch between two state changes."""
+        return [item for item in self.items if isinstance(item, dict)]
+
+    def facts(self) -> set[Fact]:
+        """All that TUNING and COLL lines state."""
+        return {line.fact for one in self.stretches() for lines in one for line in lines}
+
+    def close(self) -> None:
+        """End all bursts: later lines do not belong to calls before this point."""
+        for thread in self.threads.values():
+            thread.close()
+
+    def continue_with(self, later: Process) -> None:
+        """Append what `later`, the same process further on, has seen; both are closed."""
+        self.about = {**later.about, **self.about}
+        self.items += later.items
+        self.device = self.device or later.device
+        self.lines += later.lines
+        self.dropped += later.dropped
+        self.deduplicated += later.deduplicated
+
+
+def _shown(text: bytes) -> str:
+    """The line for quoting; of a long one the part around NCCL's prefix."""
+    if len(text) > MAX_QUOTE_CHARACTERS:
+        text = text[max(0, text.find(b" NCCL ") - _QUOTED_BEFORE) :]
+    return text.decode("utf-8", "replace")[:MAX_QUOTE_CHARACTERS]
