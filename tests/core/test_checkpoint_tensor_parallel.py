@@ -17,7 +17,6 @@ from mfsdp_core import (
     load_checkpoint,
     save_checkpoint,
 )
-from mfsdp_core.errors import CapabilityNotBuiltError
 from oracle.ranks import RankPool, mesh
 from oracle.tensor_parallel import VARIANTS, TpBlock, build_parallel, build_twin, tokens_of, tp_loss
 
@@ -68,27 +67,7 @@ def resharded(variant: str, folder: str) -> list[str]:
     return bad
 
 
-def spread_experts(folder: str) -> str:
-    module = build_twin()
-    for parameter in module.parameters():
-        parameter.allreduce = False
-        break
-    experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
-    model = fully_shard_model(
-        module, device_mesh=mesh(4), dp_shard_dim="dp", expt_device_mesh=experts
-    )
-    with pytest.raises(CapabilityNotBuiltError) as caught:
-        save_checkpoint(folder, model)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_r15_checkpoints_cross_tensor_parallelism(ranks: RankPool, variant: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         assert ranks.run(resharded, variant, folder) == [[]] * 4
-
-
-def test_experts_that_are_spread_over_ranks_are_refused(ranks: RankPool) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        for message in ranks.run(spread_experts, f"{folder}/checkpoint"):
-            assert "different experts go by equal names" in message

@@ -19,7 +19,6 @@ from mfsdp_core import (
     fully_shard_optimizer,
     gather_full,
 )
-from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
@@ -263,39 +262,6 @@ def norm_beside_tensor_parallelism(strategy: str) -> float:
     return float(clip_grad_norm_(list(model.parameters()), float("inf"))) / expected - 1
 
 
-def refusals() -> list[str]:
-    dense, experts = meshes("ep2")
-    hybrid = arguments("hybrid")
-    marked = nn.Linear(2, 2)
-    marked.weight.allreduce = False
-    foreign = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
-    cases: list[dict[str, Any]] = [
-        {"module": marked},
-        {"expt_fsdp_group_ag": dist.group.WORLD},
-        {
-            "device_mesh": dense,
-            "dp_shard_dim": "inner",
-            "expt_device_mesh": experts,
-            "hybrid_fsdp_expt_group": dist.group.WORLD,
-        },
-        {
-            "device_mesh": dense,
-            "dp_shard_dim": "inner",
-            "expt_device_mesh": experts,
-            "expt_fsdp_group_ag": dist.group.WORLD,
-        },
-        {**hybrid, "hybrid_fsdp_expt_group": None},
-        {"device_mesh": dense, "dp_shard_dim": "inner", "expt_device_mesh": foreign},
-        {"device_mesh": mesh(2)["dp"], "expt_device_mesh": mesh(4)["dp"]},
-    ]
-    messages = []
-    for case in cases:
-        with pytest.raises(ConfigurationError) as error:
-            fully_shard_model(**{"module": nn.Linear(2, 2), **case})
-        messages.append(str(error.value))
-    return messages
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("inner", STRATEGIES)
 @pytest.mark.parametrize("name", ["ep2", "ep4", "ep2_of_2"])
@@ -375,17 +341,6 @@ def test_the_norm_counts_experts_and_tensor_parallel_parts_once(
     ranks: RankPool, strategy: str
 ) -> None:
     assert max(map(abs, ranks.run(norm_beside_tensor_parallelism, strategy))) < 1e-6
-
-
-def test_half_a_configuration_of_experts_is_refused(ranks: RankPool) -> None:
-    for unmeshed, no_mesh, no_outer, gathers, no_group, no_dim, outside in ranks.run(refusals):
-        assert "weight is marked as an expert's (allreduce=False)" in unmeshed
-        assert "expt_fsdp_group_ag needs expt_device_mesh" in no_mesh
-        assert "found only hybrid_fsdp_expt_group" in no_outer
-        assert "expt_fsdp_group_ag must hold the ranks of the inner axis in order" in gathers
-        assert "found only dp_outer_dim" in no_group
-        assert "of expt_device_mesh, which has ('ep', 'dp')" in no_dim
-        assert "must be a part of those of device_mesh" in outside
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from mfsdp_core import (
-    MixedPrecisionPolicy,
     clip_grad_norm_,
     fully_shard_optimizer,
     gather_full,
@@ -97,27 +96,6 @@ def adam_on_replicas() -> bool:
         and torch.equal(p.detach().full_tensor(), gather_full(p))  # type: ignore[attr-defined]
         for p in toy.model.parameters()
     )
-
-
-def communication_bytes_at_rest(inner: str, outer: str) -> list[int]:
-    """Held in communication buffers after each of two cycles, the outer stage in another dtype."""
-    policy = MixedPrecisionPolicy(
-        main_params_dtype=torch.float32,
-        main_grads_dtype=torch.float32,
-        grad_comm_dtype=torch.bfloat16,
-    )
-    toy = hybrid(inner, outer, dtype=torch.float32, mixed_precision_policy=policy)
-    held = []
-    for cycle in range(2):
-        toy.run_cycle(2, cycle)
-        held.append(toy.model.ledger.bytes_by_category()["communication_buffers"])
-        toy.model.zero_grad_buffer()
-    return held
-
-
-@pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_no_communication_buffer_outlives_a_cycle(ranks: RankPool, inner: str, outer: str) -> None:
-    assert ranks.run(communication_bytes_at_rest, inner, outer) == [[0, 0]] * WORLD
 
 
 #: Every pair on 2 x 2 ranks; where one axis has one rank, daily the pairs that shard all.

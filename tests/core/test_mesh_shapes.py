@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
-from mfsdp_core.errors import ConfigurationError
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import RankPool
 from oracle.reference import expected_gradient, relative_difference
@@ -121,33 +120,6 @@ def flattened_mesh_itself(named: bool) -> list[int]:
     return next(model.parameters()).device_mesh.mesh.tolist()
 
 
-def refusals() -> list[str]:
-    root = root_mesh("outer2_dp1_cp2")
-    cases: list[dict[str, Any]] = [
-        {"device_mesh": root},
-        {"device_mesh": root, "dp_shard_dim": "dp_tp"},
-        {
-            "device_mesh": root,
-            "dp_shard_dim": "cp",
-            "dp_outer_dim": "outer",
-            "hybrid_fsdp_group": root.get_group("outer"),
-        },
-        {
-            "device_mesh": root,
-            "dp_shard_dim": "outer",
-            "dp_outer_dim": "cp",
-            "hybrid_fsdp_group": dist.group.WORLD,
-        },
-        {"dp_shard_dim": "dp"},
-    ]
-    messages = []
-    for case in cases:
-        with pytest.raises(ConfigurationError) as error:
-            fully_shard_model(build(NAME), **case)
-        messages.append(str(error.value))
-    return messages
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
 @pytest.mark.parametrize("name", SHAPES)
@@ -171,12 +143,3 @@ def test_an_outer_dimension_stands_beside_a_flattened_one(
 @pytest.mark.parametrize("named", [False, True])
 def test_a_flattened_mesh_may_be_the_argument_itself(ranks: RankPool, named: bool) -> None:
     assert ranks.run(flattened_mesh_itself, named) == [[0, 1, 2, 3]] * 4
-
-
-def test_dimensions_that_cannot_be_taken_are_refused(ranks: RankPool) -> None:
-    for unnamed, unknown, group, order, no_mesh in ranks.run(refusals):
-        assert "has 3 dimensions ('outer', 'dp', 'cp'); say which one shards" in unnamed
-        assert "cannot take the dimensions ('dp_tp',)" in unknown
-        assert "hybrid_fsdp_group must hold the ranks of both axes" in group
-        assert "The outer dimension comes before the inner one" in order
-        assert "name dimensions of device_mesh, and there is none" in no_mesh

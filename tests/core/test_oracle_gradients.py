@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 
-from mfsdp_core import gather_full
 from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, RankPool
 from oracle.reference import expected_gradient, relative_difference
@@ -50,14 +49,6 @@ def error_with(arguments: dict[str, Any], strategy: str, group_size: int, diviso
     expected = expected_gradient("root_owned", group_size, 3, torch.float64)
     scaled = {key: value * group_size / divisor for key, value in expected.items()}
     return relative_difference(toy.full_gradient(), scaled)
-
-
-def rows_put_together(strategy: str) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """Gradients by `gather_full`, and by hand from every rank's rows."""
-    toy = shard("conv_linear", strategy, 4, torch.float64)
-    toy.run_cycle(1)
-    by_hand = toy.full_gradient()
-    return [(gather_full(p.grad), by_hand[key]) for key, p in toy.parameters()]
 
 
 def every_model() -> list[Any]:
@@ -131,10 +122,3 @@ def test_reduction_after_the_backward_pass_gives_the_same_gradient(
 ) -> None:
     arguments = {"overlap_grad_reduce": False}
     assert max(ranks.run(error_with, arguments, strategy, 2, 2.0)) <= 1e-12
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gather_full_puts_uneven_rows_where_they_belong(ranks: RankPool, strategy: str) -> None:
-    for tensors in ranks.run(rows_put_together, strategy):
-        for gathered, by_hand in tensors:
-            torch.testing.assert_close(gathered, by_hand, rtol=0, atol=0)

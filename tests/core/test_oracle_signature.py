@@ -10,11 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 import mfsdp_core
 from mfsdp_core import MixedPrecisionPolicy
-from mfsdp_core.errors import ConfigurationError, UnitSelectionError
 
 SHARED_DEFAULTS: dict[str, Any] = {
     "device_mesh": None,
@@ -136,23 +134,3 @@ def test_signatures_equal_those_of_the_installed_package(name: str) -> None:
     theirs = inspect.signature(getattr(upstream(), name)).parameters
     ours = inspect.signature(getattr(mfsdp_core, name)).parameters
     assert list(ours)[: len(theirs)] == list(theirs)
-
-
-@pytest.mark.parametrize("strategy", [4, -1, "zero3", True, 1.0, None])
-def test_an_unknown_strategy_is_refused_with_the_choices(strategy: Any) -> None:
-    with pytest.raises(ConfigurationError, match="2 or 'optim_grads'"):
-        mfsdp_core.fully_shard_model(nn.Linear(2, 2), zero_dp_strategy=strategy)
-
-
-@pytest.mark.parametrize("strategy", [2, 3])
-def test_unoverlapped_reduction_is_refused_where_gradients_are_sharded(strategy: int) -> None:
-    with pytest.raises(ConfigurationError, match="overlap_grad_reduce"):
-        mfsdp_core.fully_shard_model(
-            nn.Linear(2, 2), zero_dp_strategy=strategy, overlap_grad_reduce=False
-        )
-
-
-@pytest.mark.parametrize("units", [["no.such.Module"], ["Linear"], [3], [nn.Linear(2, 2)], [dict]])
-def test_units_that_are_not_module_classes_are_refused(units: list[Any]) -> None:
-    with pytest.raises(UnitSelectionError):
-        mfsdp_core.fully_shard_model(nn.Linear(2, 2), fsdp_unit_modules=units)

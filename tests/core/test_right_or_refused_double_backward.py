@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from oracle.beside_torch import WAYS, beside, distance, own_batch
-from oracle.models import Chain, loss
+from oracle.models import Chain
 from oracle.ranks import RankPool
 
 pytestmark = pytest.mark.processes
@@ -26,35 +26,6 @@ class Forces(Chain):
         energy = super().forward(x).square().sum()
         (forces,) = torch.autograd.grad(energy, x, create_graph=self.training)
         return energy, forces
-
-
-def input_gradients(way: tuple[str, str]) -> list[float]:
-    """`autograd.grad` of an input, twice, then an ordinary cycle with its accumulation."""
-    pair = beside(Chain, way)
-    x = own_batch(1).requires_grad_()
-    found: list[list[Tensor]] = []
-    for module in pair.both:
-        value = loss(module(x))
-        found.append([torch.autograd.grad(value, x, retain_graph=True)[0] for _ in range(2)])
-    errors = [distance(mine, plain) for plain, mine in zip(*found, strict=True)]
-    for module in pair.both:
-        loss(module(own_batch(2))).backward()
-    return [*errors, pair.worst_gradient()]
-
-
-def gradient_penalty(way: tuple[str, str]) -> list[float]:
-    """WGAN-GP: the norm of an input's gradient in the loss, beside another loss, twice."""
-    pair = beside(Chain, way)
-    errors = []
-    for cycle in range(2):
-        for module in pair.both:
-            x = own_batch(cycle).requires_grad_()
-            (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-            penalty = (gradient.norm(dim=-1) - 1).square().mean()
-            (penalty + loss(module(own_batch(10 + cycle)))).backward()
-        errors.append(pair.worst_gradient())
-        pair.zero_grad()
-    return errors
 
 
 def penalty_alone(way: tuple[str, str]) -> list[float]:
@@ -120,8 +91,6 @@ def batched_gradients(way: tuple[str, str]) -> list[float]:
 CASES: dict[str, Any] = {
     case.__name__: case
     for case in (
-        input_gradients,
-        gradient_penalty,
         penalty_alone,
         third_order,
         forces_inside_forward,

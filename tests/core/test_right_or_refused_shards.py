@@ -103,6 +103,13 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "foreach": lambda t: torch._foreach_norm([t, t], float("inf"))[1],
     "foreach sum": lambda t: torch._foreach_add([t, t], [t, t])[1].mean(),
     "distance": lambda t: torch.dist(t, t * 2),
+    "3 norm": lambda t: torch.linalg.vector_norm(t, 3),
+    "smallest": lambda t: torch.linalg.vector_norm(t, float("-inf")),
+    "norms of columns": lambda t: torch.linalg.vector_norm(t, 2, dim=0) if t.ndim else t,
+    "sum of the last": lambda t: t.sum(-1) if t.ndim else t,
+    "sorted": lambda t: t.sort(0)[0] if t.ndim else t,
+    "like": lambda t: torch.zeros_like(t) + t.clone().mul_(3),
+    "with itself": lambda t: t * t + t.square().neg().abs().sqrt(),
 }
 if torch.__version__ >= TorchVersion("2.12"):  # before, torch knows no median of a DTensor
     COMPUTED["median"] = lambda t: t.median()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
-from mfsdp_core.errors import PolicyChangeError, PoolExhaustedError
+from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event
 from oracle.hybrid import hybrid
 from oracle.models import TOYS, batch, loss
@@ -173,67 +173,10 @@ def test_allocators_differ_in_memory(ranks: RankPool) -> None:
     assert weights["fixed_pool"] != weights["max_pool"]
 
 
-def test_the_plan_lists_every_bucket_with_its_slot_padding_and_waste(ranks: RankPool) -> None:
-    plan = ranks.run(plan_of, "max_pool")[0]
-    assert plan["allocator"] == "max_pool"
-    weights, gradients = plan["pools"]
-    assert (weights["role"], gradients["role"]) == ("compute_weights", "grad_bucket")
-    entries = [u for u in plan["units"] if u["role"] == "compute_weights"]
-    assert [u["slot"] for u in entries if u["bucket"].endswith("/0")] == [0, 1, 0, 1, 0, 1]
-    for entry in entries:
-        area = weights["areas"][weights["offsets"].index(entry["offset_bytes"])]
-        assert entry["placement"] == "pool"
-        assert entry["waste_bytes"] == area["bytes"] - entry["bytes"] >= 0
-        assert 0 <= entry["padding_bytes"] < entry["bytes"]
-    assert weights["bytes"] == 2 * sum(area["bytes"] for area in weights["areas"])
-
-
 def test_gradient_pools_are_planned_in_the_dtype_of_the_wire(ranks: RankPool) -> None:
     plan = ranks.run(plan_of, "max_pool", BF16_COMM)[0]
     dtypes = {pool["role"]: {area["dtype"] for area in pool["areas"]} for pool in plan["pools"]}
     assert dtypes == {"compute_weights": {"float32"}, "grad_bucket": {"bfloat16"}}
-
-
-def changed_dtype() -> str:
-    toy = shard(NAME, 3, 2, allocator="max_pool")
-    wanted = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
-    try:
-        toy.model.reset_mixed_precision_policy(wanted)
-    except PolicyChangeError as error:
-        return str(error)
-    return ""
-
-
-def test_pools_keep_the_dtype_that_they_were_planned_for(ranks: RankPool) -> None:
-    for message in ranks.run(changed_dtype):
-        assert "cannot change with buffer pools" in message
-
-
-def fallback_bytes(persistent: bool) -> tuple[set[str], int]:
-    """Where the odd unit's weights are, and what is left of them after a step beyond the pool."""
-    toy = shard(
-        NAME, 3, 2, allocator="fixed_pool", fsdp_db_use_persist_buf_on_alloc_fail=persistent
-    )
-    toy.run_cycle(1)
-    plan = toy.model.pool_plan
-    outside = [
-        u for u in plan["units"] if u["role"] == "compute_weights" and u["placement"] != "pool"
-    ]
-    allocators = toy.model._context.allocators
-    held = toy.model.ledger.bytes_by_category()["compute_weights"]
-    pool = allocators.pools["compute_weights"].plan.size_bytes
-    root = sum(g.weights.full.data.nbytes for g in toy.model._context.root.groups)
-    expected = sum(u["bytes"] for u in outside) if persistent else 0
-    return {u["placement"] for u in outside}, held - pool - root - expected
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_units_that_fit_no_slot_resize_their_storage_or_keep_it_as_configured(
-    ranks: RankPool, persistent: bool
-) -> None:
-    for placements, unexplained in ranks.run(fallback_bytes, persistent):
-        assert placements == {"persistent" if persistent else "storage_resize"}
-        assert unexplained == 0
 
 
 def out_of_order() -> str:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from bench.testing.workers import WorkersError
 from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model, gather_full
-from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from mfsdp_core.runtime.gathering import gather_points
 from mfsdp_core.runtime.parameter_group import ManagedParameter
@@ -358,30 +358,6 @@ def test_nothing_stays_gathered_after_a_step(ranks: RankPool, style: str) -> Non
     assert ranks.run(held_after, style) == [[0, 0]] * 4
 
 
-def gathered_bytes_at_most(by_module: bool) -> int:
-    """Most bytes of compute weights at once, without gathering ahead."""
-    toy = shard(
-        "linear_stack",
-        3,
-        2,
-        overlap_param_gather=False,
-        disable_bucketing=True,
-        enable_fine_grained_param_gather=by_module,
-    )
-    toy.run_cycle(1)
-    return int(toy.model.ledger.peak_bytes_by_category()["compute_weights"])
-
-
-@pytest.mark.processes
-def test_gathering_by_module_never_holds_more_than_gathering_by_unit(ranks: RankPool) -> None:
-    for fine, coarse in zip(
-        ranks.run(gathered_bytes_at_most, True),
-        ranks.run(gathered_bytes_at_most, False),
-        strict=True,
-    ):
-        assert fine <= coarse
-
-
 def after_an_exception() -> float:
     """Error of a cycle that follows a forward pass which raised inside a unit."""
     reference, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
@@ -404,17 +380,6 @@ def after_an_exception() -> float:
 @pytest.mark.processes
 def test_a_pass_that_raises_leaves_nothing_open(ranks: RankPool) -> None:
     assert max(ranks.run(after_an_exception)) < 1e-12
-
-
-def refusal() -> str:
-    with pytest.raises(ConfigurationError) as refused:
-        shard("linear_stack", 3, 1, enable_fine_grained_param_gather=True, prefetch_budget_bytes=1)
-    return str(refused.value)
-
-
-@pytest.mark.processes
-def test_a_budget_for_whole_units_is_refused(ranks: RankPool) -> None:
-    assert all("prefetch_budget_bytes=1" in text for text in ranks.run(refusal))
 
 
 class FakeGroup:

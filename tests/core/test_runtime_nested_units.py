@@ -10,9 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
-from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan.grouping import enclosing_units, nearest_common_unit
-from mfsdp_core.plan.prefetch import PrefetchOrder, backward_of_nested
 from oracle.models import Block, loss
 from oracle.ranks import RankPool, mesh
 from oracle.reference import relative_difference
@@ -128,37 +125,6 @@ def owners(which: str) -> dict[str, set[str]]:
     return found
 
 
-def test_a_tie_belongs_to_the_nearest_unit_around_all_who_share_it() -> None:
-    assert nearest_common_unit([("", "a", "a.x"), ("", "a", "a.y")]) == "a"
-    assert nearest_common_unit([("", "a", "a.x"), ("", "b")]) == ""
-    assert nearest_common_unit([("", "a", "a.x"), ("", "a")]) == "a"
-    assert nearest_common_unit([("", "a", "a.x"), ("", "a.x")]) == "a.x"
-    assert nearest_common_unit([("",)]) == ""
-
-
-def test_a_unit_lies_in_the_one_whose_path_its_own_begins_with() -> None:
-    names = ["a", "a.x", "a.x.y", "ab", "b.c"]
-    assert enclosing_units(names) == [None, 0, 1, None, None]
-
-
-def test_the_backward_pass_reaches_a_unit_before_those_inside_it() -> None:
-    assert backward_of_nested([None, 0, 0, None, 3]) == [3, 4, 0, 2, 1]
-    order = PrefetchOrder(3, backward_of_nested([None, 0, 0]))
-    assert [next(order.upcoming(unit, "backward"), None) for unit in (None, 0, 2, 1)] == [
-        0,
-        2,
-        1,
-        None,
-    ]
-    for unit in (0, 2, 1):
-        order.observe(unit)
-    for unit in (2, 1, 0):
-        order.observe_end(unit)
-    order.finish_pass()
-    assert order.sequence("forward") == [0, 2, 1]
-    assert order.sequence("backward") == [0, 1, 2]
-
-
 @pytest.mark.processes
 def test_units_inside_units_own_their_parameters_where_all_matches_are_asked_for(
     ranks: RankPool,
@@ -185,8 +151,3 @@ def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
     for error, clean in ranks.run(error_of_two_cycles, strategy, recompute, which):
         assert error < 1e-12
         assert clean
-
-
-def test_another_choice_of_nested_units_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="nested_units='innermost': expected 'outermost'"):
-        fully_shard_model(nn.Linear(2, 2), nested_units="innermost")  # type: ignore[arg-type]

@@ -6,35 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
-from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.events import Event
-from oracle.models import Block, batch, build, loss
-from oracle.ranks import RankPool, mesh
-from oracle.reference import expected_gradient, relative_difference
-from oracle.sharded import STRATEGIES, Sharded, shard
+from oracle.ranks import RankPool
+from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.processes
 
 NAME = "aligned_stack"
-
-
-class Recomputing(nn.Module):
-    """The toy model, every unit under activation checkpointing."""
-
-    def __init__(self, inner: nn.Module, *, reentrant: bool) -> None:
-        super().__init__()
-        self.blocks, self.last = inner.blocks, inner.last
-        self.reentrant = reentrant
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = nn.functional.pad(x, (1, 1)).requires_grad_()
-        for block in self.blocks:
-            x = checkpoint(block, x, use_reentrant=self.reentrant)
-        return self.last(x)
 
 
 def events_of_a_step(prefetch: bool) -> list[tuple[str, str]]:
@@ -52,25 +32,6 @@ def events_of_a_step(prefetch: bool) -> list[tuple[str, str]]:
     ]
 
 
-def recomputed(strategy: str, reentrant: bool) -> tuple[float, dict[str, int]]:
-    """Gradient error against the reference, and what the core holds in compute weights after."""
-    model = fully_shard_model(
-        Recomputing(build(NAME, torch.float64), reentrant=reentrant),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[Block],
-        zero_dp_strategy=strategy,
-        sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-    )
-    toy = Sharded(NAME, 2, torch.float64, model)
-    at_rest = model.ledger.bytes_by_category()
-    toy.run_cycle(2)
-    after = model.ledger.bytes_by_category()
-    grown = {name: after[name] - at_rest[name] for name in after}
-    expected = expected_gradient(NAME, 2, 2, torch.float64, 0)
-    return relative_difference(toy.full_gradient(), expected), grown
-
-
 def shapes_outside_a_pass(strategy: str) -> list[bool]:
     """Whether modules show shards: before, after a forward, after a backward pass."""
     toy = shard(NAME, strategy, 2)
@@ -83,55 +44,6 @@ def shapes_outside_a_pass(strategy: str) -> list[bool]:
     seen.append(shards())
     value.backward()
     return [*seen, shards()]
-
-
-class Crossed(nn.Module):
-    """Two units that share one weight."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(2))
-        self.blocks[1].up.weight = self.blocks[0].up.weight
-
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
-        return x
-
-
-def tie_across_units(strategy: str) -> tuple[float, int]:
-    """Largest gradient error against one process, and how many parameters the optimizer sees."""
-    torch.manual_seed(3)
-    reference = Crossed().double()
-    torch.manual_seed(3)
-    model: Any = fully_shard_model(
-        Crossed().double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[Block],
-        zero_dp_strategy=strategy,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-    )
-    group = mesh(2)["dp"]
-    inputs = [torch.randn(3, 8, dtype=torch.float64, generator=_seeded(r)) for r in range(2)]
-    for value in inputs:
-        (loss(reference(value)) / 2).backward()
-    loss(model(inputs[group.get_local_rank()])).backward()
-    found = Sharded(NAME, 2, torch.float64, model).full_gradient()
-    expected = {name: p.grad for name, p in reference.named_parameters()}
-    return relative_difference(found, expected), len(list(model.parameters()))
-
-
-def _seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
-
-
-def output_of_fixed_batch(strategy: str) -> bool:
-    """Whether inference between steps uses current weights, as a reference module does."""
-    toy = shard(NAME, strategy, 2, torch.float64)
-    module = build(NAME, torch.float64)
-    value = batch(NAME, 0, 0, torch.float64)
-    with torch.no_grad():
-        return torch.equal(toy.model(value), module(value))
 
 
 def test_the_next_unit_is_gathered_while_one_computes(ranks: RankPool) -> None:
@@ -180,34 +92,9 @@ def test_prefetching_changes_the_order_only(ranks: RankPool) -> None:
         assert sorted(e for e in ahead if e[0] != "prefetch") == sorted(plain)
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("reentrant", [True, False])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_recomputed_activations_change_no_gradient_and_leave_no_weight_behind(
-    ranks: RankPool, strategy: str, reentrant: bool
-) -> None:
-    for error, grown in ranks.run(recomputed, strategy, reentrant):
-        assert error < 1e-12
-        assert set(grown.values()) == {0}
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_modules_show_shards_whenever_no_pass_runs(ranks: RankPool, strategy: str) -> None:
     assert ranks.run(shapes_outside_a_pass, strategy) == [[True, True, True]] * 4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_weight_tied_across_units_has_one_shard_and_one_gradient(
-    ranks: RankPool, strategy: str
-) -> None:
-    for error, parameters in ranks.run(tie_across_units, strategy):
-        assert error < 1e-12
-        assert parameters == 9
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_inference_computes_what_the_bare_module_computes(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(output_of_fixed_batch, strategy) == [True] * 4
 
 
 def most_units_at_once() -> int:

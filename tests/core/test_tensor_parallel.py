@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
@@ -19,9 +19,8 @@ from mfsdp_core import (
     fully_shard_optimizer,
     gather_full,
 )
-from mfsdp_core.errors import ConfigurationError
 from oracle.cycles import named, pieces_by_rank, run_cycle
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool
 from oracle.reference import Named, relative_difference
 from oracle.sharded import STRATEGIES
 from oracle.tensor_parallel import (
@@ -242,35 +241,6 @@ def cut_by_hand() -> tuple[float, list[list[int]]]:
     return norm / float(whole.norm()), [list(value.shape) for value in gathered]
 
 
-def refusals() -> list[str]:
-    root = root_mesh("dp2_tp2")
-    reversed_root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "inner"))
-    weight = nn.Parameter(distribute_tensor(torch.ones(4, 4), root["tp"], [Shard(0)]))
-    strided = nn.Linear(4, 4)
-    strided.weight.tensor_model_parallel = True
-    strided.weight.partition_dim, strided.weight.partition_stride = 0, 2
-    along_tp = nn.Linear(4, 4)
-    along_tp.weight = weight
-    along_dp = nn.Linear(4, 4)
-    along_dp.weight = nn.Parameter(
-        distribute_tensor(torch.ones(4, 4), root["inner"], [Replicate()])
-    )
-    cases: list[tuple[nn.Module, dict[str, Any]]] = [
-        (along_tp, {"device_mesh": root["inner"]}),
-        (along_dp, {"device_mesh": root, "dp_shard_dim": "inner", "tp_dim": "tp"}),
-        (strided, {"device_mesh": root, "dp_shard_dim": "inner", "tp_dim": "tp"}),
-        (nn.Linear(4, 4), {"device_mesh": reversed_root, "dp_shard_dim": "inner", "tp_dim": "tp"}),
-        (nn.Linear(4, 4), {"tp_dim": "tp"}),
-        (nn.Linear(4, 4), {"device_mesh": mesh(2), "tp_dim": "replica"}),
-    ]
-    messages = []
-    for module, given in cases:
-        with pytest.raises(ConfigurationError) as error:
-            fully_shard_model(module, **given)
-        messages.append(str(error.value))
-    return messages
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("inner", STRATEGIES)
@@ -365,13 +335,3 @@ def test_parameters_cut_by_hand_count_once_and_gather_whole(ranks: RankPool) -> 
     for norm, shapes in ranks.run(cut_by_hand):
         assert norm == pytest.approx(3**0.5)
         assert shapes == [[8, 6]] * 3
-
-
-def test_tensor_parallelism_that_cannot_be_meant_is_refused(ranks: RankPool) -> None:
-    for no_dim, other, stride, order, no_mesh, no_inner in ranks.run(refusals):
-        assert "name its dimension with tp_dim" in no_dim
-        assert "expected one on the tp_dim axis alone" in other
-        assert "partition_stride=2" in stride
-        assert "the tensor-parallel one after both" in order
-        assert "name dimensions of device_mesh, and there is none" in no_mesh
-        assert "need dp_shard_dim" in no_inner

@@ -16,7 +16,6 @@ from mfsdp_core import (
     fully_shard_optimizer,
     gather_full,
 )
-from mfsdp_core.errors import ConfigurationError
 from oracle.beside_torch import WAYS, Pair, beside, mean_over_ranks, own_batch
 from oracle.models import Block, loss
 from oracle.ranks import RankPool, mesh, two_axes
@@ -155,12 +154,6 @@ def messages_per_cycle(way: tuple[str, str]) -> list[int]:
     return [*counts, len(seen), seen[0]]
 
 
-def refused() -> str:
-    with pytest.raises(ConfigurationError) as error:
-        fully_shard_model(Branched(), unused_parameters="zeros")  # type: ignore[arg-type]
-    return str(error.value)
-
-
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
 def test_a_parameter_that_nobody_used_is_left_alone_as_by_plain_torch(
     ranks: RankPool, way: tuple[str, str]
@@ -194,8 +187,3 @@ def test_ranks_exchange_one_byte_per_parameter_and_cycle(
 ) -> None:
     parameters = len(list(Branched().parameters()))
     assert ranks.run(messages_per_cycle, way) == [[1, 2, 2, parameters]] * 4
-
-
-def test_another_word_is_refused(ranks: RankPool) -> None:
-    for said in ranks.run(refused):
-        assert said == "unused_parameters='zeros': expected one of none, zero."

@@ -95,13 +95,13 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
     mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
     own, other = {mutant.file: {mutant.statement[1]}}, {"wrapper.py": {1, 2, 3}}
     near = {mutant.file: {mutant.statement[1] + 1}}
-    grouping, pools = "tests/core/test_plan_grouping.py", "tests/core/test_plan_pools.py"
-    silent = f"{grouping}::test_a_model_without_units_prefetches_nothing"
-    numbers = f"{grouping}::test_every_parameter_has_exactly_one_bucket_that_agrees_with_it"
+    layout, pools = "tests/core/test_plan_layout.py", "tests/core/test_plan_pools.py"
+    silent = f"{layout}::test_a_layout_that_breaks_its_invariants_cannot_be_built"
+    numbers = f"{layout}::test_the_cut_of_a_tensor_has_the_rows_of_every_slice"
     also = f"{pools}::test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool"
     beside = f"{pools}::test_arguments_that_contradict_are_refused"
     tests = {
-        grouping: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
+        layout: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
         pools: {also: own, beside: near},
     }
     trials = TestTrials(ForkServer(), tmp_path / "known")
@@ -112,9 +112,9 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
 
 @pytest.mark.processes
 def test_lines_that_ranks_of_a_test_execute_are_noted(fork_server: ForkServer) -> None:
-    file = "tests/core/conformance/test_captured_steps.py"
+    file = "tests/core/conformance/test_user_buffer_groups.py"
     with fork_server.workers(1, ROOT) as workers:
         (ran,) = workers.run(run_pytest, str(ROOT), (file,), True, seconds=120.0)
     assert ran.failed is None
     (lines,) = ran.lines.values()
-    assert lines["replay.py"]
+    assert lines["comm/symmetric.py"]

@@ -227,37 +227,3 @@ class _Runs:
 
     def __reduce__(self) -> Any:
         return eval, ("1",)
-
-
-def test_torchs_own_checkpoints_hold_every_row() -> None:
-    """`dcp.save` of state dicts of model and optimizer, read with the safe reader and planner."""
-    from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
-
-    from mfsdp_core.state.safe_dcp import SafeLoadPlanner, SafeReader
-
-    with shared_folder() as folder:
-        model, optimizer, plain, reference = _trained(3)
-        train_beside(model, optimizer, plain, reference, 0)
-        state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "note": {"a": 1}}
-        state_dict_saver.save(state, checkpoint_id=folder / "t")
-        wanted = whole_weights(model)
-        moments = {n: v["exp_avg"] for n, v in optimizer.state_dict()["state"].items()}
-        whole = {n: mfsdp_core.gather_full(v) for n, v in moments.items()}
-        for flatten in (True, False):
-            model, optimizer, _, _ = _trained(3)
-            found = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "note": {"a": 0},
-            }
-            del flatten
-            state_dict_loader.load(
-                found, storage_reader=SafeReader(folder / "t"), planner=SafeLoadPlanner()
-            )
-            model.load_state_dict(found["model"])
-            optimizer.load_state_dict(found["optimizer"])
-            same("weights", whole_weights(model), wanted)
-            same("a note", found["note"], {"a": 1})
-            for number, value in whole.items():
-                read = optimizer.state_dict()["state"][number]["exp_avg"]
-                same("a moment", mfsdp_core.gather_full(read), value)

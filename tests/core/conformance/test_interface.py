@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
 from bench.engines.stream_order import recorded_order
@@ -124,65 +125,6 @@ def test_gradients_are_scaled_and_cleared() -> None:
             assert all(p.grad is None for p in model.parameters()), "gradients after zero_grad"
             same("unused", model.ledger.bytes_by_category()["communication_buffers"], 0)
 
-
-class _Fused(torch.autograd.Function):
-    """A product whose weight gradient goes where `get_main_grad` says."""
-
-    @staticmethod
-    def forward(context: Any, x: Tensor, weight: Any) -> Tensor:
-        context.save_for_backward(x)
-        context.weight = weight
-        return x @ weight.T
-
-    @staticmethod
-    def backward(context: Any, gradient: Tensor) -> Any:
-        (x,), weight = context.saved_tensors, context.weight
-        target = weight.get_main_grad()
-        if weight.overwrite_main_grad:
-            target.copy_(gradient.T @ x)
-        else:
-            target.add_(gradient.T @ x)
-        weight.grad_added_to_main_grad = True
-        return gradient @ weight, torch.zeros_like(weight)
-
-
-class _FusedModel(Small):
-    """Writes one gradient itself where it is sharded."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """As in `Small`, behind the product with a unit's weight."""
-        for unit in self.units:
-            x = unit(x)
-        return (x * self.scale).square().mean()
-
-
-class _FusedUnit(Unit):
-    def forward(self, x: Tensor) -> Tensor:
-        if hasattr(self.up.weight, "get_main_grad"):
-            hidden = _Fused.apply(x, self.up.weight) + self.up.bias
-        else:
-            hidden = self.up(x)
-        return x + self.down(hidden.tanh())
-
-
-class _WithFusedUnits(_FusedModel):
-    unit_classes = (_FusedUnit,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.units = nn.ModuleList([_FusedUnit(), _FusedUnit()])
-
-
-def test_kernels_may_write_gradients_themselves() -> None:
-    """`get_main_grad`, over two microbatches, with and without a guard."""
-    for strategy in (0, 1, 2, 3):
-        for guard in (bool(strategy % 2),):
-            model, plain = pair(strategy, _WithFusedUnits, report_nan_in_param_grad=guard)
-            with model.no_sync():
-                model(batch(0)).backward()
-            model(batch(1)).backward()
-            plain_backward(plain, 0, 1)
-            compare_gradients(model, plain)
     # A product outside of the module's call, which reads the weight in the unit's forward.
 
 
@@ -260,6 +202,9 @@ def test_a_sharded_model_stays_what_it_is() -> None:
     weight.requires_grad_(True)
     loss = model.module.scale.full_tensor().sum()
     refuses(LifecycleError, "full_tensor() of a sharded parameter", loss.backward)
+    beside = model(batch()) + model.module.scale.to_local().sum()
+    refuses(LifecycleError, "outside of the model's forward", beside.backward)
+    model.zero_grad()
     model.module.scale.grad = model.module.scale.detach().clone()
     refuses(LifecycleError, "not the reduced one", lambda: model(batch()).backward())
     model.zero_grad()
@@ -369,6 +314,32 @@ def test_what_travels_is_logged_and_told() -> None:
     left = (len(model.wire_log), model.wire_log.sent_bytes, sum(model.wire_log.counts.values()))
     same("cleared", left, (0, 0, 0))
     same("by dtype", sum(model.wire_log.gathered_bytes.values()), 0)
+
+
+class _Recomputing(Small):
+    def forward(self, x: Tensor) -> Tensor:
+        for unit in self.units:
+            x = checkpoint(unit, x, use_reentrant=False)
+        return (x * self.scale).square().mean()
+
+
+def test_recomputation_is_a_range_of_its_own() -> None:
+    """Beside the forward pass of its unit, and behind the block nothing begins."""
+    model, _ = pair(3, _Recomputing)
+    begun: list[str] = []
+    ended: list[str] = []
+
+    def begin(name: str) -> str:
+        begun.append(name)
+        return name
+
+    with mfsdp_core.annotated(model, begin, ended.append):
+        model(batch()).backward()
+    found = [begun.count(f"{kind} units.0") for kind in ("forward", "recompute")]
+    same("each once", found, [1, 1])
+    same("all end", sorted(begun), sorted(ended))
+    model(batch())
+    same("over", len(begun), len(ended))
 
 
 class _Spare(Unit):

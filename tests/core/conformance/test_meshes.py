@@ -98,6 +98,7 @@ def test_what_cannot_be_arranged_is_refused() -> None:
     square, world = _square(), dist.group.WORLD
     pairs = [dist.new_group(list(r)) for r in ((0, 1), (2, 3))]
     flat = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
+    experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("ep", "dp"))
     two = _two_axes()
     for words, arguments in (
         (
@@ -110,8 +111,25 @@ def test_what_cannot_be_arranged_is_refused() -> None:
         ("need dp_shard_dim", {"device_mesh": square, "tp_dim": "inner"}),
         ("cannot take the dimensions ('x',)", {"device_mesh": square, "dp_shard_dim": "x"}),
         (
-            "cannot take the dimensions",
+            "The outer dimension comes before the inner one",
             _two_axes() | {"dp_shard_dim": "outer", "dp_outer_dim": "inner"},
+        ),
+        (
+            "the tensor-parallel one after both",
+            {"device_mesh": square, "dp_shard_dim": "inner", "tp_dim": "outer"},
+        ),
+        (
+            "expt_fsdp_group_ag must hold the ranks of the inner axis in order",
+            {
+                "device_mesh": flat,
+                "dp_shard_dim": "dp",
+                "expt_device_mesh": experts,
+                "expt_fsdp_group_ag": world,
+            },
+        ),
+        (
+            "of expt_device_mesh, which has ('outer', 'inner')",
+            {"device_mesh": flat, "dp_shard_dim": "dp", "expt_device_mesh": square},
         ),
         ("expt_device_mesh, and there is none", {"device_mesh": flat, "expt_fsdp_group_ag": world}),
         (
@@ -133,6 +151,13 @@ def test_what_cannot_be_arranged_is_refused() -> None:
         ConfigurationError,
         "must be a part of those of device_mesh",
         lambda: pair(3, device_mesh=rows["dp"], expt_device_mesh=columns["dp"]),
+    )
+    marked: Any = Unit()
+    marked.up.weight.allreduce = False
+    refuses(
+        ConfigurationError,
+        "up.weight is marked as an expert's (allreduce=False)",
+        lambda: mfsdp_core.fully_shard_model(marked),
     )
     if dist.get_rank() < 2:
         wrong = two | {"hybrid_fsdp_group": pairs[0]}

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import mfsdp_core
 from bench.testing.quantised import quantised
@@ -18,50 +17,6 @@ from conformance.small_model import batch, pair
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
-
-_MEANINGS: tuple[Callable[[Any], Any], ...] = (
-    lambda t: t * 2 + 1,
-    lambda t: t.abs().sqrt().neg(),
-    lambda t: (t > 0).to(t.dtype),
-    torch.sum,
-    torch.mean,
-    lambda t: t.sum(0),
-    lambda t: t.sum(-1),
-    torch.std,
-    torch.amax,
-    lambda t: torch.linalg.vector_norm(t, 2),
-    lambda t: torch.linalg.vector_norm(t, 3),
-    lambda t: torch.linalg.vector_norm(t, float("inf")),
-    lambda t: torch.linalg.vector_norm(t, float("-inf")),
-    lambda t: torch.linalg.vector_norm(t, 2, dim=0),
-    lambda t: t.softmax(0),
-    lambda t: t.cumsum(0),
-    lambda t: t.sort(0)[0],
-    lambda t: torch.zeros_like(t) + t,
-    lambda t: t.clone().mul_(3),
-    lambda t: torch._foreach_add([t, t], 1)[1],
-    lambda t: torch.stack(torch._foreach_norm([t])).sum(),
-)
-
-
-def test_operations_mean_what_they_mean_on_whole_tensors() -> None:
-    """Of elements, rows, all of it and across rows; alone, with each other, and with plain ones."""
-    for strategy in (0, 3):
-        model, plain = pair(strategy)
-        values = dict(plain.named_parameters())
-        for full_name, p in model.named_parameters():
-            name = full_name.removeprefix("module.")
-            shard, whole = p.detach(), values[name].detach()
-            for number, operation in enumerate(_MEANINGS):
-                found, wanted = operation(shard), operation(whole)
-                close(f"{name}, operation {number}", _whole(found), wanted)
-            other = mfsdp_core.gather_full(shard * shard + shard.square())
-            close("with itself", other, 2 * whole.square())
-            close("whole", shard.full_tensor(), whole)
-            close("replicated", shard.redistribute(placements=[Replicate()]).to_local(), whole)
-            one = torch.ones(1, dtype=torch.float64)
-            row = distribute_tensor(one, shard.device_mesh, [Replicate()])
-            close("with replicas", mfsdp_core.gather_full(shard + row), whole + 1)
 
 
 def _whole(found: DTensor) -> Tensor:

@@ -108,17 +108,6 @@ class AlignedStack(nn.Module):
         return self.last(x)
 
 
-class KnownGradient(nn.Module):
-    """A unit whose weight gets its input as gradient, for arithmetic that is done by hand."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(4, 2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return (self.weight * x).sum()
-
-
 class Mixer(nn.Module):
     """A unit that is smaller than a `Block`, with a convolution along the sequence."""
 
