@@ -201,10 +201,10 @@ class Process:
     """One process: `items` are state changes, and the bursts between them, in the order of the log.
 
     source: the stream where it was seen first. about: lines about the whole process, one per kind
-    and values. lines: with NCCL's prefix. dropped: state changes and bursts beyond the limits,
-    which are not kept. deduplicated: lines that a collector left out and said so. version_line:
-    the line that states the version, "" if none does; `versions` then come from the forms of its
-    lines alone.
+    and values. remarks: lines that state neither kernel nor call. dropped: state changes and bursts
+    beyond the limits, which are not kept. deduplicated: lines that a collector left out and said
+    so. version_line: the line that states the version, "" if none does; `versions` then come from
+    the forms of its lines alone.
     """
 
     name: str = ""
@@ -215,7 +215,7 @@ class Process:
     about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
     threads: dict[bytes, Thread] = field(default_factory=dict)
     registered: set[tuple[str | None, ...]] = field(default_factory=set)
-    lines: int = 0
+    remarks: int = 0
     dropped: int = 0
     deduplicated: int = 0
     versions: Versions = ANY
@@ -240,7 +240,6 @@ class Process:
 
     def count(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> None:
         """A burst: COLL lines, as many as there are in `varying`, and TUNING lines behind them."""
-        self.lines += len(lines)
         burst = self.stretch.get(lines)
         if burst is None:
             if len(self.stretch) >= MOST_BURSTS:
@@ -286,6 +285,12 @@ class Process:
         changes = (item for item in self.items if isinstance(item, StateChange))
         return (event for event in (*changes, *self.about.values()) if event.kind == kind)
 
+    @property
+    def lines(self) -> int:
+        """Lines with NCCL's prefix."""
+        bursts = (one for stretch in self.stretches() for one in stretch.items())
+        return self.remarks + sum(len(lines) * burst.count for lines, burst in bursts)
+
     def stretches(self) -> list[Stretch]:
         """The bursts, in each stretch between two state changes."""
         return [item for item in self.items if isinstance(item, dict)]
@@ -304,7 +309,7 @@ class Process:
         self.about = {**later.about, **self.about}
         self.items += later.items
         self.device = self.device or later.device
-        self.lines += later.lines
+        self.remarks += later.remarks
         self.dropped += later.dropped
         self.deduplicated += later.deduplicated
 

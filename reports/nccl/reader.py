@@ -46,7 +46,7 @@ class StreamReader:
     processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: TUNING
     lines without the prefix of a process. iteration: iterations that have ended; None before
     the first boundary. hosts: names at the beginning of lines, by which glued lines are told apart.
-    problems: why reading ended early.
+    bytes_read: before the next line. problems: why reading ended early.
     """
 
     source: str
@@ -67,15 +67,11 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
-        self.bytes_read += len(piece)
         key: Key = piece
-        known, varying = self._known.get(piece), None
-        if known is None:
-            varying = grammar.VARYING.search(piece)
-            if varying is not None:
-                key = (piece[: varying.start()], piece[varying.end() :])
-                known = self._known.get(key)
-        whole = not self._begun
+        known, varying, whole = self._known.get(piece), None, not self._begun
+        if known is None and (varying := grammar.VARYING.search(piece)) is not None:
+            key = (piece[: varying.start()], piece[varying.end() :])
+            known = self._known.get(key)
         if known is not None and whole:
             known.thread.add(known, varying)
             return
@@ -112,7 +108,6 @@ class StreamReader:
                 choice = lines[0].fact
                 if damaged or not isinstance(choice, Choice) or grammar.may_be_cut(choice):
                     del stretch[lines]
-                    self.pasted.lines -= burst.count
                     self.unread.add_damaged(lines[0].text, burst.count)
 
     def reach(self, iteration: int) -> None:
@@ -189,7 +184,7 @@ class StreamReader:
             alone = isinstance(fact, Choice)
             line.thread.add(line, None if alone else grammar.VARYING.search(text))
             return None if repeated else line
-        process.lines += 1
+        process.remarks += 1
         shown = message.decode("utf-8", "replace")
         event = grammar.event(shown.strip(), warning=header.warning)
         if event is not None:
@@ -245,6 +240,7 @@ def read_source(source: LogSource, marks: Marks = ()) -> StreamReader:
             while left and left[0][0] <= reader.bytes_read:
                 reader.reach(left.pop(0)[1])
             reader.feed(piece)
+            reader.bytes_read += len(piece)
     except StoppedError as error:
         reader.problems.append(f"{source.name}: {error}")
     return reader.finish()
