@@ -11,6 +11,7 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from bench.derive.metrics import LOSS, STEP_TIME
 from reports.comparisons.change import Change, change_text
 from reports.comparisons.tradeoffs import threshold
 from reports.findings import Findings
@@ -44,6 +45,20 @@ def _of_arms(judged: Sequence[GateResult]) -> str:
         if others:
             text += f" {', '.join(others)} improved too; heads are not judged against each other."
         return text
+    faster = [one for one in judged if _is_faster_at_a_price(one)]
+    if faster:
+        best = min(faster, key=_mean_log_time)
+        text = (
+            f"{_NONE}a trade. Against {best.sides.base}, {best.sides.head}: "
+            f"{_by_metric(best, _times(best))}; but {_by_metric(best, best.of('regressed'))}."
+        )
+        for which, heads in (
+            ("Faster at a price too", [one for one in faster if one is not best]),
+            ("Slower, undecided or of other losses", [one for one in judged if one not in faster]),
+        ):
+            if heads:
+                text += f" {which}: {', '.join(one.sides.head for one in heads)}."
+        return text
     if all(one.regressed for one in judged):
         worst = max(judged, key=_mean_log_time)
         return f"Recommended: {worst.sides.base}. {worst.sides.head}: {_decided(worst)}."
@@ -54,14 +69,27 @@ def _improved(result: GateResult) -> list[Judgement]:
     return result.of("improved") + result.of("improved", required=False)
 
 
+def _times(result: GateResult) -> list[Judgement]:
+    return [one for one in _improved(result) if one.metric == STEP_TIME.name]
+
+
+def _is_faster_at_a_price(result: GateResult) -> bool:
+    """With the losses of the base: what a metric that regressed is worth, nobody has said."""
+    worse = {one.metric for one in result.of("regressed")}
+    return bool(_times(result) and worse) and not worse & {STEP_TIME.name, LOSS.name}
+
+
 def _mean_log_time(result: GateResult) -> float:
     ratios = [one.time_ratio for one in result.judgements if one.time_ratio]
     return fmean(map(math.log, ratios)) if ratios else 0.0
 
 
 def _decided(result: GateResult) -> str:
+    return _by_metric(result, result.of("regressed") or _improved(result))
+
+
+def _by_metric(result: GateResult, wanted: Sequence[Judgement]) -> str:
     """What improved or regressed, by metric, each with the cell whose change is smallest."""
-    wanted = result.of("regressed") or _improved(result)
     by_metric: dict[str, list[Judgement]] = {}
     for one in wanted:
         by_metric.setdefault(one.metric, []).append(one)

@@ -140,7 +140,7 @@ def test_different_numbers_of_ranks_are_not_compared(store) -> None:
         (Arm(code="other"), "No recommendation: gate [head]: equivalent in all that is required."),
         (
             Arm(slower=0.8, more_memory=1.2),
-            "Recommended: gate [base]. gate [head]: memory regressed in 3 of 3 cells, least in ",
+            "No recommendation: a trade. Against gate [base], gate [head]: step_time improved",
         ),
         (
             Arm(slower=0.8, states={0: "crashed"}),
@@ -202,3 +202,19 @@ def test_the_default_allocator_is_the_reference_wherever_it_stands(store) -> Non
         ("plain", "storage_resize", "compared with"),
         ("pool", "max_pool, 2 slots", "the same bits"),
     ]
+
+
+def test_of_several_heads_the_faster_one_is_named_with_its_price_and_so_are_the_others(store):
+    arms = {
+        "base": Arm(),
+        "slow": Arm(slower=1.2),
+        "fast": Arm(slower=0.8, more_bytes=1.1),
+        "faster": Arm(slower=0.6, more_memory=1.2),
+        "wrong": Arm(slower=0.5, loss_shift=1.0, more_memory=1.2),
+    }
+    record_arms(store, arms, noise=0.002)
+    text = recommendation(found(store, "gate"))
+    assert text.startswith("No recommendation: a trade. Against gate [base], gate [faster]: step_")
+    assert "; but memory regressed in 3 of 3 cells, least in " in text
+    assert ". Faster at a price too: gate [fast]. Slower, undecided or of other losses: " in text
+    assert text.endswith("gate [slow], gate [wrong].")
