@@ -17,6 +17,7 @@ from reports.nccl.calls import calls_of
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.hints import hints
 from reports.nccl.job import LoggedJob, make_job
+from reports.nccl.model import Unread
 from reports.nccl.reader import Marks, read_source
 from reports.nccl.rows import CommunicatorRow, VerdictRow, rows
 from reports.nccl.source import LogSource, find_sources
@@ -78,7 +79,9 @@ def _audit(
     groups: Groups,
 ) -> Audit:
     """Of streams; `marks` (by name of the source) and `groups` come from the folder of a run."""
-    job = make_job([read_source(one, marks.get(one.name, ())) for one in sources])
+    unread = Unread()
+    streams = [read_source(one, marks.get(one.name, ()), unread) for one in sources]
+    job = make_job(streams, unread)
     job.remarks[:0] = remarks
     by = "marks of the run" if marks else "iteration lines, in the order of the file"
     return Audit(job, groups, by if job.iterations_seen is not None else "")

@@ -21,8 +21,8 @@ _GLUED_RATIO: Final = 50
 class LoggedJob:
     """Everything that was read, in an order that does not depend on how processes interleave."""
 
+    unread: Unread
     processes: dict[str, Process] = field(default_factory=dict)
-    unread: Unread = field(default_factory=Unread)
     remarks: list[str] = field(default_factory=list)
     bytes_read: int = 0
     iterations_seen: int | None = None
@@ -44,15 +44,14 @@ class LoggedJob:
         return {process.host for process in self.processes.values()} - {""}
 
 
-def make_job(streams: Sequence[StreamReader]) -> LoggedJob:
+def make_job(streams: Sequence[StreamReader], unread: Unread) -> LoggedJob:
     """Join the streams in their order, and say what does not fit together."""
-    job = LoggedJob()
+    job = LoggedJob(unread)
     for one in streams:
         _drop_glued(one)
         for _, process in sorted(one.processes.items()):
             _place(job, process)
         _place_pasted(job, one.pasted, one.source)
-        job.unread.add(one.unread)
         job.remarks += one.problems
         job.bytes_read += one.bytes_read
         if one.iteration is not None:

@@ -99,15 +99,6 @@ class Unread:
         shown = text[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
         self.damaged_examples += [shown] * min(count, _SHOWN_DAMAGED - len(self.damaged_examples))
 
-    def add(self, other: Unread) -> None:
-        """Take over the counts of another stream."""
-        self.ignored += other.ignored
-        self.damaged += other.damaged
-        self.overlong += other.overlong
-        self.unknown.update(other.unknown)
-        self.examples = {**other.examples, **self.examples}
-        self.damaged_examples = (self.damaged_examples + other.damaged_examples)[:_SHOWN_DAMAGED]
-
 
 Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
 BytesAre = Literal["per_rank", "total"]

@@ -41,7 +41,7 @@ Key = bytes | tuple[bytes, bytes]
 
 @dataclass
 class StreamReader:
-    """Facts of one stream, `source`.
+    """Facts of one stream, `source`. `unread` counts what all streams hold beside them.
 
     processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: TUNING
     lines without the prefix of a process. iteration: iterations that have ended; None before
@@ -50,16 +50,20 @@ class StreamReader:
     """
 
     source: str
+    unread: Unread
     processes: dict[str, Process] = field(default_factory=dict)
     stray: Process = field(default_factory=Process)
     pasted: Process = field(default_factory=Process)
     iteration: int | None = None
-    unread: Unread = field(default_factory=Unread)
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
     _known: dict[Key, Line] = field(default_factory=dict)
     _begun: bytes = b""
+    _damaged_before: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._damaged_before = self.unread.damaged
 
     def feed(self, piece: bytes) -> None:
         """Read a line with its end, or take a piece of a long one.
@@ -102,7 +106,7 @@ class StreamReader:
         return self
 
     def _doubt_pasted(self) -> None:
-        damaged = self.unread.damaged > 0
+        damaged = self.unread.damaged > self._damaged_before
         for stretch in self.pasted.stretches():
             for lines, burst in list(stretch.items()):
                 choice = lines[0].fact
@@ -227,14 +231,15 @@ def _quoted(text: bytes) -> str:
     return text.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARACTERS]
 
 
-def read_source(source: LogSource, marks: Marks = ()) -> StreamReader:
+def read_source(source: LogSource, marks: Marks, unread: Unread) -> StreamReader:
     """Read a stream to its end, or to where it cannot be read on.
 
     Args:
         source: what to read.
         marks: (offset, iterations ended) as the run itself has noted them.
+        unread: counts of lines without a fact, over all streams.
     """
-    reader, left = StreamReader(source.name), list(marks)
+    reader, left = StreamReader(source.name, unread), list(marks)
     try:
         for piece in read_lines(source):
             while left and left[0][0] <= reader.bytes_read:

@@ -27,12 +27,11 @@ _UNTOLD = ("train.seed", "train.lr", "measure", "launch.timeout_seconds")
 
 @dataclass(frozen=True)
 class Delta:
-    """Head against base. Fractions; interval: of the change of time."""
+    """Head against base. Fractions; ratio: of throughput. interval: of the change of time."""
 
     head: str
     base: str
     time: float | None
-    throughput: float | None
     ratio: float | None
     interval: tuple[float, float] | None
     memory: float | None
@@ -123,7 +122,6 @@ def _of_pair(pair: EvidencePair) -> Delta:
         pair.head.name,
         pair.base.name,
         pair.time,
-        pair.throughput,
         pair.ratio,
         None,
         pair.change(lambda run: run.peak_bytes),
@@ -150,17 +148,15 @@ def _measured(measured: Findings) -> list[Delta]:
 def _of_change(change: Change, judged: Judgement | None) -> Delta:
     interval = None if judged is None or judged.interval is None else judged.interval
     time = change.time_change
-    throughput, ratio = change.throughput_change, change.throughput_ratio
+    ratio = change.throughput_ratio
     runs = change.sample_note
     if judged is not None and judged.time_ratio is not None:
         time, ratio = judged.time_ratio - 1, judged.throughput_ratio
-        throughput = None if ratio is None else ratio - 1
         runs = f"n={judged.n_head}, {judged.verdict}"
     return Delta(
         change.head.name,
         change.base.name,
         time,
-        throughput,
         ratio,
         None if interval is None else (interval[0] - 1, interval[1] - 1),
         change.memory_change,

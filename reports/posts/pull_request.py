@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from reports.comparisons.change import less_one
 from reports.posts.entries import PostEntry
 from reports.posts.gathered import Delta, Gathered
 from reports.renderers import markdown, quantity
@@ -79,7 +80,7 @@ def _row(delta: Delta) -> tuple[str, ...]:
         delta.base,
         _unbroken(quantity.change(delta.time, 2)),
         _unbroken(interval),
-        _unbroken(quantity.change(delta.throughput, 2)),
+        _unbroken(quantity.change(less_one(delta.ratio), 2)),
         quantity.ratio(delta.ratio),
         _unbroken(quantity.change(delta.memory, 2)),
         _unbroken(quantity.change(delta.loss, 3)),
