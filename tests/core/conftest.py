@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.testing.workers import ForkServer
 from oracle.ranks import RankPool
@@ -62,6 +63,15 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     pool = item.session.stash.get(_POOL, None)
     if pool is not None and (nextitem is None or nextitem.path.parent != item.path.parent):
         pool.close()
+
+
+@pytest.fixture
+def fake_group(request: pytest.FixtureRequest) -> Iterator[None]:
+    """One rank of torch's fake process group; the file's `FAKE` says which, and of how many."""
+    rank, ranks = request.module.FAKE
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -40,7 +40,7 @@ SEEN_BY_TESTS = {
     "R18": ("conformance/test_checkpoints.py", "refused"),
     "R19": ("test_plan_layout.py", "a_split_is_a_partition"),
     "R20": ("test_deletion.py", "r20"),
-    "R21": ("test_runtime_interface.py", "averaged_as_asked"),
+    "R21": ("test_oracle_gradients.py", "averaging_give_the_promised"),
     "R22": ("test_lone_shards.py", "r22"),
     "R23": ("test_lone_shards.py", "r23"),
     "an-optimizer-steps-while-a-gather-ahead-reads-its-weights": (

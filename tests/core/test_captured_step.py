@@ -16,9 +16,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
@@ -26,16 +24,12 @@ from mfsdp_core.replay import Recording, _is_from_pageable, differences
 from mfsdp_core.streams import CudaStreams
 from oracle.models import TwoLinears
 
+pytestmark = pytest.mark.usefixtures("fake_group")
+FAKE = (1, 4)
+
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 POOLED = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
-
-
-@pytest.fixture(autouse=True)
-def fake_group():
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 def sharded(**options):

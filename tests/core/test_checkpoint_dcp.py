@@ -5,15 +5,23 @@ from __future__ import annotations
 import tempfile
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    get_state_dict,
+    set_optimizer_state_dict,
+    set_state_dict,
+)
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core import fully_shard_optimizer
+from mfsdp_core.errors import StateDictError
 from mfsdp_core.shard.chunk import described_offsets
 from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.models import build
@@ -83,6 +91,40 @@ def through_torchs_state_dict_functions(folder: str) -> list[str]:
             optim_state_dict=state["optimizer"],
         )
     return different(target.whole(), source.whole())
+
+
+def straight_into_a_fresh_optimizer() -> list[str]:
+    """`set_optimizer_state_dict` alone: state that differs, and weights that have moved."""
+    source, target = trained(FLAT), toy(NAME, FLAT, seed=8)
+    before = target.whole()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own
+        state = get_optimizer_state_dict(source.model, source.optimizer)
+        set_optimizer_state_dict(target.model, target.optimizer, state)
+    states = {name: value for name, value in source.whole().items() if "/" in name}
+    weights = {name: value for name, value in before.items() if "/" not in name}
+    return different(target.whole(), weights | states)
+
+
+class OfOthers(torch.optim.SGD):
+    """An optimizer that nobody here knows."""
+
+
+def an_unknown_optimizer(folder: str) -> str:
+    """Plain `dcp.load` into an optimizer whose state nobody can make ahead."""
+    models = [toy(NAME, FLAT) for _ in range(2)]
+    source, target = (
+        replace(
+            one,
+            optimizer=fully_shard_optimizer(OfOthers(one.model.parameters(), lr=0.1, momentum=0.9)),
+        )
+        for one in models
+    )
+    source.train(1)
+    dcp.save({"optimizer": source.optimizer.state_dict()}, checkpoint_id=folder)
+    with pytest.raises((StateDictError, RuntimeError, dcp.api.CheckpointException)) as error:
+        dcp.load({"optimizer": target.optimizer}, checkpoint_id=folder)
+    return str(error.value)
 
 
 def read_by_one_process(layout: Layout, folder: str) -> list[str]:
@@ -155,3 +197,12 @@ def test_describing_shards_takes_no_communication(ranks: RankPool) -> None:
 
 def test_state_dicts_of_inner_modules_are_described_as_well(ranks: RankPool) -> None:
     assert ranks.run(parts_of_the_model) == [[]] * 4
+
+
+def test_torchs_function_sets_state_and_moves_no_weight(ranks: RankPool) -> None:
+    assert ranks.run(straight_into_a_fresh_optimizer) == [[]] * 4
+
+
+def test_dcp_cannot_pass_by_an_optimizer_without_places(ranks: RankPool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        assert all(ranks.run(an_unknown_optimizer, folder))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -112,9 +114,14 @@ class _Broken:
         return spoiled
 
 
-def complaint(operation: str) -> str:
+def complaint(operation: str, wrong: Callable[..., Any] | None = None) -> str:
+    """What is said of a result with one wrong element, or of that of `wrong`."""
     engine = CollectiveEngine(resolved(operation=operation, size_bytes=4096), CPU, group_of(2))
-    engine._communicator = _Broken(engine._communicator, operation)
+    made: Any = engine._communicator
+    if wrong is None:
+        engine._communicator = _Broken(made, operation)
+    else:
+        setattr(made, operation, partial(wrong, getattr(made, operation)))
     try:
         engine.check()
     except WrongValuesError as error:
@@ -132,47 +139,27 @@ def test_one_wrong_element_on_one_rank_is_named(ranks: RankPool, operation: str)
     assert "; 1 of " in second
 
 
-def swapped_slices() -> str:
+def swapped(gather: Any, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Any:
     """A gather that brings the right slices in the wrong order."""
-    engine = CollectiveEngine(resolved(size_bytes=4096), CPU, group_of(2))
-    gather = engine._communicator.all_gather
-
-    def wrong(full: torch.Tensor, own: torch.Tensor, bucket: str) -> Any:
-        pending = gather(full, own, bucket)
-        pending.wait()
-        full.copy_(full.roll(full.numel() // 2))
-        return pending
-
-    engine._communicator.all_gather = wrong  # type: ignore[method-assign]
-    try:
-        engine.check()
-    except WrongValuesError as error:
-        return str(error)
-    return ""
+    pending = gather(full, own, bucket)
+    pending.wait()
+    full.copy_(full.roll(full.numel() // 2))
+    return pending
 
 
-def own_values_twice() -> str:
+def own_twice(_reduce: Any, full: torch.Tensor, _bucket: str, **_options: Any) -> Any:
     """A sum that takes this rank's values for the other's."""
-    engine = CollectiveEngine(resolved(operation="all_reduce", size_bytes=4096), CPU, group_of(2))
-
-    def wrong(full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype) -> Any:
-        del bucket, average, total
-        return Summed(full.mul_(2), Done())
-
-    engine._communicator.all_reduce = wrong  # type: ignore[method-assign]
-    try:
-        engine.check()
-    except WrongValuesError as error:
-        return str(error)
-    return ""
+    return Summed(full.mul_(2), Done())
 
 
-def test_a_sum_of_the_wrong_ranks_is_seen(ranks: RankPool) -> None:
-    assert all("elements are wrong" in text for text in ranks.run(own_values_twice)[:2])
-
-
-def test_slices_in_the_wrong_order_are_seen(ranks: RankPool) -> None:
-    assert all("elements are wrong" in text for text in ranks.run(swapped_slices)[:2])
+@pytest.mark.parametrize(
+    ("operation", "wrong"), [("all_gather", swapped), ("all_reduce", own_twice)]
+)
+def test_wrong_orders_and_sums_of_the_wrong_ranks_are_seen(
+    ranks: RankPool, operation: str, wrong: Callable[..., Any]
+) -> None:
+    found = ranks.run(complaint, operation, wrong)[:2]
+    assert all("elements are wrong" in text for text in found)
 
 
 def registered(registration: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:

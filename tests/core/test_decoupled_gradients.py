@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_, fully_shard_optimizer
 from oracle.ranks import RankPool
@@ -102,24 +101,3 @@ def test_training_and_clipping_on_decoupled_gradients_follow_the_reference(
         assert found_norms == pytest.approx(norms, rel=1e-12)
         for name, value in expected.items():
             torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-12)
-
-
-def buckets(strategy: str, disable: bool) -> tuple[int, int, float]:
-    """Buckets gathered or reduced in a cycle, parameters, and the error of the gradient."""
-    toy = shard(NAME, strategy, 2, torch.float64, disable_bucketing=disable)
-    toy.run_cycle(2)
-    parameters = sum(isinstance(p, nn.Parameter) for _, p in toy.parameters())
-    names = {record.bucket for record in toy.model.wire_log}
-    error = relative_difference(
-        toy.full_gradient(), expected_gradient(NAME, 2, 2, torch.float64, 0)
-    )
-    return len(names), parameters, error
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_without_bucketing_every_parameter_travels_alone(ranks: RankPool, strategy: str) -> None:
-    for found, parameters, error in ranks.run(buckets, strategy, True):
-        assert found == parameters
-        assert error < 1e-12
-    for found, parameters, _ in ranks.run(buckets, strategy, False):
-        assert found < parameters

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -16,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mfsdp_core import export_state_dict, fully_shard_model, save_safetensors
 from mfsdp_core.errors import LifecycleError, MfsdpError
 from oracle.beside_torch import beside, own_batch, refusal
+from oracle.llama import llama
 from oracle.models import Chain, loss
 from oracle.ranks import RankPool, mesh
 
@@ -24,30 +23,12 @@ pytestmark = pytest.mark.processes
 WAY = ("optim_grads_params", "storage_resize")
 
 
-def small_llama(*, tied: bool) -> Any:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.simplefilter("ignore")  # of transformers
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=64,
-            hidden_size=32,
-            intermediate_size=64,
-            num_hidden_layers=2,
-            num_attention_heads=4,
-            num_key_value_heads=2,
-            tie_word_embeddings=tied,
-        )
-    )
-
-
 def saved_by_transformers(folder: Path, tied: bool) -> tuple[bool, bool, str, str]:
     """Whether both ways of saving come back, what save_pretrained says by itself, and resizing."""
-    plain = small_llama(tied=tied)
+    warnings.simplefilter("ignore")  # of transformers
+    plain = llama(tied)
     model = fully_shard_model(
-        small_llama(tied=tied),
+        llama(tied),
         device_mesh=mesh(2)["dp"],
         fsdp_unit_modules=[type(plain.model.layers[0])],
     )

@@ -6,17 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import CapabilityNotBuiltError
 
-
-@pytest.fixture(autouse=True)
-def fake_group():
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=8)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("fake_group")
+FAKE = (1, 8)
 
 
 def parallel(ranks: int) -> DataParallelAxes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -12,9 +14,8 @@ from mfsdp_core import (
 )
 from mfsdp_core.errors import GradAlreadyReducedError
 from oracle.hybrid import PAIRS, hybrid
-from oracle.models import batch, build, loss
 from oracle.ranks import WORLD, RankPool
-from oracle.reference import expected_gradient, relative_difference
+from oracle.reference import expected_gradient, relative_difference, train
 from oracle.sharded import STRATEGIES, STYLES
 
 pytestmark = pytest.mark.processes
@@ -56,22 +57,14 @@ def training_error(inner: str, outer: str, dtype: torch.dtype) -> float:
     """Largest difference of a parameter after three clipped AdamW steps of two microbatches."""
     toy = hybrid(inner, outer, dtype=dtype)
     optimizer = fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters(), lr=0.01))
-    module = build(NAME, dtype)
-    reference = torch.optim.AdamW(module.parameters(), lr=0.01)
-    for cycle in range(3):
+    make = partial(torch.optim.AdamW, lr=0.01)
+    wanted, norms = train(NAME, WORLD, 2, 3, make, clip_norm=0.5, dtype=dtype)
+    for cycle, expected in enumerate(norms):
         toy.run_cycle(2, cycle=cycle)
-        norm = clip_grad_norm_(toy.model, 0.5)
+        norm = float(clip_grad_norm_(toy.model, 0.5))
+        assert norm == pytest.approx(expected, rel=1e-5)
         optimizer.step()
         optimizer.zero_grad()
-        for rank in range(WORLD):
-            for j in range(2):
-                value = loss(module(batch(NAME, rank, j, dtype, cycle)))
-                (value / WORLD).backward()
-        expected = torch.nn.utils.clip_grad_norm_(module.parameters(), 0.5)
-        assert abs(float(norm - expected)) < 1e-5 * float(expected)
-        reference.step()
-        reference.zero_grad()
-    wanted = {name: p.detach() for name, p in module.named_parameters()}
     return relative_difference(toy.full_parameters(), wanted)
 
 

@@ -20,7 +20,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from bench.validate.scenario import live_bytes, set_aside
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.events import EVENT_KINDS, UNIT_KINDS, Event
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import RankPool, mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -102,14 +102,7 @@ class Model(nn.Module):
 def built(strategy: str, outer: str, watch: Watch, **switches: Any) -> tuple[Any, Any]:
     arguments: dict[str, Any] = {"device_mesh": mesh(2)["dp"]} if outer == "one axis" else {}
     if not arguments:
-        axes, both = two_axes()
-        arguments = {
-            "device_mesh": axes,
-            "dp_shard_dim": "inner",
-            "dp_outer_dim": "outer",
-            "hybrid_fsdp_group": both,
-            "outer_dp_sharding_strategy": outer,
-        }
+        arguments = on_two_axes(outer)
     torch.manual_seed(1)
     model: Any = fully_shard_model(
         Model(watch).double(),

@@ -73,3 +73,27 @@ def test_gradient_norm_and_clipping_equal_torch_on_the_full_gradient(
     for parameters, norm in ranks.run(training_errors, name, strategy, group_size, 0.05):
         assert norm <= 1e-12
         assert parameters <= 1e-10
+
+
+def clipped_without_a_mark(style: str) -> tuple[float, float, float]:
+    """Norm of an accumulated gradient that nobody has finished, the reference's, and the error
+    of the clipped gradient."""
+    toy = shard("aligned_stack", "optim", 2, torch.float64)
+    for j in range(3):
+        toy.backward(j)
+    whole = style == "model"
+    norm = clip_grad_norm_(toy.model if whole else list(toy.model.parameters()), 0.5)
+    expected = reference.expected_gradient("aligned_stack", 2, 3, torch.float64, 0)
+    wanted = torch.stack([g.norm() for g in expected.values()]).norm()
+    clipped = {name: g * (0.5 / (wanted + 1e-6)) for name, g in expected.items()}
+    error = reference.relative_difference(toy.full_gradient(), clipped)
+    return float(norm), float(wanted), error
+
+
+@pytest.mark.parametrize("style", ["model", "parameters"])
+def test_clipping_finishes_a_gradient_that_nobody_has_marked_as_last(
+    ranks: RankPool, style: str
+) -> None:
+    for norm, wanted, error in ranks.run(clipped_without_a_mark, style):
+        assert norm == pytest.approx(wanted, rel=1e-12)
+        assert error < 1e-12

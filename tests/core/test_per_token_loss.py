@@ -6,14 +6,12 @@ one than the mean over tokens.
 
 from __future__ import annotations
 
-from functools import cache
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
@@ -23,7 +21,7 @@ from mfsdp_core import (
     gather_full,
 )
 from oracle.models import TOYS, WIDTH, build
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool, mesh, on_two_axes
 from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES
 
@@ -37,21 +35,10 @@ PAIRS: list[tuple[str, str | None]] = [
 ]
 
 
-@cache
-def two_by_two() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-
-
 def arguments(outer: str | None) -> dict[str, Any]:
     if outer is None:
         return {"device_mesh": mesh(WORLD), "dp_shard_dim": "dp"}
-    return {
-        "device_mesh": two_by_two(),
-        "dp_shard_dim": "inner",
-        "dp_outer_dim": "outer",
-        "hybrid_fsdp_group": dist.group.WORLD,
-        "outer_dp_sharding_strategy": outer,
-    }
+    return on_two_axes(outer)
 
 
 def tokens_of(rank: int, microbatch: int, cycle: int) -> Tensor:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -178,48 +177,6 @@ def test_pools_are_asked_for_what_comes_and_goes_and_nothing_else(case: Case) ->
             if row.role in POOLED_ROLES and row.lifetime != "model"
         }
         assert asked == comes_and_goes
-
-
-#: By hand, for BF16 over FP32 main weights and gradients on a unit, 2 inner ranks; sizes in slices.
-BY_HAND = {
-    ("no_shard", "no_shard"): {
-        "compute_weights": 2,
-        "main_weights": 2,
-        "accumulator": 2,
-        "grad_bucket": 2,
-    },
-    ("optim", "no_shard"): {
-        "compute_weights": 2,
-        "main_weights": 1,
-        "accumulator": 2,
-        "grad_bucket": 2,
-    },
-    ("optim_grads", "no_shard"): {
-        "compute_weights": 2,
-        "main_weights": 1,
-        "accumulator": 1,
-        "grad_bucket": 2,
-    },
-    ("optim_grads_params", "no_shard"): {
-        "compute_weights": 2,
-        "main_weights": 1,
-        "accumulator": 1,
-        "grad_bucket": 2,
-    },
-}
-
-
-@pytest.mark.parametrize(("names", "expected"), BY_HAND.items())
-def test_a_mixed_precision_unit_has_the_buffers_of_its_strategy(
-    names: tuple[str, str], expected: dict[str, int]
-) -> None:
-    layout = build_layout([(4, 3)], 2)
-    plan = BucketPlan("u/0", "u", "bfloat16", True, (0,), layout)
-    dtypes = GroupDtypes("bfloat16", "float32", "float32", "bfloat16", "float32")
-    table = plan_buffers(plan, parse_strategy(*names), Coordinate(1, 2), dtypes)
-    assert {row.role: row.slices for row in table.rows} == expected
-    comes = [row.role for row in table.rows if row.lifetime == "use"]
-    assert comes == (["compute_weights"] if names[0] == "optim_grads_params" else [])
 
 
 def test_hfsdp_collects_outer_sub_shards_in_a_compute_shard() -> None:

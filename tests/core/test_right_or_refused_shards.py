@@ -18,7 +18,7 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_opti
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, beside, distance, own_batch, refusal
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, two_axes
+from oracle.ranks import RankPool, on_two_axes
 
 pytestmark = pytest.mark.processes
 
@@ -128,19 +128,14 @@ def computed(way: tuple[str, str]) -> dict[str, float]:
 
 
 def computed_on_two_axes(outer_strategy: int) -> dict[str, float]:
-    axes, group = two_axes()
     torch.manual_seed(3)
     plain = Uneven().double()
     model = fully_shard_model(
         copy.deepcopy(plain),
-        device_mesh=axes,
-        dp_outer_dim="outer",
-        dp_shard_dim="inner",
-        hybrid_fsdp_group=group,
         fsdp_unit_modules=[Block],
         zero_dp_strategy="optim_grads_params",
-        outer_dp_sharding_strategy=outer_strategy,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        **on_two_axes(outer_strategy),
     )
     loss(model(torch.ones(4, 8, dtype=torch.float64))).backward()
     return worst_errors(plain, model)

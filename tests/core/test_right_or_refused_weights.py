@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import copy
 import gc
-import io
 from typing import Any
 
 import pytest
@@ -119,17 +117,6 @@ def registration_hooks() -> tuple[int, int]:
     return counts[0], counts[1]
 
 
-def saved_and_copied(way: tuple[str, str]) -> list[str]:
-    """Classes of what is computed, copied, detached and saved."""
-    pair = beside(Chain, way)
-    weight = pair.model.module.head.weight
-    stream = io.BytesIO()
-    torch.save(weight.detach(), stream)
-    values = (weight.detach(), weight * 2, weight.data, copy.deepcopy(weight).detach())
-    assert isinstance(weight, nn.Parameter)
-    return [type(value).__name__ for value in values]
-
-
 def complex_weights(policy: str) -> Any:
     """With the default policy the refusal; with dtypes left alone the gradient error."""
 
@@ -187,10 +174,6 @@ def test_parameters_assigned_after_sharding_are_refused(
 ) -> None:
     for messages in ranks.run(assigned, way):
         assert all("expected the sharded parameter" in message for message in messages), messages
-
-
-def test_what_is_made_of_a_sharded_weight_is_no_weight_of_the_model(ranks: RankPool) -> None:
-    assert ranks.run(saved_and_copied, WAYS[3]) == [["UnevenShard"] * 4] * 4
 
 
 def test_models_that_come_and_go_leave_one_watch_on_registrations(ranks: RankPool) -> None:

@@ -24,23 +24,13 @@ from oracle.sharded import STRATEGIES, shard
 
 def errors(unit: str, style: str, strategy: str, arguments: dict[str, Any]) -> list[float]:
     """Largest gradient error of three cycles."""
-    reference, model = sharded(unit, style, strategy, **arguments)
-    own = mesh(2).get_local_rank("dp")
-    found = []
+    pair = sharded(unit, style, strategy, **arguments)
+    own, found = mesh(2).get_local_rank("dp"), []
     for cycle in range(3):
-        reference.zero_grad()
-        for rank in range(2):
-            (reference(inputs(rank, cycle)).square().sum() / 2).backward()
-        model(inputs(own, cycle)).square().sum().backward()
-        wanted = dict(reference.named_parameters())
-        differences = [0.0]
-        for name, parameter in model.module.named_parameters():
-            expected = wanted[name].grad
-            assert (parameter.grad is None) == (expected is None), name
-            if expected is not None:
-                differences.append(float((gather_full(parameter.grad) - expected).abs().max()))
-        found.append(max(differences))
-        model.zero_grad_buffer()
+        for module in pair.both:
+            module(inputs(own, cycle)).square().sum().backward()
+        found.append(pair.worst_gradient())
+        pair.zero_grad()
     return found
 
 
@@ -196,7 +186,7 @@ def test_ranks_that_skip_units_gather_their_buckets_in_the_order_of_those_that_r
 
 
 def order_is_recorded(unit: str) -> bool:
-    _, model = sharded(unit, "plain", "optim_grads_params", disable_bucketing=True)
+    _, model = sharded(unit, "plain", "optim_grads_params", disable_bucketing=True).both
     model(inputs(0, 0))
     return bool(model._context.gathering._order._recorded)
 
@@ -208,7 +198,7 @@ def test_a_complete_pass_records_the_order_of_modules(ranks: RankPool, unit: str
 
 
 def returned_without_its_unit() -> str:
-    _, model = sharded("gated", "plain", "optim_grads_params")
+    _, model = sharded("gated", "plain", "optim_grads_params").both
     with pytest.raises(LifecycleError) as refused:
         model.module.units[0].plain()
     return str(refused.value)
@@ -246,7 +236,9 @@ def test_gradients_of_unusual_models_equal_the_reference(
 
 def story(style: str, arguments: dict[str, Any]) -> list[str]:
     """What happens to the weights of the first two units in a step, and which module runs when."""
-    _, model = sharded("part", style, "optim_grads_params", disable_bucketing=True, **arguments)
+    _, model = sharded(
+        "part", style, "optim_grads_params", disable_bucketing=True, **arguments
+    ).both
     names = {b.name: b.parameters[0] for b in model.buckets()}
     said: list[str] = []
 
@@ -302,7 +294,7 @@ def test_the_next_module_is_gathered_ahead_and_no_further(ranks: RankPool) -> No
 
 def backward_by_surprise() -> list[str]:
     """Weights of units that a backward pass gathers, and nothing had gathered ahead."""
-    _, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
+    _, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True).both
     names = {b.name: b.parameters[0].removeprefix("units.") for b in model.buckets()}
     model(inputs(0, 0)).sum().backward()  # the order is recorded
     model.zero_grad_buffer()
@@ -342,7 +334,7 @@ def test_a_module_called_without_its_unit_is_gathered_alone_and_released_after(
 
 def held_after(style: str) -> list[int]:
     """Bytes of compute weights beyond those of the root, after each of two steps."""
-    _, model = sharded("part", style, "optim_grads_params", disable_bucketing=True)
+    _, model = sharded("part", style, "optim_grads_params", disable_bucketing=True).both
     at_rest = model.ledger.bytes_by_category()["compute_weights"]
     found = []
     for cycle in range(2):
@@ -360,21 +352,16 @@ def test_nothing_stays_gathered_after_a_step(ranks: RankPool, style: str) -> Non
 
 def after_an_exception() -> float:
     """Error of a cycle that follows a forward pass which raised inside a unit."""
-    reference, model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
+    pair = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
+    model = pair.model
     second = model.module.units[1].second
     hook = second.register_forward_pre_hook(lambda *_: (_ for _ in ()).throw(ValueError("here")))
     with pytest.raises(ValueError, match="here"):
         model(inputs(0, 0))
     hook.remove()
-    own = mesh(2).get_local_rank("dp")
-    for rank in range(2):
-        (reference(inputs(rank, 1)).sum() / 2).backward()
-    model(inputs(own, 1)).sum().backward()
-    wanted = dict(reference.named_parameters())
-    return max(
-        float((gather_full(p.grad) - wanted[name].grad).abs().max())
-        for name, p in model.module.named_parameters()
-    )
+    for module in pair.both:
+        module(inputs(mesh(2).get_local_rank("dp"), 1)).sum().backward()
+    return pair.worst_gradient()
 
 
 @pytest.mark.processes

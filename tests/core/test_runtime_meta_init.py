@@ -13,8 +13,7 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
 from mfsdp_core.errors import ConfigurationError
-from oracle.checkpoints import all_four, two_by_two
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool, mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -78,13 +77,7 @@ def on_meta() -> Model:
 def sharded(module: nn.Module, strategy: str, outer: str | None = None, **arguments: Any) -> Any:
     where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
     if outer is not None:
-        where = {
-            "device_mesh": two_by_two(),
-            "dp_shard_dim": "inner",
-            "dp_outer_dim": "outer",
-            "hybrid_fsdp_group": all_four(),
-            "outer_dp_sharding_strategy": outer,
-        }
+        where = on_two_axes(outer)
     torch.manual_seed(3)
     return fully_shard_model(
         module,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from oracle.beside_torch import Pair, beside, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, mesh
-from oracle.reference import relative_difference
+from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES
 
 RECOMPUTE = ("none", "reentrant", "non-reentrant")
@@ -73,49 +70,38 @@ class Nested(nn.Module):
         return self.head(x)
 
 
-def nested(strategy: str, recompute: str, **arguments: Any) -> Any:
-    torch.manual_seed(6)
-    return fully_shard_model(
-        Nested(recompute).double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[Stage, Bare, Block, Gate],
-        zero_dp_strategy=strategy,
+def nested(strategy: str, recompute: str, which: str) -> Pair:
+    return beside(
+        lambda: Nested(recompute),
+        (strategy, "storage_resize"),
+        units=[Stage, Bare, Block, Gate],
         sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        **arguments,
+        nested_units=which,
     )
 
 
 def error_of_two_cycles(strategy: str, recompute: str, which: str) -> tuple[float, bool]:
     """Largest gradient error, and whether what is held at rest stays the same."""
-    model = nested(strategy, recompute, nested_units=which)
-    torch.manual_seed(6)
-    reference = Nested("none").double()
-    rank, worst, at_rest = mesh(2).get_local_rank("dp"), 0.0, model.ledger.bytes_by_category()
+    pair = nested(strategy, recompute, which)
+    model = pair.model
+    worst, at_rest = 0.0, model.ledger.bytes_by_category()
     for cycle in range(2):
         for j in range(2):
-            generator = torch.Generator().manual_seed(10 * cycle + j)
-            x = torch.randn(2, 3, 8, dtype=torch.float64, generator=generator).requires_grad_()
-            for part in x:
-                (loss(reference(part)) / 2).backward()
+            x = own_batch(10 * cycle + j, 3, 8).requires_grad_()
+            loss(pair.plain(x)).backward()
             with model.no_sync():
-                loss(model(x[rank])).backward()
+                loss(model(x)).backward()
             with torch.no_grad():
-                model(x[rank])
+                model(x)
         model.finish_grad_sync()
-        for (name, found), wanted in zip(
-            model.named_parameters(), reference.parameters(), strict=True
-        ):
-            full = gather_full(found.grad)
-            worst = max(worst, relative_difference({name: full}, {name: wanted.grad}))
-        model.zero_grad_buffer()
-        reference.zero_grad()
+        worst = max(worst, pair.worst_gradient())
+        pair.zero_grad()
     return worst, model.ledger.bytes_by_category() == at_rest
 
 
 def owners(which: str) -> dict[str, set[str]]:
     """Parameters by the unit that owns them."""
-    context = nested("optim_grads_params", "none", nested_units=which)._context
+    context = nested("optim_grads_params", "none", which).model._context
     found: dict[str, set[str]] = {}
     for unit in (context.root, *context.units):
         for group in unit.groups:

@@ -1,4 +1,4 @@
-"""When weights come and go: prefetch, release, recomputation, root parameters."""
+"""When weights come and go: prefetch, release, loading."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.events import Event
+from oracle.models import batch, build
 from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES, shard
 
@@ -118,3 +119,22 @@ def most_units_at_once() -> int:
 
 def test_two_units_at_most_are_materialised_at_once(ranks: RankPool) -> None:
     assert ranks.run(most_units_at_once) == [2] * 4
+
+
+def frozen_outputs_after_loading(strategy: str) -> bool:
+    """Whether a frozen weight that was loaded after a forward pass is what the next one uses."""
+    toy = shard("frozen", strategy, 4)
+    value = batch("frozen", 0, 0, torch.float32)
+    with torch.no_grad():
+        toy.model(value)
+        wanted = build("frozen", seed=8)
+        state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
+        toy.model.load_state_dict(state)
+        return torch.equal(toy.model(value), wanted(value))
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loading_reaches_the_compute_copies_of_frozen_weights(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(frozen_outputs_after_loading, strategy) == [True] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -11,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.events import Event
+from oracle.beside_torch import Pair, beside
 from oracle.models import Block, loss
 from oracle.ranks import RankPool, mesh
-from oracle.reference import relative_difference
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -80,67 +80,47 @@ def inputs(rank: int, cycle: int, microbatch: int) -> Tensor:
     return torch.randn(3, 8, dtype=torch.float64, generator=generator)
 
 
-def reference(case: str, cycle: int) -> dict[str, Tensor]:
-    """Mean over ranks of the sum over two microbatches; the second one swaps the ranks' paths."""
-    torch.manual_seed(2)
-    module = Paths("none").double()
-    for rank in range(2):
-        for j in range(2):
-            (loss(module(inputs(rank, cycle, j), PATHS[case][(rank + j) % 2])) / 2).backward()
-    return {name: p.grad for name, p in module.named_parameters() if p.grad is not None}
+def sharded(strategy: str, recompute: str, **arguments: Any) -> Pair:
+    way = (strategy, "storage_resize")
+    more = {"sync_model_each_microbatch": False, **arguments}
+    return beside(lambda: Paths(recompute), way, units=[Branched], **more)
 
 
-def sharded(strategy: str, recompute: str, **arguments: Any) -> Any:
-    torch.manual_seed(2)
-    return fully_shard_model(
-        Paths(recompute).double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[Branched],
-        zero_dp_strategy=strategy,
-        sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        **arguments,
-    )
-
-
-def run_case(model: Any, case: str, cycle: int) -> None:
-    rank = mesh(2).get_local_rank("dp")
+def run_case(pair: Pair, case: str, cycle: int) -> None:
+    """Two microbatches; the second one swaps the ranks' paths."""
+    model, rank = pair.model, mesh(2).get_local_rank("dp")
     for j in range(2):
-        value = model(inputs(rank, cycle, j), PATHS[case][(rank + j) % 2])
+        x, path = inputs(rank, cycle, j), PATHS[case][(rank + j) % 2]
+        loss(pair.plain(x, path)).backward()
+        value = model(x, path)
         with torch.no_grad():  # an evaluation that takes another path yet
-            model(inputs(rank, cycle, j), PATHS[case][(rank + j + 1) % 2])
-        if j == 0:
-            with model.no_sync():
-                loss(value).backward()
-        else:
+            model(x, PATHS[case][(rank + j + 1) % 2])
+        with model.no_sync() if j == 0 else nullcontext():
             loss(value).backward()
     model.finish_grad_sync()
 
 
 def errors_by_case(strategy: str, recompute: str, prefetch: bool) -> dict[str, float]:
     """Gradient error of each case, cycle after cycle on one model; infinite where bytes leak."""
-    model = sharded(strategy, recompute, overlap_param_gather=prefetch)
+    pair = sharded(strategy, recompute, overlap_param_gather=prefetch)
     errors = {}
-    run_case(model, "all run", 0)
-    model.zero_grad_buffer()
-    at_rest = model.ledger.bytes_by_category()
+    run_case(pair, "all run", 0)
+    pair.zero_grad()
+    at_rest = pair.model.ledger.bytes_by_category()
     for cycle, case in enumerate(PATHS, 1):
         if recompute == "reentrant" and any("d" in path for path in PATHS[case]):
             continue  # docs/core-limits.md: the one thing that ranks must not do differently
-        run_case(model, case, cycle)
-        gradients = {name: p.grad for name, p in model.named_parameters()}
-        found = {name: gather_full(g) for name, g in gradients.items() if g is not None}
-        found = {name.removeprefix("module."): gradient for name, gradient in found.items()}
-        errors[case] = relative_difference(found, reference(case, cycle))
-        model.zero_grad_buffer()
-        if model.ledger.bytes_by_category() != at_rest:
+        run_case(pair, case, cycle)
+        errors[case] = pair.worst_gradient()
+        pair.zero_grad()
+        if pair.model.ledger.bytes_by_category() != at_rest:
             errors[case] = float("inf")
     return errors
 
 
 def collectives_of(case: str) -> tuple[Counter[str], int]:
     """Collectives by operation under optim_grads_params, and most units materialised at once."""
-    model = sharded("optim_grads_params", "none")
+    model = sharded("optim_grads_params", "none").model
     counts: Counter[str] = Counter()
     held: set[str] = set()
     most = 0

@@ -13,12 +13,11 @@ from torch.utils.checkpoint import checkpoint
 from mfsdp_core import (
     MixedPrecisionPolicy,
     clip_grad_norm_,
-    fully_shard_model,
     fully_shard_optimizer,
-    gather_full,
 )
+from oracle.beside_torch import beside, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import RankPool
 from oracle.reference import expected_gradient, relative_difference
 from oracle.sharded import STRATEGIES, shard
 
@@ -135,32 +134,12 @@ def called_twice_in_nested_graphs(strategy: str) -> float:
 
 def error_against_one_process(factory: Any, strategy: str) -> float:
     """Largest relative gradient error on two ranks, two cycles, auto-sync on."""
-    torch.manual_seed(11)
-    reference = factory().double()
-    torch.manual_seed(11)
-    model = fully_shard_model(
-        factory().double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[Block],
-        zero_dp_strategy=strategy,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-    )
-    rank, worst = mesh(2).get_local_rank("dp"), 0.0
+    pair, worst = beside(factory, (strategy, "storage_resize")), 0.0
     for cycle in range(2):
-        inputs = [
-            torch.randn(3, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(s))
-            for s in (10 * cycle, 10 * cycle + 1)
-        ]
-        reference.zero_grad()
-        for value in inputs:
-            (loss(reference(value)) / 2).backward()
-        loss(model(inputs[rank])).backward()
-        for (name, found), (_, wanted) in zip(
-            model.named_parameters(), reference.named_parameters(), strict=True
-        ):
-            full = gather_full(found.grad)
-            worst = max(worst, relative_difference({name: full}, {name: wanted.grad}))
-        model.zero_grad_buffer()
+        for module in pair.both:
+            loss(module(own_batch(cycle, 3, 8))).backward()
+        worst = max(worst, pair.worst_gradient())
+        pair.zero_grad()
     return worst
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.events import Event
+from oracle.beside_torch import beside
 from oracle.ranks import RankPool, mesh
 from oracle.sharded import shard
 
@@ -44,16 +42,10 @@ def error_of(strategy: str, uses: list[str], fails: bool) -> float:
 
     fails: a backward pass of the last microbatch raises first, and the cycle is begun again.
     """
-    torch.manual_seed(1)
-    reference = Branches().double()
-    torch.manual_seed(1)
-    model: Any = fully_shard_model(
-        Branches().double(),
-        device_mesh=mesh(2)["dp"],
-        zero_dp_strategy=strategy,
-        sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    pair = beside(
+        Branches, (strategy, "storage_resize"), units=[], sync_model_each_microbatch=False
     )
+    model = pair.model
     own = mesh(2).get_local_rank("dp")
     if fails:
         broken = inputs(own, 9).requires_grad_()
@@ -64,15 +56,10 @@ def error_of(strategy: str, uses: list[str], fails: bool) -> float:
                 loss.backward()
         model.zero_grad_buffer()
     for j, used in enumerate(uses):
-        for rank in range(2):
-            (reference(inputs(rank, j), used) / 2).backward()
+        pair.plain(inputs(own, j), used).backward()
         with model.sync() if j == len(uses) - 1 else model.no_sync():
             model(inputs(own, j), used).backward()
-    wanted = dict(reference.named_parameters())
-    return max(
-        float((gather_full(p.grad) - wanted[name].grad).abs().max())
-        for name, p in model.module.named_parameters()
-    )
+    return pair.worst_gradient()
 
 
 @pytest.mark.sample

@@ -6,24 +6,18 @@ from itertools import product
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 
+pytestmark = pytest.mark.usefixtures("fake_group")
+#: A third has no exact value.
+FAKE = (1, 3)
+
 F32, B16 = torch.float32, torch.bfloat16
 WHOLE = ("no_shard", "optim")
 SLICED = ("optim_grads", "optim_grads_params")
-
-
-@pytest.fixture(autouse=True)
-def fake_group():
-    """Three ranks: a third has no exact value."""
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=3)
-    yield
-    dist.destroy_process_group()
 
 
 class Passes(TorchDispatchMode):

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from oracle.beside_torch import distance
 from oracle.models import Block, loss
-from oracle.ranks import WORLD, RankPool, two_axes
+from oracle.ranks import WORLD, RankPool, on_two_axes
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -53,20 +53,15 @@ class TwiceCheckpointed(nn.Module):
 
 def worst_gradient(strategy: str, outer_strategy: int, is_tied: bool) -> float:
     """Against the mean over all ranks of what plain torch computes."""
-    axes, group = two_axes()
     torch.manual_seed(3)
     plain = TwiceCheckpointed(is_tied).double()
     model = fully_shard_model(
         copy.deepcopy(plain),
-        device_mesh=axes,
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=group,
-        outer_dp_sharding_strategy=outer_strategy,
         fsdp_unit_modules=[Branched],
         zero_dp_strategy=strategy,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
         sync_model_each_microbatch=False,
+        **on_two_axes(outer_strategy),
     )
     batches = [
         torch.randn(4, 8, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)

@@ -6,7 +6,6 @@ a rank, and what is recorded is what the rank enqueues. Its numbers mean nothing
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.engines.stream_order import StreamOrder, recorded_order
 from bench.validate.bugs import UNLISTED
@@ -24,16 +22,11 @@ from mutants import is_noticed_by
 from oracle.models import TwoLinears
 
 RANKS = 4
+pytestmark = pytest.mark.usefixtures("fake_group")
+FAKE = (1, RANKS)
 #: Waited for when a rank has something to learn from it, and else before the next one.
 KEPT = {"all_reduce of flags"}
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
-
-
-@pytest.fixture(autouse=True)
-def fake_group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=RANKS)
-    yield
-    dist.destroy_process_group()
 
 
 class FusedLinear(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""What users of torch put beside an optimizer: schedulers, closures, scalers, averaged weights."""
+"""What users of torch put beside an optimizer: scalers and averaged weights."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.optim import lr_scheduler
 
 import mfsdp_core
 from mfsdp_core.errors import LifecycleError
@@ -20,20 +19,6 @@ from oracle.sharded import STRATEGIES, Sharded
 pytestmark = pytest.mark.processes
 
 NAME, RANKS, STEPS = "linear_stack", 2, 4
-Schedule = Callable[[torch.optim.Optimizer], Any]
-
-SCHEDULES: dict[str, Schedule] = {
-    "StepLR": lambda o: lr_scheduler.StepLR(o, 2, gamma=0.5),
-    "OneCycleLR": lambda o: lr_scheduler.OneCycleLR(o, max_lr=0.05, total_steps=2 * STEPS),
-    "SequentialLR": lambda o: lr_scheduler.SequentialLR(
-        o, [lr_scheduler.ConstantLR(o, 0.5, 2), lr_scheduler.ExponentialLR(o, 0.9)], [2]
-    ),
-    "SWALR": lambda o: torch.optim.swa_utils.SWALR(o, swa_lr=0.05, anneal_epochs=3),
-}
-
-
-def adamw(parameters: Any) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=0.01)
 
 
 def sharded(
@@ -69,27 +54,6 @@ def parameters_of(model: nn.Module) -> Named:
     return {name: p.detach().clone() for name, p in model.named_parameters()}
 
 
-def with_schedule(schedule: str) -> tuple[float, list[list[float]]]:
-    """Error of the weights, and the learning rates of both sides, step by step."""
-    toy, optimizer = sharded("optim_grads_params", adamw)
-    scheduler = SCHEDULES[schedule](optimizer)
-    model, mean_loss = plain()
-    reference = adamw(model.parameters())
-    reference_scheduler = SCHEDULES[schedule](reference)
-    rates = []
-    for step in range(STEPS):
-        optimizer.zero_grad()
-        toy.backward(cycle=step)
-        optimizer.step()
-        scheduler.step()
-        reference.zero_grad()
-        mean_loss(step).backward()
-        reference.step()
-        reference_scheduler.step()
-        rates.append([o.param_groups[0]["lr"] for o in (optimizer, reference)])
-    return relative_difference(toy.full_parameters(), parameters_of(model)), rates
-
-
 def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
     """A GradScaler; in step 1 a single rank overflows, so that all of them must skip the step."""
     make = lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused)  # noqa: E731
@@ -116,15 +80,6 @@ def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
         reference_scaler.update()
         scales.append([scaler.get_scale(), reference_scaler.get_scale()])
     return relative_difference(toy.full_parameters(), parameters_of(model)), scales
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_scheduler_made_after_fully_shard_drives_the_optimizer(
-    ranks: RankPool, schedule: str
-) -> None:
-    for error, rates in ranks.run(with_schedule, schedule):
-        assert error < 1e-12
-        assert all(ours == pytest.approx(theirs) for ours, theirs in rates)
 
 
 @pytest.mark.parametrize(

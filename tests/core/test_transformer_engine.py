@@ -15,7 +15,7 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_opti
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from oracle import transformer_engine as te
 from oracle.models import Lone
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import RankPool, mesh, on_two_axes
 
 pytestmark = pytest.mark.processes
 
@@ -122,25 +122,12 @@ def expected(recipe: str, ranks: int) -> list[list[float]]:
 def sharded(model: nn.Module, axes: str, strategy: Any, **options: Any) -> Any:
     policy = MixedPrecisionPolicy(torch.float32, torch.float32)
     options = {"mixed_precision_policy": policy, "fsdp_unit_modules": [Unit, Lone], **options}
-    if axes == "fsdp":
+    if axes in ("one", "fsdp"):
         return fully_shard_model(
-            model, device_mesh=mesh(2)["dp"], zero_dp_strategy=strategy, **options
+            model, device_mesh=mesh(RANKS[axes])["dp"], zero_dp_strategy=strategy, **options
         )
-    if axes == "one":
-        return fully_shard_model(
-            model, device_mesh=mesh(1)["dp"], zero_dp_strategy=strategy, **options
-        )
-    both, group = two_axes()
-    return fully_shard_model(
-        model,
-        device_mesh=both,
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=group,
-        outer_dp_sharding_strategy=int(axes == "hfsdp"),
-        zero_dp_strategy=strategy,
-        **options,
-    )
+    where = on_two_axes(int(axes == "hfsdp"))
+    return fully_shard_model(model, zero_dp_strategy=strategy, **where, **options)
 
 
 def trained(recipe: str, axes: str, strategy: Any, fuses: bool) -> dict[str, Any]:
@@ -290,14 +277,18 @@ def kept(keep: bool) -> tuple[list[float], bool]:
         return found, all(raw._transpose is not None for raw in raws)
 
 
-def reloaded(recipe: str) -> bool:
-    """Main weights of another model are loaded: outputs are the same, to the bit."""
+def reloaded(recipe: str, weights_alone: bool) -> list[bool]:
+    """Main weights of another model are loaded: whether extra state is left out, and outputs are
+    the same, to the bit. weights_alone: as a model of plain layers saves them."""
     with te.installed():
         _, source = losses_of(recipe)
+        state = source.state_dict()
+        given = {n: v for n, v in state.items() if not (weights_alone and "_extra_state" in n)}
         target = sharded(primary(recipe), "fsdp", FLAT)
-        target.load_state_dict(source.state_dict())
+        target.load_state_dict(given, strict=not weights_alone)
         with torch.no_grad():
-            return torch.equal(source(batch(9, 0)), target(batch(9, 0)))
+            same = torch.equal(source(batch(9, 0)), target(batch(9, 0)))
+        return [len(given) < len(state), same]
 
 
 def refusals() -> dict[str, str]:
@@ -364,9 +355,15 @@ def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept(ranks: RankPoo
     assert (are_left, stay) == (False, True)
 
 
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
-def test_loading_main_weights_quantises_them_again(ranks: RankPool, recipe: str) -> None:
-    assert all(ranks.run(reloaded, recipe))
+@pytest.mark.parametrize(
+    ("recipe", "weights_alone"), [("current", False), ("mxfp8", False), ("mxfp8", True)]
+)
+def test_loading_main_weights_quantises_them_again(
+    ranks: RankPool, recipe: str, weights_alone: bool
+) -> None:
+    """Extra state is saved and may be left out."""
+    for one in ranks.run(reloaded, recipe, weights_alone):
+        assert one == [weights_alone, True]
 
 
 def test_what_is_not_built_is_refused_in_words(ranks: RankPool) -> None:
@@ -381,21 +378,3 @@ def test_main_weights_without_the_drawn_values_are_warned_about(ranks: RankPool)
     for message, equal in ranks.run(without_values):
         assert "preserve_high_precision_init_val=True" in message
         assert equal
-
-
-def without_extra_state() -> list[bool]:
-    """Weights alone are loaded, as a model of plain layers saves them; whether outputs follow."""
-    with te.installed():
-        _, source = losses_of("mxfp8")
-        state = source.state_dict()
-        weights = {name: value for name, value in state.items() if "_extra_state" not in name}
-        target = sharded(primary("mxfp8"), "fsdp", FLAT)
-        target.load_state_dict(weights, strict=False)
-        with torch.no_grad():
-            same = torch.equal(source(batch(9, 0)), target(batch(9, 0)))
-        return [len(weights) < len(state), same]
-
-
-def test_extra_state_is_saved_and_may_be_left_out(ranks: RankPool) -> None:
-    for one in ranks.run(without_extra_state):
-        assert one == [True, True]

@@ -1,8 +1,8 @@
 """Type promotion in reductions and accumulations: the relations of Megatron-LM pull request 3067.
 
 Its appendix prints, for one sample each, which ways to reduce or to accumulate tensors of one dtype
-into another agree. First the relations themselves, of torch, on many samples; then the gradients of
-the core, whose roundings they decide. The gradients are the inputs, so everything is known.
+into another agree. Here are the relations themselves, of torch, on many samples. The gradients of
+the core, whose roundings they decide, are those of `test_oracle_dtypes.py`.
 
     FP32 into BF16   reduce, then cast  ==  add the FP32 sum to a BF16 tensor  !=  cast, then reduce
     BF16 into FP32   cast, then reduce  ==  add BF16 tensors to an FP32 one    !=  reduce, then cast

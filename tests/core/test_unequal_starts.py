@@ -11,7 +11,7 @@ from torch import nn
 
 from mfsdp_core import fully_shard_model
 from oracle.models import Block, Chain
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import RankPool, mesh, on_two_axes
 
 pytestmark = pytest.mark.processes
 
@@ -43,14 +43,11 @@ def unlike(strategy: str) -> list[list[str]]:
 
 
 def unlike_on_two_axes() -> list[str]:
-    axes, group = two_axes()
-    outer = axes.get_local_rank("outer")
+    where = on_two_axes()
+    outer = where["device_mesh"].get_local_rank("outer")
     return said(
         lambda module: module.get_parameter("head.bias").add_(outer),
-        device_mesh=axes,
-        dp_outer_dim="outer",
-        dp_shard_dim="inner",
-        hybrid_fsdp_group=group,
+        **where,
     )
 
 

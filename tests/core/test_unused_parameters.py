@@ -18,7 +18,7 @@ from mfsdp_core import (
 )
 from oracle.beside_torch import WAYS, Pair, beside, mean_over_ranks, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import RankPool, mesh, on_two_axes
 
 pytestmark = pytest.mark.processes
 
@@ -94,19 +94,14 @@ def run_cycle(pair: Pair, number: int, cycle: tuple[tuple[str, str], ...]) -> No
     pair.model.finish_grad_sync()
 
 
-def on_two_axes(outer_strategy: int) -> list[list[str]]:
+def names_without_gradients(outer_strategy: int) -> list[list[str]]:
     """Names without a gradient, by cycle, over 2 x 2 ranks; rank 3 alone takes a branch."""
-    axes, group = two_axes()
     torch.manual_seed(0)
     model = fully_shard_model(
         Branched(),
-        device_mesh=axes,
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=group,
-        outer_dp_sharding_strategy=outer_strategy,
         fsdp_unit_modules=[WithBranch],
         mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16),
+        **on_two_axes(outer_strategy),
     )
     found = []
     for branches in ("a", "1", ""):
@@ -166,7 +161,7 @@ def test_a_parameter_that_nobody_used_is_left_alone_as_by_plain_torch(
 def test_one_rank_of_a_hybrid_mesh_speaks_for_all(ranks: RankPool, outer_strategy: int) -> None:
     branches = [[f"module.blocks.{i}.branch.{n}" for n in ("weight", "bias")] for i in range(3)]
     aside = ["module.aside.weight", "module.aside.bias"]
-    for found in ranks.run(on_two_axes, outer_strategy):
+    for found in ranks.run(names_without_gradients, outer_strategy):
         assert sorted(found[0]) == sorted([*branches[0], *branches[1], *branches[2]])
         assert sorted(found[1]) == sorted([*branches[0], *branches[2], *aside])
         assert sorted(found[2]) == sorted([*branches[0], *branches[1], *branches[2], *aside])

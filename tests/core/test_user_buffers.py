@@ -17,13 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.comm import symmetric, torch_backend
 from mfsdp_core.comm.symmetric import Member, UserBuffers
 from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.streams import CudaStreams, Streams
+
+FAKE = (1, 4)
 
 CPU = torch.device("cpu")
 
@@ -217,13 +218,6 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.linear(x)
-
-
-@pytest.fixture
-def fake_group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.fixture

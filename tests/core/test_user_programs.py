@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mfsdp_core
+from oracle.llama import llama
 from oracle.ranks import RankPool, mesh
 from oracle.reference import Named, relative_difference
 
@@ -40,27 +41,6 @@ def whole_weights(model: nn.Module) -> Named:
         name.removeprefix("module."): mfsdp_core.gather_full(p.detach()).reshape(p.shape)
         for name, p in model.named_parameters()
     }
-
-
-def llama(tied: bool) -> nn.Module:
-    """A two-layer Llama from a config; equal weights on all ranks."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=61,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        tie_word_embeddings=tied,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=0,
-    )
-    torch.manual_seed(5)
-    return LlamaForCausalLM(config)
 
 
 def trained_llama(

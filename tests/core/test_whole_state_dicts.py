@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 from mfsdp_core import fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import StateDictError
 from oracle.beside_torch import refusal
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import RankPool, mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.processes
@@ -38,17 +38,12 @@ def built(strategy: str, size: int, *widths: int) -> tuple[Any, Any]:
     return model, fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.1))
 
 
-def on_two_axes(outer_strategy: int) -> bool:
-    axes, group = two_axes()
+def taken_whole(outer_strategy: int) -> bool:
     torch.manual_seed(0)
     model = fully_shard_model(
         nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3)),
-        device_mesh=axes,
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=group,
-        outer_dp_sharding_strategy=outer_strategy,
         fsdp_unit_modules=[nn.Linear],
+        **on_two_axes(outer_strategy),
     )
     found = get_model_state_dict(model, options=WHOLE)
     torch.manual_seed(0)
@@ -114,7 +109,7 @@ def test_whole_state_is_taken_and_set(ranks: RankPool, strategy: str, size: int)
 
 @pytest.mark.parametrize("outer_strategy", [0, 1])
 def test_whole_state_is_taken_from_two_axes(ranks: RankPool, outer_strategy: int) -> None:
-    assert all(ranks.run(on_two_axes, outer_strategy))
+    assert all(ranks.run(taken_whole, outer_strategy))
 
 
 def test_rows_that_torch_writes_elsewhere_are_refused(ranks: RankPool) -> None:

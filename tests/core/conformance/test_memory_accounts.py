@@ -129,6 +129,13 @@ def test_allocators_keep_their_promises() -> None:
         same("refilled", again.untyped_storage().nbytes(), 32)
         same("other keys", made.acquire(_key("a", 8, "outer_bucket")) is again, False)
     ledger = MemoryLedger()
+    weights = TemporaryAllocator(streams, ledger)
+    view = weights.acquire(_key("a", 4, "compute_weights"))[1:3]
+    weights.release(_key("a", 4, "compute_weights"))
+    same("until its last view is gone", ledger.bytes_by_category()["compute_weights"], 16)
+    del view
+    same("gone", ledger.bytes_by_category()["compute_weights"], 0)
+    ledger = MemoryLedger()
     scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
     memory = scratch.acquire("x", 3, torch.bfloat16)
     same("scratch", (memory.numel(), memory.dtype), (3, torch.bfloat16))
@@ -186,6 +193,8 @@ def test_slots_go_from_unit_to_unit() -> None:
     same("home again", pool.acquire(key("a/0")).data_ptr(), a0.data_ptr())
     served = (pool.serves(key("a/0")), pool.serves(_key("other")), pool.has_room(_key("other")))
     same("serves", served, (True, False, True))
+    for unlike in (_key("a/0", 2), BufferKey("a/0", "grad_bucket", 8, torch.float64)):
+        same("another size or dtype", pool.serves(unlike), False)
     other = pool.acquire(_key("other"))
     same("elsewhere", other.numel(), 8)
     pool.release(_key("other"))

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
-from oracle.ranks import mesh
+from oracle.beside_torch import Pair, beside
 
 WIDTH = 8
 
@@ -153,22 +152,16 @@ UNITS: dict[str, Callable[[str], nn.Module]] = {
 }
 
 
-def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> tuple[nn.Module, Any]:
-    """The model in one process, and sharded over two ranks, with equal weights."""
-    torch.manual_seed(5)
-    reference = Model(UNITS[unit], style).double()
-    torch.manual_seed(5)
-    model = fully_shard_model(
-        Model(UNITS[unit], style).double(),
-        device_mesh=mesh(2)["dp"],
-        fsdp_unit_modules=[UNITS[unit]],  # type: ignore[list-item]
-        zero_dp_strategy=strategy,
-        sync_model_each_microbatch=True,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> Pair:
+    """The model in plain torch, and gathered by module over two ranks."""
+    return beside(
+        lambda: Model(UNITS[unit], style),
+        (strategy, arguments.pop("allocator", "storage_resize")),
+        units=[UNITS[unit]],  # type: ignore[list-item]
         enable_fine_grained_param_gather=True,
+        pool_slots=2,
         **arguments,
     )
-    return reference, model
 
 
 def inputs(rank: int, cycle: int) -> Tensor:

@@ -7,16 +7,14 @@ every replica of the layout works in a folder of its own; hybrid layouts are 2x2
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import WORLD
+from oracle.ranks import WORLD, on_two_axes
 from oracle.ranks import mesh_of_every_replica as mesh
 from oracle.sharded import STRATEGIES
 
@@ -27,16 +25,6 @@ LAYOUTS: list[Layout] = [
     *((WORLD, inner, "no_shard") for inner in STRATEGIES),
     *((WORLD, inner, "optim") for inner in STRATEGIES[1:]),
 ]
-
-
-@cache
-def two_by_two() -> DeviceMesh:
-    return init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
-
-
-@cache
-def all_four() -> Any:
-    return two_by_two()["outer", "inner"]._flatten("all_four").get_group()
 
 
 @dataclass
@@ -90,13 +78,7 @@ def toy(
     size, inner, outer = layout
     where: dict[str, Any] = {"device_mesh": mesh(size), "dp_shard_dim": "dp"}
     if outer != "none":
-        where = {
-            "device_mesh": two_by_two(),
-            "dp_shard_dim": "inner",
-            "dp_outer_dim": "outer",
-            "hybrid_fsdp_group": all_four(),
-            "outer_dp_sharding_strategy": outer,
-        }
+        where = on_two_axes(outer)
     arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(torch.float32))
     model = fully_shard_model(
         build(name, seed=seed),

@@ -78,6 +78,18 @@ def two_axes() -> tuple[DeviceMesh, Any]:
     return axes, axes["outer", "inner"]._flatten("outer_inner").get_group()
 
 
+def on_two_axes(outer: str | int = 0) -> dict[str, Any]:
+    """In a rank: arguments that shard over `two_axes`, by this strategy along the outer one."""
+    axes, group = two_axes()
+    return {
+        "device_mesh": axes,
+        "dp_shard_dim": "inner",
+        "dp_outer_dim": "outer",
+        "hybrid_fsdp_group": group,
+        "outer_dp_sharding_strategy": outer,
+    }
+
+
 def enter_world() -> None:
     """In a new rank: warnings are errors, and the meshes of all group sizes exist."""
     warnings.simplefilter("error")
