@@ -187,6 +187,10 @@ class Thread:
         else:
             self.process.count((line,), self.varying)
 
+    def alone(self, line: Line) -> Burst | None:
+        """The burst that this line is by itself; None where calls are open, which it may be for."""
+        return None if self.calls else self.process.stretch.get((line,))
+
     def close(self) -> None:
         """End the burst: later lines do not belong to its calls."""
         if self.calls:

@@ -14,7 +14,7 @@ from typing import Final
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Line, Process
+from reports.nccl.process import Burst, Line, Process
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -59,6 +59,8 @@ class StreamReader:
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
     _known: dict[Key, Line] = field(default_factory=dict)
+    # TUNING lines that stand alone; forgotten at the next line of another kind.
+    _alone: dict[bytes, Burst] = field(default_factory=dict)
     _begun: bytes = b""
     _damaged_before: int = field(init=False)
 
@@ -71,6 +73,10 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
+        burst = self._alone.get(piece)
+        if burst is not None:
+            burst.count += 1
+            return
         key: Key = piece
         known, varying, whole = self._known.get(piece), None, not self._begun
         if known is None and (varying := grammar.VARYING.search(piece)) is not None:
@@ -78,7 +84,13 @@ class StreamReader:
             known = self._known.get(key)
         if known is not None and whole:
             known.thread.add(known, varying)
+            burst = known.thread.alone(known)
+            if burst is not None:
+                self._alone[piece] = burst
+            elif varying is not None:
+                self._alone.clear()
             return
+        self._alone.clear()
         line = self._begun + piece.replace(b"\0", b"")
         self._begun = b""
         if line.endswith(b"\n"):
@@ -118,6 +130,7 @@ class StreamReader:
         """`iteration` iterations have ended before the next line of the stream."""
         if iteration != self.iteration:
             self.iteration = iteration
+            self._alone.clear()
             for process in self.processes.values():
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
 

@@ -10,6 +10,7 @@ import pytest
 import zstandard
 
 from bench.errors import UsageError
+from corpus_lines import coll, info, init, reg, ring
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import to_junit
 from reports.nccl.requirement import Conditions, judge, parse_requirements, profile
@@ -81,3 +82,12 @@ def test_a_copy_of_a_log_is_counted_once_and_its_continuation_too(tmp_path):
     job = audit_paths([tmp_path]).job
     assert (job.lines, len(job.processes)) == (5, 1)
     assert "was counted once" in " ".join(job.remarks)
+
+
+def test_a_repeated_line_is_no_longer_alone_once_a_call_or_a_registration_came(tmp_path):
+    line = info(ring("AllGather"))
+    lines = [*map(info, init(0)), line, line, line, info(coll("AllGather")), line]
+    (tmp_path / "log").write_text("".join(f"{one}\n" for one in [*lines, info(reg()), line]))
+    rows = {row.phase: row for row in audit_paths([tmp_path]).rows}
+    assert {phase: row.lines for phase, row in rows.items()} == {"before": 4, "after": 1}
+    assert not any("without a line" in text for row in rows.values() for text in row.remarks)
