@@ -159,9 +159,9 @@ bench: venv
 	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
 	done
 
-# Real process trees with scripted ranks, then jobs of a Slurm of its own; what each record says.
+# Real process trees with scripted ranks, three at a time, then jobs of a Slurm of its own.
 faults: venv
-	@$(BIN)/python tests/run/faults/hundred_faults.py
+	@$(BIN)/python -m pytest -m "nightly or not nightly" tests/run/faults -n 3
 	@PYTHONPATH=.:tests/cluster $(BIN)/python tests/cluster/fifty_faults.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.

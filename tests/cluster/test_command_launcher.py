@@ -192,7 +192,7 @@ def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
     assert not list((run / "logs").glob("launcher.*"))
 
 
-# Daily on this machine: tests/run/faults/test_faults_ranks.py.
+# Daily on this machine: tests/run/faults/test_faults.py.
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(240)
