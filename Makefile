@@ -162,7 +162,7 @@ bench: venv
 # Real process trees with scripted ranks, three at a time, then jobs of a Slurm of its own.
 faults: venv
 	@$(BIN)/python -m pytest -m "nightly or not nightly" tests/run/faults -n 3
-	@PYTHONPATH=.:tests/cluster $(BIN)/python tests/cluster/fifty_faults.py
+	@$(BIN)/python -m pytest -m nightly tests/cluster/test_slurm_faults.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
 ifeq ($(DEVICE),cpu)

@@ -1,4 +1,4 @@
-"""What every test folder shares: skips with a reason, where a machine lacks what a test needs."""
+"""What every test folder shares: ranks, a results folder, and skips that say why."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ import random
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
 if TYPE_CHECKING:
+    from bench.store import ResultsStore
     from bench.testing.workers import ForkServer
 
 # A property that holds but is slow on a busy machine has not failed. Daily the same examples are
@@ -45,6 +47,14 @@ def fork_server() -> Iterator[ForkServer]:
 
     with ForkServer(paths=tuple(filter(None, sys.path)), modules=MODULES) as made:
         yield made
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ResultsStore:
+    """An empty results folder."""
+    from bench.store import ResultsStore
+
+    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def cuda_device_count() -> int:
@@ -101,8 +111,10 @@ def pytest_configure() -> None:
     Where PYTHONDONTWRITEBYTECODE is set, every rank and command under test would compile all of the
     source anew. The files of tests share the cores among them, so none computes on all of them.
     Signals that the caller ignores (nohup, a job in the background) the runner leaves
-    ignored, on purpose, and so would every process under test.
+    ignored, on purpose, and so would every process under test. Records of a test need not outlive a
+    power cut, and waiting for the disk is most of what writing them takes.
     """
+    os.fsync = lambda _: None
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False
     os.environ.setdefault("OMP_NUM_THREADS", "1")

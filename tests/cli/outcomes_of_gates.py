@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import random
 import re
 import subprocess
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +28,9 @@ def both(world: World, head: Arm, **how: Any) -> None:
     record_arms(world.store, {"base": Arm(), "head": head}, **{"noise": 0.003, **how})
 
 
-def timed(world: World, milliseconds: Any) -> Any:
-    """A launch whose steps take `milliseconds(arm, block)`."""
+@contextlib.contextmanager
+def timed(world: World, milliseconds: Any) -> Iterator[None]:
+    """Launches whose steps take `milliseconds(arm, block)`."""
     rng = random.Random(7)
 
     def launch(resolved, folder, **_: object):
@@ -43,9 +46,9 @@ def timed(world: World, milliseconds: Any) -> Any:
         folder.write_status(status)
         return status
 
-    patch = pytest.MonkeyPatch()
-    patch.setattr("bench.cli.arm_preparation.launch", launch)
-    return patch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("bench.cli.arm_preparation.launch", launch)
+        yield
 
 
 # -- gate --------------------------------------------------------------------------------------
@@ -174,13 +177,10 @@ def _(world: World) -> int:
 
 @scenario("gate", "a regression that more blocks confirm")
 def _(world: World) -> int:
-    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
-    try:
+    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
         file = world.file("name: gate\nmatrix: {product: {engine.strategy: [no_shard, optim]}}\n")
         assert world.run("run", file, *ARMS, "--interleave", "--repeat", "6") == 0
         code = world.run("gate", file, *ARMS, "--only", "optim", "--confirm", "2")
-    finally:
-        patch.undo()
     assert "running 2 more blocks of 1 of 2 cells" in world.err
     assert "8 blocks" in world.out
     runs = Counter(record.status.cell for record in world.store.records())
@@ -190,20 +190,16 @@ def _(world: World) -> int:
 
 @scenario("gate", "a regression that more blocks do not confirm")
 def _(world: World) -> int:
-    patch = timed(world, lambda arm, block: 11.0 if arm == "head" and block < 6 else 10.0)
-    try:
+    with timed(world, lambda arm, block: 11.0 if arm == "head" and block < 6 else 10.0):
         file = world.file("name: gate\n")
         assert world.run("run", file, *ARMS, "--interleave", "--repeat", "6") == 0
         assert world.run("gate", file, *ARMS) == 1
         return world.run("gate", file, *ARMS, "--confirm", "6")
-    finally:
-        patch.undo()
 
 
 @scenario("gate", "blocks within a budget, until the change is known")
 def _(world: World) -> int:
-    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
-    try:
+    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
         file = world.file(TWO_CELLS)
         assert world.run("gate", file, *ARMS, "--budget", "10m") == 1
         assert re.search(r"ddp: step_time regressed after \d blocks", world.err)
@@ -215,18 +211,13 @@ def _(world: World) -> int:
         assert "RunStarted" not in world.err
         assert "[1/" not in world.err
         return world.run("gate", file, *ARMS)
-    finally:
-        patch.undo()
 
 
 @scenario("gate", "one of two cells within a budget")
 def _(world: World) -> int:
-    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
-    try:
+    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
         file = world.file(TWO_CELLS)
         code = world.run("gate", file, *ARMS, "--budget", "10m", "--only", "dd*")
-    finally:
-        patch.undo()
     assert "1 of 1 comparisons decided in" in world.err
     assert {record.status.cell for record in world.store.records()} == {"ddp"}
     return code
@@ -234,12 +225,9 @@ def _(world: World) -> int:
 
 @scenario("gate", "blocks within a budget, of code that does not differ")
 def _(world: World) -> int:
-    patch = timed(world, lambda *_: 10.0)
-    try:
+    with timed(world, lambda *_: 10.0):
         file = world.file(TWO_CELLS)
         code = world.run("gate", file, *ARMS, "--budget", "10m", "--strict")
-    finally:
-        patch.undo()
     assert "PASSED" in world.out
     assert world.run("status", "two-base-vs-head") == 0
     (name,) = world.store.sweeps()
@@ -254,11 +242,8 @@ def _(world: World) -> int:
 @scenario("gate", "a budget that is spent before anything is known")
 def _(world: World) -> int:
     rng = random.Random(5)
-    patch = timed(world, lambda *_: 10.0 * rng.gauss(1.0, 0.2))
-    try:
+    with timed(world, lambda *_: 10.0 * rng.gauss(1.0, 0.2)):
         code = world.run("gate", world.file("name: gate\n"), *ARMS, "--budget", "2s", "--strict")
-    finally:
-        patch.undo()
     assert "0 of 1 comparisons decided" in world.err
     assert re.search(r"step_time is undecided after \d+ blocks?: about \d+ more", world.err)
     return code
@@ -268,11 +253,8 @@ def _(world: World) -> int:
 def _(world: World) -> int:
     policy = world.folder / "gates.yaml"
     policy.write_text("metrics: {step_time: {gate: advisory}}\n")
-    patch = timed(world, lambda *_: 10.0)
-    try:
+    with timed(world, lambda *_: 10.0):
         code = world.run("gate", world.file(TWO_CELLS), *ARMS, "--budget", "5m", "--policy", policy)
-    finally:
-        patch.undo()
     assert len(list(world.store.records())) == 4
     return code
 
@@ -324,11 +306,8 @@ def _(world: World) -> int:
 
 @scenario("noise", "enough steady blocks")
 def _(world: World) -> int:
-    patch = timed(world, lambda *_: 10.0)
-    try:
+    with timed(world, lambda *_: 10.0):
         code = world.run("noise", world.file(TWO_CELLS), "--repeat", "6")
-    finally:
-        patch.undo()
     assert "noise floor" in world.out
     assert world.run("noise") == 0
     assert "0 minutes ago" in world.out

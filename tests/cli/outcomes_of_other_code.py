@@ -271,12 +271,9 @@ def _(world: World) -> int:
 def _(world: World) -> int:
     from outcomes_of_gates import timed
 
-    patch = timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0)
     file = world.file("name: gate\n")
-    try:
+    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
         assert world.run("run", file, *SAME, "--interleave", "--repeat", "6") == 0
-    finally:
-        patch.undo()
     world.states = {"base": "crashed"}
     code = world.run("gate", file, *SAME, "--confirm", "2")
     assert "the regression stays as it was" in world.err

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
+from git_repository import git
 
 from bench.cli import bisecting
 from bench.cli.main import run_command_line
@@ -29,15 +28,6 @@ base:
   launch: {ranks: 1}
 matrix: {product: {engine.name: [single]}}
 """
-
-
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=somebody", "-c", "user.email=a@example.org"]
-    command = ["git", "-C", str(folder), *identity, *arguments]
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("GIT_")}
-    return subprocess.run(
-        command, check=True, capture_output=True, text=True, timeout=60, env=environment
-    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")

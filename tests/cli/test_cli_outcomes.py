@@ -23,7 +23,7 @@ import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
 from gate_runs import CELLS, Arm, record_arms
-from outcome_scenarios import SCENARIOS, TWO_CELLS, Row, World, scenario, scenarios
+from outcome_scenarios import SCENARIOS, TWO_CELLS, Row, Scenario, World, scenario, scenarios
 
 from bench.doctor import accelerators
 
@@ -58,11 +58,17 @@ def table() -> list[Any]:
     return [pytest.param(*row, id=f"{row[0]}: {row[1]}") for row in rows]
 
 
+#: Some scenarios ask two verbs for the same, and are the outcome of both: each runs once.
+_ENDED: dict[Scenario, int] = {}
+
+
 @pytest.mark.parametrize(("verb", "outcome", "code"), table())
 def test_the_outcome_has_the_exit_code_of_the_table(world: World, verb, outcome, code):
     assert (verb, outcome) in SCENARIOS, "this row of docs/exit-codes.md has no scenario here"
-    found = SCENARIOS[verb, outcome](world)
-    assert found == code, world.err
+    asked = SCENARIOS[verb, outcome]
+    if asked not in _ENDED:
+        _ENDED[asked] = asked(world)
+    assert _ENDED[asked] == code, world.err
     if code == 2:
         assert "Traceback" not in world.err
 
@@ -94,7 +100,11 @@ def _(world: World) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.cli.planning.plan_text", lambda _: 1 / 0)
         code = world.run("plan", "quickstart")
-    Path(world.err.strip().rpartition(" ")[2]).unlink()
+    said = "error: internal error: ZeroDivisionError: division by zero; the traceback is in "
+    assert world.err.startswith(said)
+    kept = Path(world.err.strip().rpartition(" ")[2])
+    assert "planning.py" in kept.read_text()
+    kept.unlink()
     return code
 
 
@@ -245,7 +255,11 @@ def _(world: World) -> int:
 @scenario("run", "another runner on the results folder")
 def _(world: World) -> int:
     with world.store.lock():
-        return world.run("run", world.file(TWO_CELLS))
+        code = world.run("run", world.file(TWO_CELLS))
+    using = f"another runner is using {world.folder / 'results'} (pid {os.getpid()}"
+    assert using in world.err
+    assert list(world.store.records()) == []
+    return code
 
 
 def interrupted(world: World, count: int) -> int:
@@ -260,6 +274,8 @@ def interrupted(world: World, count: int) -> int:
     )
     world.err = done.stderr
     assert "once more to end at once" in done.stderr
+    assert "0 failed, 1 interrupted, 1 not started" in done.stderr
+    assert "the same command goes on from here" in done.stderr
     assert world.cli.runs("two") == [("ddp", "interrupted")]
     return done.returncode
 

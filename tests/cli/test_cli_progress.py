@@ -108,7 +108,10 @@ def test_a_terminal_gets_bars_and_lines_in_colour(cli):
     assert "step 0/4" in shown
     assert "waiting for the ranks to start and to load torch" in shown
     assert "ddp  ok in 3.2 s" in shown
+    assert "nan in 1.0 s: loss at [step 3]" in shown, "a reason is no markup"
     assert "\x1b[32m" in shown  # green
+    hidden, again = "\x1b[?25l", "\x1b[?25h"
+    assert shown.rfind(again) > shown.find(hidden) > -1, "the cursor is still hidden"
 
 
 @pytest.mark.timeout(60)
@@ -116,11 +119,6 @@ def test_no_color_is_honoured_on_a_terminal(cli):
     shown = on_a_terminal(cli, NO_COLOR="1")
     assert "ddp  ok in 3.2 s" in shown
     assert "\x1b[3" not in shown.replace("\x1b[3m", "")
-
-
-@pytest.mark.timeout(60)
-def test_a_reason_that_looks_like_markup_is_printed_as_it_is(cli):
-    assert "nan in 1.0 s: loss at [step 3]" in on_a_terminal(cli)
 
 
 def write_steps(folder: Path, rank: int, *milliseconds: float, cut: str = "", **fields) -> None:

@@ -74,29 +74,6 @@ def test_a_sweep_from_file_to_report(cli, fast):
     assert len(cli.runs()) == 2
 
 
-@pytest.mark.nightly
-def test_after_the_runner_was_killed_only_the_missing_cells_run(cli, fast):
-    path = cli.sweep(fast + SEEDS)
-    runner = cli.start("run", path)
-    wait_for(lambda: steps_written(cli.folder) > 12, "a step of the second run")
-    assert cli.ranks_alive() != []
-    runner.send_signal(signal.SIGKILL)
-    finish(runner)
-    wait_for(lambda: cli.ranks_alive() == [], "the ranks to end", seconds=10.0)
-    before = cli.runs()
-    assert before[0][1] in GOOD
-    assert before[-1][1] in {"interrupted", *GOOD}
-
-    done = cli.run("run", path)
-    kept = [cell for cell, state in before if state in GOOD]
-    missing = 3 - len(kept)
-    runs = "run" if missing == 1 else "runs"
-    assert f"{missing} {runs} to do, {len(kept)} done before" in done.stderr
-    after = cli.runs()
-    assert after[: len(before)] == before
-    assert sorted(cell for cell, state in after if state in GOOD) == ["seed=1", "seed=2", "seed=3"]
-
-
 def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fast):
     path = cli.sweep(fast + SHORT_AND_ENDLESS)
 

@@ -12,7 +12,6 @@ import pytest
 
 from bench.cli import main as command_line
 from bench.errors import BenchError
-from bench.store import ResultsStore
 from sweeps.settings import known_paths
 from sweeps.suggest import _NAMES_HERE
 
@@ -146,28 +145,6 @@ def test_a_verb_or_option_that_does_not_exist(in_process):
     refused(in_process("schema", "sweeep"), "'sweep', 'run'")
 
 
-def test_a_second_runner_on_one_results_folder(cli, tmp_path: Path, fast: str):
-    path = cli.sweep(fast)
-    with ResultsStore.open(tmp_path / "results", create=True).lock():
-        done = cli.run("run", path)
-    assert done.returncode == 2
-    assert f"another runner is using {tmp_path / 'results'} (pid {os.getpid()}" in done.stderr
-    assert cli.runs() == []
-
-
-def test_an_error_that_nobody_expected_is_6_and_its_traceback_is_kept(in_process, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise ZeroDivisionError("a bug\nwith a second line")
-
-    monkeypatch.setattr("bench.cli.planning.show_plan", fail)
-    code, out, err = in_process("plan", "quickstart")
-    assert (code, out) == (6, "")
-    assert err.startswith("error: internal error: ZeroDivisionError: a bug; the traceback is in ")
-    path = Path(err.strip().rpartition(" ")[2])
-    assert "in fail" in path.read_text()
-    path.unlink()
-
-
 def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypatch):
     def fail(*_: object, **__: object) -> None:
         raise BenchError("impossible")
@@ -176,14 +153,6 @@ def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypat
     code, _, err = in_process("plan", "quickstart")
     assert code == 6
     Path(err.strip().rpartition(" ")[2]).unlink()
-
-
-def test_an_interrupt_in_a_reading_verb_is_130(in_process, monkeypatch):
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("bench.cli.planning.show_plan", interrupt)
-    assert in_process("plan", "quickstart")[0] == 130
 
 
 @pytest.mark.parametrize("arguments", [("plan", "quickstart", "--json"), ("--help",)], ids=" ".join)

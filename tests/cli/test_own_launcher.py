@@ -44,7 +44,7 @@ NO_KIND = 3
 '''
 
 
-def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
+def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, in_process, fast):
     (cli.folder / "mine.py").write_text(OWN)
     sweep = cli.sweep(f"{fast}matrix: {{product: {{launch.ranks: [1, 64], train.global_batch: "
                       "[64]}}\n")  # fmt: skip
@@ -52,7 +52,7 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
     done = cli.run("run", sweep, *own)
     assert (cli.folder / "started").read_text() == "hello 1\n", done.stderr
     assert cli.runs() == [("ranks=1", "ok")]
-    planned = cli.run("plan", sweep, *own, "--launcher-option", "cpus=1000").stdout
+    _, planned, _ = in_process("plan", sweep, *own, "--launcher-option", "cpus=1000")
     assert "to run 2, pruned 0" in planned, planned
     refused = [
         (("--launcher-option", "nite=hello"), "options of this launcher: note, cpus"),
@@ -62,9 +62,9 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, fast):
         (("--launcher", "nobody:KIND"), "no module nobody"),
     ]
     for more, why in refused:
-        done = cli.run("plan", sweep, *own, *more)
-        assert done.returncode == 2
-        assert why in done.stderr
+        code, _, error = in_process("plan", sweep, *own, *more)
+        assert code == 2
+        assert why in error
 
 
 def test_a_launcher_of_the_repository_is_a_row_of_one_table(in_process, monkeypatch):

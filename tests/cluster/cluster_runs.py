@@ -88,22 +88,6 @@ class Cluster:
 
         self.wait_for(stepping, f"{runs} runs that step")
 
-    def after_a_crash_of(self, node: str) -> tuple[str, str]:
-        """State and reason of the one run that a node took with it, as its runner wrote them."""
-        sweep = self.sweep(steps=ENDLESS)
-        runner = self.start(
-            "run", sweep, "--launcher", "slurm", "--launcher-option", "requeue=false"
-        )
-        self.wait_for_steps()
-        self.slurm.crash_node(node)
-        try:
-            _, err = runner.communicate(timeout=90)
-        finally:
-            self.slurm.start_node(node)
-        (record,) = self.records()
-        assert record.status.ended_utc is not None, err
-        return record.status.state, record.status.reason
-
     def ready(self) -> None:
         """No job left, both nodes idle."""
         self.wait_for(lambda: not self.slurm.jobs(), "an empty queue")

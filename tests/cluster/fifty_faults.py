@@ -1,34 +1,28 @@
-"""`make faults`, on a cluster: 50 injected faults under a real Slurm of two nodes.
+"""57 faults, and what is to be left of them: `make faults` injects them all under a real Slurm.
 
-Each fault meets one job of two ranks on two nodes, with a runner that follows it. Counted are
-records that are lost or damaged, jobs and processes that are left, and states or reasons that are
-not the expected ones. Exit code 0 if all three are zero. `fifty_faults.py FIRST LAST` injects some.
+Each fault meets one job of two ranks on two nodes, with a runner that follows it. Records must be
+whole and say the expected states and reason, and neither jobs nor processes may be left.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 from cluster_runs import ENDLESS, Cluster
-from two_node_slurm import NODES, TwoNodeSlurm, missing_programs
+from two_node_slurm import NODES, TwoNodeSlurm
 
 from bench.launch.command import RUN_DIR_VARIABLE
 from bench.launch.local.process_tree import rank_of
 from bench.record import FINISHED_GOOD
 from sweeps.jobs import read_arrays
 
-AT_ONCE = 2
 SAVED_WITHIN_SECONDS = 8.0
 GOOD = tuple(FINISHED_GOOD)
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP
@@ -43,8 +37,8 @@ class Fault:
     """One fault, and what is to be left of it.
 
     states: of the records, oldest first, as alternatives. says: in the reason of the first record.
-    alone: it touches nodes or the controller, so nothing else goes on meanwhile. queued: it meets a
-    job that waits, and not one whose ranks step. started: the act waits until they do.
+    queued: it meets a job that waits, and not one whose ranks step. started: the act waits until
+    they do.
     """
 
     kind: str
@@ -54,7 +48,6 @@ class Fault:
     says: str = ""
     steps: int = ENDLESS
     options: tuple[str, ...] = ()
-    alone: bool = False
     queued: bool = False
     started: bool = True
 
@@ -119,18 +112,6 @@ class Scene:
             lambda: len(found := self.cluster.records()) == count and len(found[-1].losses) > 0,
             f"{count} runs, the last of which steps",
         )
-
-
-@dataclass
-class Result:
-    """What came of a fault."""
-
-    fault: Fault
-    problems: list[str] = field(default_factory=list)
-    lost: int = 0
-    orphans: int = 0
-    wrong: int = 0
-    seen: str = ""
 
 
 def _line(process: psutil.Process) -> list[str]:
@@ -307,10 +288,9 @@ def of_jobs() -> list[Fault]:
               (("preempted", "interrupted"),)),
         Fault("job is requeued", "while nobody follows",
               then(end_runner(KILL), requeue, again_steps(2), adopt, later(8), cancel), twice),
-        Fault("job is preempted", "requeue on", then(preempt, again_steps(2), cancel), twice,
-              alone=True),
+        Fault("job is preempted", "requeue on", then(preempt, again_steps(2), cancel), twice),
         Fault("job is preempted", "requeue off", preempt, (("preempted", "interrupted"),),
-              options=NO_REQUEUE, alone=True),
+              options=NO_REQUEUE),
         Fault("time limit", "told before", later(0), (("timeout",),), "the time limit of job",
               options=(*ONE_MINUTE, "--launcher-option", "signal_seconds=40"),
               started=False),
@@ -332,8 +312,7 @@ def of_runners() -> list[Fault]:
         *found,
         Fault("login shell dies", "SIGKILL, the run ends alone, then run",
               then(end_runner(KILL), lambda s: s.cluster.wait_for(
-                  lambda: not s.slurm.jobs(), "the end of the job"), adopt), good, steps=40,
-              alone=True),
+                  lambda: not s.slurm.jobs(), "the end of the job"), adopt), good, steps=40),
         Fault("login shell dies", "SIGKILL, then a runner that adopts",
               then(end_runner(KILL), adopt), good, steps=120),
         Fault("login shell dies", "SIGKILL, the job is cancelled, then run",
@@ -345,37 +324,34 @@ def of_runners() -> list[Fault]:
 def of_nodes_and_controllers() -> list[Fault]:
     stopped, good = (("interrupted",),), (GOOD,)
     found = [
-        Fault("slurmd dies", f"of {node}, and comes back", slurmd(node, 2), good, steps=80,
-              alone=True)
+        Fault("slurmd dies", f"of {node}, and comes back", slurmd(node, 2), good, steps=80)
         for node in NODES
     ] + [
         Fault("node dies", f"{node}", crash(node), (("interrupted", "crashed"),), "lost",
-              options=NO_REQUEUE, alone=True)
+              options=NO_REQUEUE)
         for node in NODES
     ]  # fmt: skip
     return [
         *found,
         Fault("node dies", "n2, and the job is started again",
               then(crash("n2"), again_steps(2), cancel),
-              (("interrupted", "preempted", "crashed"), ("interrupted",)), alone=True),
+              (("interrupted", "preempted", "crashed"), ("interrupted",))),
         Fault("node dies", "set down by an operator", then(nodes("down"), later(6),
-              nodes("resume")), (("interrupted", "preempted"),), options=NO_REQUEUE, alone=True),
+              nodes("resume")), (("interrupted", "preempted"),), options=NO_REQUEUE),
         Fault("node is drained", "while a job runs", then(nodes("drain"), later(6),
-              nodes("resume")), good, steps=80, alone=True),
+              nodes("resume")), good, steps=80),
         Fault("node is drained", "while a job waits", then(later(3), nodes("resume")), good,
-              steps=6, alone=True, queued=True),
+              steps=6, queued=True),
         Fault("node is drained", "and the waiting job is cancelled", then(cancel,
-              nodes("resume")), (), alone=True, queued=True),
+              nodes("resume")), (), queued=True),
         Fault("node is drained", "and the waiting job's runner is killed",
-              then(end_runner(KILL), adopt, nodes("resume")), good, steps=6, alone=True,
+              then(end_runner(KILL), adopt, nodes("resume")), good, steps=6,
               queued=True),
-        Fault("controller restarts", "while a job runs", controller(8), good, steps=80,
-              alone=True),
+        Fault("controller restarts", "while a job runs", controller(8), good, steps=80),
         Fault("controller restarts", "while a job waits",
-              then(controller(6), nodes("resume")), good, steps=6, alone=True, queued=True),
+              then(controller(6), nodes("resume")), good, steps=6, queued=True),
         Fault("controller restarts", "and the runner is killed meanwhile",
-              then(end_runner(KILL), controller(3), adopt, later(8), cancel), stopped,
-              alone=True),
+              then(end_runner(KILL), controller(3), adopt, later(8), cancel), stopped),
     ]  # fmt: skip
 
 
@@ -383,102 +359,52 @@ def faults() -> list[Fault]:
     return [*of_ranks(), *of_jobs(), *of_runners(), *of_nodes_and_controllers()]
 
 
-def inject(slurm: TwoNodeSlurm, folder: Path, fault: Fault) -> Result:
-    """Start a sweep, do it, and judge what is left."""
-    result, cluster = Result(fault), Cluster(slurm, folder)
+def inject(cluster: Cluster, fault: Fault) -> list[str]:
+    """Start a sweep, do it; what is wrong with what is left."""
+    problems = []
     sweep = cluster.sweep(steps=fault.steps)
     arguments = ("run", sweep, "--launcher", "slurm", *fault.options)
+    if fault.queued:
+        nodes("drain")(Scene(cluster, sweep, None, ()))  # type: ignore[arg-type]
+    scene = Scene(cluster, sweep, cluster.start(*arguments), fault.options)
     try:
         if fault.queued:
-            nodes("drain")(Scene(cluster, sweep, None, ()))  # type: ignore[arg-type]
-        scene = Scene(cluster, sweep, cluster.start(*arguments), fault.options)
-        if fault.queued:
-            cluster.wait_for(lambda: len(slurm.jobs()) == 1, "a job that waits")
+            cluster.wait_for(lambda: len(cluster.slurm.jobs()) == 1, "a job that waits")
         elif fault.started:
             cluster.wait_for_steps()
         fault.act(scene)
         scene.runner.communicate(timeout=150)
     except Exception as error:
-        result.wrong += 1
-        result.problems.append(f"raised {error!r}")
-    _judge(scene, result)
-    return result
+        problems.append(f"raised {error!r}")
+    return [*problems, *_left(scene), *_wrong_in_records(scene, fault)]
 
 
-def _judge(scene: Scene, result: Result) -> None:
-    fault, cluster = result.fault, scene.cluster
+def _left(scene: Scene) -> list[str]:
+    """Jobs and processes; these are ended."""
     scene.runner.kill()
     deadline = time.monotonic() + 15
     while (left := [*_jobs(scene), *scene.processes()]) and time.monotonic() < deadline:
         time.sleep(0.5)
-    if left:
-        result.orphans = len(left)
-        result.problems.append(f"left: {[str(one) for one in left]}")
-        for process in scene.processes():
-            process.kill()
-    records = cluster.records()
-    damaged = [*cluster.store.outlines()[1], *(one.problems for one in records if one.problems)]
-    damaged = [one for one in damaged if one != ("env.json is missing",)]
-    result.lost = len(damaged) + max(0, len(fault.states) - len(records))
-    result.problems += [str(one) for one in damaged]
+    for process in scene.processes():
+        process.kill()
+    return [f"left: {one}" for one in left]
+
+
+def _wrong_in_records(scene: Scene, fault: Fault) -> list[str]:
+    records = scene.cluster.records()
+    damaged = [*scene.cluster.store.outlines()[1], *(one.problems for one in records)]
+    problems = [str(one) for one in damaged if one and one != ("env.json is missing",)]
     states = [record.status.state for record in records]
-    result.seen = ", ".join(states) + (f": {records[0].status.reason}" if records else "")
     expected = len(states) == len(fault.states) and all(
         state in allowed for state, allowed in zip(states, fault.states, strict=True)
     )
-    said = not records or fault.says in records[0].status.reason
+    reason = records[0].status.reason if records else fault.says
     ended = all(record.status.ended_utc for record in records)
-    if not (expected and said and ended):
-        result.wrong += 1
-        result.problems.append(f"expected {fault.states} {fault.says!r}, found {result.seen}")
+    if not (expected and fault.says in reason and ended):
+        problems.append(f"expected {fault.states} {fault.says!r}, found {states} {reason!r}")
+    return problems
 
 
 def _jobs(scene: Scene) -> list[str]:
     arrays = {array.id for array in read_arrays(scene.cluster.store, "two")}
     return [job for job in scene.slurm.jobs() if job.partition("_")[0] in arrays]
-
-
-def main(arguments: list[str]) -> int:
-    """Inject them; those that touch nodes or the controller one after another, at the end."""
-    missing = missing_programs()
-    if missing:
-        sys.stdout.write(f"no faults under Slurm: {', '.join(missing)} not installed\n")
-        return 0
-    # Under nohup and in a background shell these are ignored, and whoever is started inherits that.
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    first, last = map(int, arguments) if arguments else (1, len(faults()))
-    chosen = faults()[first - 1 : last]
-    folder = Path(tempfile.mkdtemp(prefix="slurm-faults-"))
-    begun = time.monotonic()
-    try:
-        with TwoNodeSlurm(folder / "slurm") as slurm:
-
-            def one(fault: Fault) -> Result:
-                place = folder / str(id(fault))
-                place.mkdir()
-                result = inject(slurm, place, fault)
-                mark = f"WRONG ({'; '.join(result.problems)})" if result.problems else result.seen
-                sys.stdout.write(f"{fault.kind}: {fault.name}: {mark[:900]}\n")
-                sys.stdout.flush()
-                if fault.alone:
-                    Cluster(slurm, place).ready()
-                return result
-
-            with ThreadPoolExecutor(AT_ONCE) as pool:
-                results = list(pool.map(one, [fault for fault in chosen if not fault.alone]))
-            results += [one(fault) for fault in chosen if fault.alone]
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    lost, orphans, wrong = (
-        sum(getattr(one, name) for one in results) for name in ("lost", "orphans", "wrong")
-    )
-    sys.stdout.write(
-        f"{len(results)} faults under Slurm in {time.monotonic() - begun:.0f} s: {lost} lost"
-        f" records, {orphans} orphans, {wrong} wrong states\n"
-    )
-    return 1 if lost or orphans or wrong else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

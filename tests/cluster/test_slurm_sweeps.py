@@ -92,13 +92,6 @@ def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
 
 
 @pytest.mark.nightly
-def test_a_node_that_dies_costs_its_run_and_nothing_else(cluster: Cluster) -> None:
-    state, reason = cluster.after_a_crash_of("n2")
-    assert state in {"interrupted", "crashed"}
-    assert "n2" in reason
-
-
-@pytest.mark.nightly
 def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -> None:
     rates = ", ".join(str(n) for n in range(1, 201))
     sweep = cluster.sweep(steps=ENDLESS)

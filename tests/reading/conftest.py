@@ -10,11 +10,6 @@ from recorded_runs import fill_quickstart
 from bench.store import ResultsStore
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
-
-
 @pytest.fixture(scope="session")
 def quickstart_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A filled results folder shared by tests that only read it."""

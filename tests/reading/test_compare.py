@@ -18,7 +18,7 @@ from recorded_runs import (
 
 from bench.cli.comparing import show_comparison
 from bench.cli.verbs.judge import CompareRequest
-from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.errors import NotComparableError, NothingMeasuredError
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_sweeps
 from reports.gates.policy import Policy
@@ -168,14 +168,6 @@ def test_what_cannot_be_compared_is_refused_with_its_exit_code(
     with pytest.raises(error, match=said) as info:
         shown(store, capsys, "a", "b")
     assert info.value.exit_code == {NotComparableError: 5, NothingMeasuredError: 3}[error]
-
-
-@pytest.mark.parametrize("name", ["nothing", "a:nothing", "nothing:only"])
-def test_a_name_that_is_nothing_is_a_usage_error(store, name):
-    one_cell_sweep(store, "a", resolved_run())
-    with pytest.raises(UsageError) as info:
-        sides_of_sweeps(store, "a", name)
-    assert info.value.exit_code == 2
 
 
 def test_every_rendering_names_the_three_numbers_of_speed_and_that_one_run_is_few(

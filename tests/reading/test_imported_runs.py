@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from recorded_runs import Recorded, record_run, resolved_run, write_plan
 
-from bench.store import ResultsStore
 from bench.workload import ImportedStep, Provenance, Workload
 from reports.build import write_report
 from reports.comparisons.imported import of_import, side_by_side, to_data
@@ -16,11 +15,6 @@ LOG = Provenance(
     kind="imported", source="train.log", importer="megatron 1", absent=("model", "device")
 )
 STEPS = tuple(ImportedStep(n, milliseconds=800.0 + n, loss=3.0 - n / 10) for n in range(1, 4))
-
-
-@pytest.fixture
-def store(tmp_path):
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def report(store, tmp_path) -> str:

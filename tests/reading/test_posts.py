@@ -21,11 +21,6 @@ LOGS = Path(__file__).parents[1] / "run" / "logs"
 NUMBER = r"elapsed time per iteration \(ms\): ([\d.]+)"
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
-
-
 def imported(store: ResultsStore, *names: str) -> ResultsStore:
     for name in names:
         text = (LOGS / f"{name}.txt").read_bytes()

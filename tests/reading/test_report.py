@@ -57,12 +57,11 @@ def written(quickstart_root, tmp_path_factory):
     return write_report(store, ["quickstart"], tmp_path_factory.mktemp("report"))
 
 
-def fill_pair(store, repeats=1):
+def fill_pair(store):
     cells = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
     write_plan(store, cells)
     for name, resolved in cells:
-        for repeat in range(repeats):
-            record_run(store, Recorded(resolved, cell=name, repeat=repeat))
+        record_run(store, Recorded(resolved, cell=name))
 
 
 @pytest.fixture(scope="module")
@@ -283,13 +282,6 @@ def test_names_the_font_cannot_draw_do_not_stop_the_report(store, tmp_path):
     record_run(store, Recorded(resolved, cell=name))
     _, text, _ = report_on(store, tmp_path)
     assert name in text
-
-
-def test_repeats_are_counted_and_not_called_single(store, tmp_path):
-    fill_pair(store, repeats=3)
-    _, text, _ = report_on(store, tmp_path)
-    assert "n=3 against 3, no verdict" in text
-    assert "n=1" not in text.replace("With n=1 there is no interval", "")
 
 
 def test_a_reference_can_be_named(store, tmp_path):

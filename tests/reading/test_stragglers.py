@@ -13,17 +13,11 @@ from bench.derive.stragglers import spread
 from bench.errors import UnsupportedError
 from bench.record import RunRecord, SteadyWindow, StepSample
 from bench.spec import EngineSpec
-from bench.store import ResultsStore
 from reports.build import write_report
 
 STEPS = 40
 WINDOW = SteadyWindow(first=1, last=STEPS, stable=True, method="all")
 NODES = ("alpha", "alpha", "beta", "beta", "gamma", "gamma")
-
-
-@pytest.fixture
-def store(tmp_path):
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def placed(nodes=NODES) -> dict:

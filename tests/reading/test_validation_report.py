@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from bench.errors import UsageError
@@ -41,11 +39,6 @@ RECORD = ValidationRecord(
         CaseVerdict(case="mfsdp/c", engine="mfsdp", state="not_applicable", reason="no such axis"),
     ),
 )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def test_a_validation_reads_back_as_it_was_written(store: ResultsStore) -> None:

@@ -71,7 +71,7 @@ def run_cells(
         (cells[name].folder / "spec.json").write_text(run.model_dump_json())
     places = [(_free_port(), cell.folder) for cell in cells.values()]
     with server.workers(ranks, core) as workers:
-        failed = workers.run(run_in_turn, places, seconds=180)
+        failed = workers.run(run_in_turn, places, seconds=60 + 20 * len(places))
     for name, cell in cells.items():
         assert not cell.failures, f"{name}:\n" + "\n".join(cell.failures)
     assert failed == [0] * ranks

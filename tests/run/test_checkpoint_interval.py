@@ -1,4 +1,4 @@
-"""`train.checkpoint_every`: what saving took. `test_engine_parity` has runs that save."""
+"""`train.checkpoint_every`: what saving took. `test_engine_runs` has runs that save."""
 
 from __future__ import annotations
 

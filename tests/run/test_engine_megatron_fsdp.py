@@ -138,19 +138,6 @@ class Stepping:
         return mfsdp_core.fully_shard_optimizer(optimizer)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_main_weights_start_as_the_fp32_values_and_state_as_none(world_of_one, strategy):
-    resolved = run(strategy)
-    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
-    expected = {name: p.detach().clone() for name, p in model.named_parameters()}
-    built = MegatronFsdpEngine(model, resolved, CPU, Stepping())
-    for name, value in built.inspection().whole_weights().items():
-        assert value.dtype == torch.float32
-        assert torch.equal(value, expected[name]), name
-    assert not built.optimizer.state
-    assert built.optimizer.param_groups[0]["lr"] == resolved.train.lr
-
-
 @pytest.mark.gpu
 @pytest.mark.processes
 def test_the_package_itself_passes_validation_on_a_gpu():

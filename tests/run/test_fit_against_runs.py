@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from bench.fit.prediction import predict
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import ResolvedRun, RunSpec
 
@@ -41,14 +40,21 @@ RUNS = {
 LATE_BYTES = {"fsdp2": 2 * 984_064, "ddp": 65_536}
 
 
+NIGHTLY_CELLS = {"ddp", "zero1"}
+
+
 @pytest.fixture(scope="module")
-def cells(run_cells, tmp_path_factory):
-    return run_cells(tmp_path_factory.mktemp("fit"), RUNS)
+def cells(run_cells, wanted_cells, tmp_path_factory):
+    return run_cells(tmp_path_factory.mktemp("fit"), wanted_cells(RUNS))
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_peak_and_bytes_sent_are_those_of_ranks(cells, name):
-    found = predict(RUNS[name], whole=True)
-    measured = cells[name].document("memory.json")["cpu_allocator_steps_peak_bytes"]
-    assert found.wire_bytes == cells[name].samples()[-1].wire_bytes
-    assert -1024 <= measured - found.peak_bytes <= LATE_BYTES.get(name, 1024)
+    """As rank 0 has predicted it behind the run, from few layers; test_fit.py has all of them."""
+    memory = cells[name].document("memory.json")
+    found = memory["predicted"]
+    assert found["wire_bytes"] == cells[name].samples()[-1].wire_bytes
+    late = memory["cpu_allocator_steps_peak_bytes"] - found["peak_bytes"]
+    assert -1024 <= late <= LATE_BYTES.get(name, 1024)
+    state = "optimizer_state"
+    assert found["by_category_bytes"][state] == memory["by_category_bytes"][state]

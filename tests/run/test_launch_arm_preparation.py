@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 import sys
 import venv
 from pathlib import Path
 
 import pytest
+from git_repository import git
 
 from bench.errors import UsageError
 from bench.launch import code_identity
@@ -27,18 +27,10 @@ CELLS = {
 }
 
 
-def git(folder: Path, *arguments: str) -> str:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
-    done = subprocess.run(
-        ["git", *identity, *arguments], cwd=folder, check=True, capture_output=True, text=True
-    )
-    return done.stdout.strip()
-
-
-@pytest.fixture
-def repository(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The code of this checkout as a repository of two commits; the second changes the core."""
-    root = tmp_path / "project"
+    root = tmp_path_factory.mktemp("template") / "project"
     skip = shutil.ignore_patterns("__pycache__")
     for package in ("bench", "mfsdp_core"):
         shutil.copytree(checkout_root() / package, root / package, ignore=skip)
@@ -50,6 +42,11 @@ def repository(tmp_path: Path) -> Path:
     core.write_text(core.read_text() + "\nCHANGED = 1\n")
     git(root, "commit", "-q", "-a", "-m", "second")
     return root
+
+
+@pytest.fixture
+def repository(tmp_path: Path, template: Path) -> Path:
+    return shutil.copytree(template, tmp_path / "project")
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from git_repository import git
 
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.launch import Limits, code_identity, launch
@@ -33,11 +34,6 @@ SWEEP = """\
 name: two
 base: {engine.name: mfsdp, train.steps: 4}
 """
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@t.invalid"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def copy_of_this_checkout(root: Path) -> Path:

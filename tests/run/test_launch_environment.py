@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from git_repository import git
 
 from bench.launch.command import agent_command, rank_environment
 from bench.launch.environment import collect_environment, shown_variables
@@ -19,11 +20,6 @@ from bench.worker.rank_process import RankProcess
 ROOT = Path(__file__).resolve().parents[2]
 RUN = resolve_anywhere(RunSpec(launch=LaunchSpec(threads_per_rank=3, env={"NCCL_ALGO": "Ring"})))
 RUN_DIR = Path("/somewhere/runs/x")
-
-
-def git(folder: Path, *arguments: str) -> None:
-    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
-    subprocess.run(["git", *identity, *arguments], cwd=folder, check=True, capture_output=True)
 
 
 def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() -> None:

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from bench.models.build import build_model, empty_model
+from bench.models.build import build_model
 from bench.models.llama import Llama, TransformerLayer
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelShape
@@ -24,14 +24,6 @@ SMALL = ModelShape(
     vocab=11,
     tie_embeddings=False,
 )
-PUBLISHED = {
-    "160m": 162_417_408,
-    "1b": 1_235_814_400,
-    "3b": 3_212_749_824,
-    "llama3-8b": 8_030_261_248,
-    "llama3-70b": 70_553_706_496,
-    "nemotron3-nano-30b": 31_577_937_344,
-}
 
 
 def small(*, recompute="none", seed=7, dtype=torch.float32, **changes) -> Llama:
@@ -51,15 +43,6 @@ def spread(model: Llama) -> Llama:
 def batch(rows=3, length=5, vocab=11) -> tuple[torch.Tensor, torch.Tensor]:
     drawn = torch.randint(vocab, (rows, length + 1), generator=torch.Generator().manual_seed(0))
     return drawn[:, :-1], drawn[:, 1:]
-
-
-@pytest.mark.parametrize("preset", PRESETS)
-def test_the_module_has_exactly_the_parameters_that_its_shape_says(preset):
-    shape = PRESETS[preset]
-    with torch.device("meta"):
-        model = empty_model(shape)
-    assert sum(p.numel() for p in model.parameters()) == shape.parameters
-    assert shape.parameters == PUBLISHED.get(preset, shape.parameters)
 
 
 def test_every_layer_is_a_unit_and_the_root_keeps_embedding_norm_and_head():

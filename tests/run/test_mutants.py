@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.testing.workers import ForkServer
-from bench.validate.cases import Case
-from bench.validate.matrix import cases
 from bench.validate.patched_core import CORE, copy_of_core
-from tools.mutation.case_trials import executing
-from tools.mutation.line_coverage import CoverageFile
 from tools.mutation.mutants import Mutant, mutants_of, sample
-from tools.mutation.pytest_run import ROOT, Ran, run_pytest
-from tools.mutation.test_trials import TestTrials
+from tools.mutation.pytest_run import ROOT, run_pytest
 
 SOURCE = '''"""Text."""
 
@@ -72,42 +67,6 @@ def test_a_mutant_changes_one_file_of_a_copy(tmp_path: Path) -> None:
     ]
     assert differing == [mutant.file]
     ast.parse((core / mutant.file).read_text())
-
-
-def test_a_mutant_meets_what_is_about_it_in_turn_with_what_only_comes_by(tmp_path: Path) -> None:
-    mutant = sample(seed=3, per_room=1, rooms=("plan",))[0]
-    known = CoverageFile(tmp_path / "lines")
-    lines = {mutant.file: set(range(*mutant.statement)) | {mutant.statement[1]}}
-    for case in (found := cases("mfsdp", full=False)):
-        known.add(case, 1.0, lines | {"wrapper.py": set(range(100 * case.ranks))})
-    chosen = executing(mutant, found, known)
-    assert sorted(case.id for case in chosen) == sorted(case.id for case in found)
-    kinds = [isinstance(case, Case) for case in chosen]
-    about = kinds.count(False)
-    assert kinds == [False, True] * about + [True] * (len(found) - 2 * about)
-    ranks = [case.ranks for case in chosen if not isinstance(case, Case)]
-    assert ranks == sorted(ranks), "what executes least of other files comes first"
-
-
-def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_file_in_turn(
-    tmp_path: Path,
-) -> None:
-    mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
-    own, other = {mutant.file: {mutant.statement[1]}}, {"wrapper.py": {1, 2, 3}}
-    near = {mutant.file: {mutant.statement[1] + 1}}
-    layout, pools = "tests/core/test_plan_layout.py", "tests/core/test_plan_pools.py"
-    silent = f"{layout}::test_a_layout_that_breaks_its_invariants_cannot_be_built"
-    numbers = f"{layout}::test_the_cut_of_a_tensor_has_the_rows_of_every_slice"
-    also = f"{pools}::test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool"
-    beside = f"{pools}::test_arguments_that_contradict_are_refused"
-    tests = {
-        layout: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
-        pools: {also: own, beside: near},
-    }
-    trials = TestTrials(ForkServer(), tmp_path / "known")
-    for file, lines in tests.items():
-        trials.keep(file, Ran(lines=lines))
-    assert trials.executing(mutant) == [also, f"{numbers}[1]", silent, f"{numbers}[2]"]
 
 
 @pytest.mark.processes

@@ -66,10 +66,12 @@ def launched(root: Path, spec: RunSpec) -> RunRecord:
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
-    tmp_path: Path, run_cells
+    tmp_path: Path, run_cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = ModelSpec(factory="toy_model:build")
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     theirs = launched(tmp_path / "a", run_of(ENGINE, model))
+    monkeypatch.delenv("PYTHONPROFILEIMPORTTIME")
     ours = run_cells(tmp_path, {"ours": resolve(run_of("mfsdp", model), MACHINE)})["ours"]
     assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)
     assert ours.losses[-1] < ours.losses[0]
@@ -78,6 +80,17 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     assert runtime["engine_code_path"] == str(HERE / "toy_engine.py")
     assert runtime["code_proof"]["0"]["packages"]["toy_engine"]["sha256"]
     assert theirs.run_id.startswith("toy_model.build-toy_engine.build-no_shard-fp32-2xcpu-")
+    assert len(theirs.losses) == 8
+    assert theirs.memory is not None
+    assert theirs.environment["packages"]["torch"]
+    # What every rank needs of torch was loaded once, before they were forked.
+    loaded = [
+        {line.rpartition("|")[2].strip() for line in log.read_text().splitlines()}
+        for log in sorted(tmp_path.glob("a/results/runs/*/*/logs/*.log"))
+    ]
+    of_torch = {"torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
+    found = [modules & (of_torch | {"bench.meters.memory_profile"}) for modules in loaded]
+    assert found == [of_torch, *[{"bench.meters.memory_profile"}] * 2]
 
 
 @pytest.mark.processes

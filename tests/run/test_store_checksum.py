@@ -3,18 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from test_store_damage import finished_run
 
 from bench.store import ResultsStore, RunFolder
 from bench.store.checksum import own_hash
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 @pytest.fixture

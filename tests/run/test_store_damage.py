@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -37,11 +36,6 @@ def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
     folder.write_status(folder.status.model_copy(update={"state": "ok"}))
     folder.close()
     return folder
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def test_an_undamaged_record_has_no_problems(store: ResultsStore) -> None:

@@ -65,11 +65,6 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
-
-
 class OtherNodes:
     """A launcher whose job has ended at once, with files that are seen later."""
 

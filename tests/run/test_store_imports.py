@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 from test_store_damage import RUN, finished_run
 
@@ -14,11 +12,6 @@ from bench.workload import ImportedStep, Provenance, Workload
 THEIRS = Workload(framework="megatron-lm", engine="megatron-fsdp", ranks=64, global_batch=256)
 LOG = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
 STEPS = (ImportedStep(1, milliseconds=812.5), ImportedStep(2, milliseconds=799.0, tokens=4096))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: ResultsStore) -> None:

@@ -33,11 +33,6 @@ with store.lock():
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
-
-
-@pytest.fixture
 def owner(store: ResultsStore):
     """Another process that holds the folder's lock and owns a run; `owner.run_id` names it."""
     process = subprocess.Popen(

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
@@ -35,11 +34,6 @@ def sample(step: int) -> StepSample:
         wire_bytes=None,
         rss_bytes=1_000_000,
     )
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def test_a_run_is_named_by_its_cell_its_config_and_its_time(store: ResultsStore) -> None:

@@ -20,11 +20,6 @@ RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
-
-
-@pytest.fixture
 def failing_writes(monkeypatch: pytest.MonkeyPatch):
     """Make the kernel's answer to every further write an error; half of the bytes get through."""
     real = os.write

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -16,7 +16,6 @@ from bench.verdict import CaseVerdict, Finding
 
 pytestmark = pytest.mark.processes
 
-HERE = Path(__file__).parent
 SAMPLE = (
     Case("mfsdp", "optim_grads_params", microbatches=2),
     Case("mfsdp", "optim", model="tied", policy="bf16_wire"),
@@ -94,87 +93,106 @@ def test_low_precision_gathers_that_did_not_happen_fail(fork_server: ForkServer)
     assert finding.found.startswith("low-precision gathers were asked for and not made: bfloat16")
 
 
-def test_a_wrong_divisor_is_told_as_what_every_contribution_counts(fork_server: ForkServer) -> None:
-    (verdict,) = judged(fork_server, outside("Summing"))
-    checks, finding = found(verdict)
-    assert checks == ["gradients"]
-    assert (finding.step, finding.microbatch, finding.rank) == (1, 1, 0)
-    assert "every rank's gradient of microbatch 1 counts 1 times, expected 0.5" in finding.evidence
+class Wrong(NamedTuple):
+    """An engine that is wrong in one way, the check that fails first, and what its finding says."""
+
+    engine: str
+    check: str
+    says: tuple[str, ...]
+    microbatches: int = 1
+    scenario: str = "train"
+    also: tuple[str, ...] = ()
+    nightly: bool = False
+
+    @property
+    def case(self) -> Case:
+        return outside(self.engine, microbatches=self.microbatches, scenario=self.scenario)
 
 
-def test_a_lost_microbatch_is_named(fork_server: ForkServer) -> None:
-    (verdict,) = judged(fork_server, outside("Forgetting", microbatches=3))
-    _, finding = found(verdict)
-    assert finding.microbatch == 1
-    lost = [line for line in finding.evidence if " counts 0 times" in line]
-    assert [line.split(" counts")[0][-1] for line in lost] == ["1", "2"]
+GRADIENTS, STEP = "gradients", "optimizer step"
+HALF = "every rank's gradient of microbatch 1 counts 1 times, expected 0.5"
+LOST = "gradient of microbatch {} counts 0 times"
+WRONG = (
+    Wrong("Summing", GRADIENTS, ("step 1, microbatch 1, rank 0", HALF)),
+    Wrong("Undivided", GRADIENTS, ("as if not divided by the ranks",), 3),
+    Wrong("DividedTwice", GRADIENTS, ("as if divided by the ranks twice",), 3, nightly=True),
+    Wrong(
+        "DividedByMicrobatches",
+        GRADIENTS,
+        ("as if divided by the microbatches",),
+        3,
+        nightly=True,
+    ),
+    Wrong("WithoutOneRank", GRADIENTS, ("as if rank 1's contribution was lost",), 3),
+    Wrong("WithoutFirst", GRADIENTS, ("as if microbatch 1 was lost",), 3, nightly=True),
+    Wrong("WithoutMiddle", GRADIENTS, ("as if microbatch 2 was lost",), 3, nightly=True),
+    Wrong(
+        "Forgetting",
+        GRADIENTS,
+        ("microbatch 1", "as if the last microbatch alone was kept", LOST.format(1)),
+        3,
+    ),
+    Wrong(
+        "PartialSums",
+        GRADIENTS,
+        ("as if the accumulator was reduced after every microbatch",),
+        3,
+    ),
+    Wrong("Keeping", GRADIENTS, ("step 2", "it holds 1 times the gradient of the step before")),
+    Wrong("Poisoned", GRADIENTS, ("embedding.weight", "step 2")),
+    Wrong("Unclipped", STEP, ("step 2", "as if not clipped")),
+    Wrong("Undecayed", STEP, ("step 1", "as if without weight decay"), nightly=True),
+    Wrong(
+        "Forgetful",
+        STEP,
+        ("step 2", "as if the moments of the steps before were lost"),
+        nightly=True,
+    ),
+    Wrong("Stale", STEP, ("step 2", "as if the gradients of the step before were used again")),
+    # A mistake after the scenario is seen by the steps that close it.
+    Wrong("LateForgetting", STEP, ("step 3",)),
+    Wrong("LateForgetting", STEP, ("step 3",), scenario="again"),
+    # Ranks that drift apart by a millionth.
+    Wrong("Drifting", "replicas", ("rank 1",), also=("computed weights",)),
+    Wrong(
+        "Advising",
+        "runs to its end",
+        ("RuntimeError: expected a norm, found none", "validate_engines.py"),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def told(request: pytest.FixtureRequest, fork_server: ForkServer) -> dict[str, CaseVerdict]:
+    """Case -> verdict, of all rows that were selected, by one set of ranks."""
+    items = [item for item in request.session.items if item.path == request.path]
+    rows = [getattr(item, "callspec", None) for item in items]
+    asked = dict.fromkeys(row.params["wrong"].case for row in rows if row and "wrong" in row.params)
+    return {verdict.case: verdict for verdict in judged(fork_server, *asked)}
 
 
 @pytest.mark.parametrize(
-    ("engine", "said"),
+    "wrong",
     [
-        ("Undivided", "as if not divided by the ranks"),
-        pytest.param("DividedTwice", "as if divided by the ranks twice", marks=pytest.mark.nightly),
-        pytest.param(
-            "DividedByMicrobatches", "as if divided by the microbatches", marks=pytest.mark.nightly
-        ),
-        ("WithoutOneRank", "as if rank 1's contribution was lost"),
-        pytest.param("WithoutFirst", "as if microbatch 1 was lost", marks=pytest.mark.nightly),
-        pytest.param("WithoutMiddle", "as if microbatch 2 was lost", marks=pytest.mark.nightly),
-        pytest.param(
-            "Forgetting", "as if the last microbatch alone was kept", marks=pytest.mark.nightly
-        ),
-        ("PartialSums", "as if the accumulator was reduced after every microbatch"),
+        pytest.param(one, id=one.case.id, marks=[pytest.mark.nightly] if one.nightly else [])
+        for one in WRONG
     ],
 )
-def test_a_wrong_gradient_is_told_as_the_mistake_that_makes_it(
-    fork_server: ForkServer, engine: str, said: str
+def test_a_wrong_engine_is_told_by_the_check_and_the_mistake_that_makes_it(
+    told: dict[str, CaseVerdict], wrong: Wrong
 ) -> None:
-    (verdict,) = judged(fork_server, outside(engine, microbatches=3))
+    verdict = told[wrong.case.id]
     checks, finding = found(verdict)
-    assert checks[0] == "gradients"
-    assert any(said in line for line in finding.evidence[:2])
-
-
-@pytest.mark.parametrize(
-    ("engine", "step", "said"),
-    [
-        ("Unclipped", 2, "as if not clipped"),
-        pytest.param("Undecayed", 1, "as if without weight decay", marks=pytest.mark.nightly),
-        pytest.param(
-            "Forgetful",
-            2,
-            "as if the moments of the steps before were lost",
-            marks=pytest.mark.nightly,
-        ),
-        ("Stale", 2, "as if the gradients of the step before were used again"),
-    ],
-)
-def test_a_wrong_step_is_told_as_the_mistake_that_makes_it(
-    fork_server: ForkServer, engine: str, step: int, said: str
-) -> None:
-    (verdict,) = judged(fork_server, outside(engine))
-    checks, finding = found(verdict)
-    assert checks[0] == "optimizer step"
-    assert finding.step == step
-    assert [line for line in finding.evidence if line.startswith("as if")] == [
-        next(line for line in finding.evidence if line.startswith(said))
-    ]
-
-
-def test_gradients_of_the_step_before_are_recognised(fork_server: ForkServer) -> None:
-    (verdict,) = judged(fork_server, outside("Keeping"))
-    _, finding = found(verdict)
-    assert finding.step == 2
-    assert "it holds 1 times the gradient of the step before" in finding.evidence
-
-
-def test_a_rank_that_drifts_by_a_millionth_is_named(fork_server: ForkServer) -> None:
-    (verdict,) = judged(fork_server, outside("Drifting"))
-    checks, finding = found(verdict)
-    assert "replicas" in checks
-    assert "computed weights" in checks
-    assert finding.rank == 1
+    assert checks[0] == wrong.check
+    assert set(wrong.also) <= set(checks)
+    text = "\n".join((finding.place, finding.found, *finding.evidence))
+    assert [words for words in wrong.says if words not in text] == []
+    guesses = [line for line in finding.evidence if line.startswith("as if")]
+    assert len(guesses) <= (1 if wrong.check == STEP else len(guesses))
+    # Neither a reference nor the advice of an exception is part of what is told.
+    said = [check.finding.expected for check in verdict.failures if check.finding]
+    assert "nan" not in " ".join(said)
+    assert "first." not in finding.found
 
 
 def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkServer) -> None:
@@ -187,25 +205,6 @@ def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkS
     assert after.state == "passed"
 
 
-def test_a_poisoned_step_is_told_where_it_begins_and_no_reference_is_poisoned(
-    fork_server: ForkServer,
-) -> None:
-    (verdict,) = judged(fork_server, outside("Poisoned"))
-    checks, finding = found(verdict)
-    assert (checks[0], finding.step, finding.parameter) == ("gradients", 2, "embedding.weight")
-    said = [check.finding.expected for check in verdict.failures if check.finding]
-    assert "nan" not in " ".join(said)
-
-
-def test_an_exception_is_told_without_its_advice(fork_server: ForkServer) -> None:
-    (verdict,) = judged(fork_server, outside("Advising"))
-    _, finding = found(verdict)
-    assert finding.found == "RuntimeError: expected a norm, found none"
-    frames = [line for line in finding.evidence if line.startswith("at ")]
-    assert len(frames) == 1
-    assert "validate_engines.py" in frames[0]
-
-
 def test_a_rank_that_spins_ends_by_its_processor_time(
     fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,15 +212,6 @@ def test_a_rank_that_spins_ends_by_its_processor_time(
     (verdict,) = judged(fork_server, outside("Spinning"))
     _, finding = found(verdict)
     assert finding.found == "no answer (limit 1.5 s of processor time)"
-
-
-def test_a_mistake_after_the_scenario_is_seen_by_the_steps_that_close_it(
-    fork_server: ForkServer,
-) -> None:
-    for scenario in ("train", "again"):
-        (verdict,) = judged(fork_server, outside("LateForgetting", scenario=scenario))
-        checks, finding = found(verdict)
-        assert (checks[0], finding.step) == ("optimizer step", 3)
 
 
 @pytest.mark.nightly

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -86,48 +85,6 @@ def wait_until_listening(process: psutil.Process, port: int) -> None:
     pytest.fail("the rank did not start in 60 s")
 
 
-def test_a_full_run_exits_with_0_and_leaves_samples_runtime_and_memory(tmp_path):
-    run = spec(tmp_path / "run")
-    done = run_worker(run)
-    assert done.returncode == 0, done.stderr
-    assert len((run / "steps.node0.jsonl").read_text().splitlines()) == 4
-    runtime = json.loads((run / "runtime.json").read_text())
-    assert runtime["torch"] == torch.__version__
-    assert runtime["device_names"] == []
-    assert runtime["backend"] is None
-    memory = json.loads((run / "memory.json").read_text())
-    assert memory["rss_peak_bytes"] > 50 * 2**20
-    assert memory["cpu_allocator_peak_bytes"] is None
-    assert "activations" not in memory["by_category_bytes"]
-    assert not list(run.glob("failure*"))
-
-
-@pytest.mark.nightly
-def test_a_loss_that_is_not_finite_is_a_failure_of_kind_nan(tmp_path):
-    run = spec(tmp_path / "run", optimizer="sgd", lr=1e30, clip_norm=None)
-    done = run_worker(run)
-    assert done.returncode == 1
-    assert failure(run)["kind"] == "nan"
-    found = re.match(r"NonFiniteLossError: step (\d): the loss is nan", failure(run)["message"])
-    assert len((run / "steps.node0.jsonl").read_text().splitlines()) == int(found[1]) - 1
-
-
-@pytest.mark.processes
-def test_a_run_leaves_the_plan_of_its_buffer_pools(tmp_path, run_cells):
-    switches = {"allocator": "max_pool", "strategy": "optim_grads_params"}
-    asked = read_spec(spec(tmp_path / "asked", engine="mfsdp", switches=switches))
-    plan = run_cells(tmp_path, {"run": asked})["run"].document("memory.json")["pool_plan"]
-    assert plan["allocator"] == "max_pool"
-    assert {pool["role"]: pool["slots"] for pool in plan["pools"]} == {
-        "compute_weights": 2,
-        "grad_bucket": 2,
-    }
-    assert {(u["role"], u["slot"]) for u in plan["units"] if u["role"] == "compute_weights"} == {
-        ("compute_weights", 0),
-        ("compute_weights", 1),
-    }
-
-
 def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported():
     assert failure_kind(CapabilityNotBuiltError("cuda_graph_mode")) == "unsupported"
     assert failure_kind(ConfigurationError("nccl_ub on a CPU")) == "crashed"
@@ -161,37 +118,6 @@ def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path, free_port
     finally:
         rank.kill()
         rank.wait()
-
-
-@pytest.mark.processes
-def test_a_rank_dies_with_a_parent_that_gets_sigkill(tmp_path, free_port):
-    run = spec(tmp_path / "run", engine="ddp", ranks=2)
-    starter = (
-        "import os, subprocess, sys; "
-        f"os.environ[{AGENT_PID_VARIABLE!r}] = str(os.getpid()); "
-        f"child = subprocess.Popen({[*COMMAND, str(run)]!r}, start_new_session=True); "
-        "print(child.pid, flush=True); child.wait()"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", starter],
-        cwd=ROOT,
-        env=environment(WORLD_SIZE="2", MASTER_PORT=str(free_port)),
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    rank = psutil.Process(int(parent.stdout.readline()))
-    try:
-        wait_until_listening(rank, free_port)
-        parent.kill()
-        gone, alive = psutil.wait_procs([rank], timeout=5)
-        assert gone
-        assert not alive
-    finally:
-        parent.kill()
-        parent.wait()
-        parent.stdout.close()
-        if rank.is_running():
-            rank.kill()
 
 
 @pytest.mark.parametrize(

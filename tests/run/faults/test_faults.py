@@ -41,9 +41,9 @@ def rows() -> list[object]:
 
 
 @pytest.fixture
-def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ResultsStore:
+def store(store: ResultsStore, monkeypatch: pytest.MonkeyPatch) -> ResultsStore:
     monkeypatch.setenv("PYTHONPATH", str(WORKERS))
-    return ResultsStore.open(tmp_path / "results", create=True)
+    return store
 
 
 @pytest.mark.parametrize("fault", rows())

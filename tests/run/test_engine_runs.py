@@ -1,172 +1,47 @@
 """Every engine trains the same models on the same data to the same losses.
 
 What an engine does within a step is checked by the cases of `validate`. Here it is a run: its data,
-rates and losses, the bytes that it sends, and the memory that its plan foretells.
+rates and losses, the bytes that it sends, the memory that its plan foretells, and what meters say.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
 
 import pytest
-
-from bench.resolve.resolution import resolve_anywhere
-from bench.resolve.state_bytes import state_bytes_by_category
-from bench.spec import (
-    DataSpec,
-    DtypeSpec,
-    EngineSpec,
-    LaunchSpec,
-    ModelSpec,
-    ResolvedRun,
-    RunSpec,
-    TrainSpec,
+import torch
+from engine_cells import (
+    BF16_CELLS,
+    CELLS,
+    DEEPSPEED_CELLS,
+    EIGHT_BIT_CELLS,
+    FP32_CELLS,
+    FP64_CELLS,
+    HOST_CELLS,
+    HYBRID_CELLS,
+    LAYERS,
+    NIGHTLY_CELLS,  # noqa: F401 - read by conftest.py
+    STEPS,
+    TIED_CELLS,
+    TWO_RANK_CELLS,
+    VARIANTS,
 )
 
-STEPS = 5
-LAYERS = 2
-TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=4e-3, warmup_steps=2)
-FP32 = DtypeSpec()
-FP64 = DtypeSpec(compute="fp64", main_params="fp64")
-BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
-LLAMA = ModelSpec(preset="debug", layers=LAYERS)
-TIED = LLAMA.model_copy(update={"tie_embeddings": True})
-HYBRID = ModelSpec(preset="hybrid-tiny", pattern="ME*-", experts=4, hidden=96)
-ZERO3 = "optim_grads_params"
-OUTER: dict[str, dict[str, Any]] = {
-    "fsdp": {},
-    "hsdp": {"outer_size": 2},
-    "hfsdp": {"outer_size": 2, "outer_strategy": "optim"},
-}
+from bench.derive.counts import COUNTED, StepCounts, by_name
+from bench.derive.host_time import HostPass, calls_per_unit, microseconds_per_unit
+from bench.derive.live_storage import LiveStorage, risen
+from bench.derive.metrics import HOST_CALLS, HOST_TIME
+from bench.derive.summary import summarise
+from bench.resolve.state_bytes import state_bytes_by_category
+from bench.store.reading import read_record
+from bench.validate.patched_core import apply, copy_of_core
 
+SLOW_DOWNS = Path(__file__).parent / "slow_downs"
 
-def cell(
-    engine: str,
-    strategy: str | None = None,
-    dtypes: DtypeSpec = FP32,
-    model: ModelSpec = LLAMA,
-    train: dict[str, Any] | None = None,
-    ranks: int = 2,
-    **own: Any,
-) -> ResolvedRun:
-    """On each rank two microbatches per step."""
-    return resolve_anywhere(
-        RunSpec(
-            model=model,
-            data=DataSpec(kind="markov"),
-            engine=EngineSpec(name=engine, strategy=strategy, **own),
-            dtypes=dtypes,
-            train=TRAIN.model_copy(
-                update={"micro_batch": 4 // ranks if ranks > 1 else 2}
-            ).model_copy(update=train or {}),
-            launch=LaunchSpec(ranks=1 if engine == "single" else ranks),
-        )
-    )
-
-
-def with_recompute(kind: str) -> ModelSpec:
-    return LLAMA.model_copy(update={"recompute": kind})
-
-
-DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-SAVING = {"checkpoint_every": 2}
-DEEPSPEED_CELLS = {
-    f"deepspeed-{strategy}": cell("deepspeed", strategy)
-    for strategy in ("optim", "optim_grads", ZERO3)
-    if DEEPSPEED
-}
-FP32_CELLS = {
-    "ddp": cell("ddp", train=SAVING),
-    "ddp_zero": cell("ddp_zero"),
-    "fsdp1-no_shard": cell("fsdp1", "no_shard"),
-    "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
-    "fsdp1-optim_grads_params": cell("fsdp1", ZERO3),
-    "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
-    "fsdp2-optim_grads_params": cell("fsdp2", ZERO3, train=SAVING),
-    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
-    "simple_fsdp-optim_grads_params": cell("simple_fsdp", ZERO3),
-    **DEEPSPEED_CELLS,
-    "mfsdp-no_shard": cell("mfsdp", "no_shard"),
-    "mfsdp-optim": cell("mfsdp", "optim"),
-    "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
-    "mfsdp-optim_grads_params": cell("mfsdp", ZERO3, train=SAVING),
-}
-VARIANTS = {
-    "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
-    "fsdp1-recompute": cell("fsdp1", model=with_recompute("full")),
-    "fsdp2-recompute": cell("fsdp2", model=with_recompute("full")),
-    "simple_fsdp-recompute": cell("simple_fsdp", model=with_recompute("full")),
-    "simple_fsdp-compiled": cell("simple_fsdp", compile_backend="aot_eager"),
-    "simple_fsdp-compiled-optim_grads": cell(
-        "simple_fsdp", "optim_grads", compile_backend="inductor"
-    ),
-    "mfsdp-recompute": cell("mfsdp", model=with_recompute("full")),
-    "mfsdp-recompute_selective": cell("mfsdp", model=with_recompute("selective")),
-}
-TIED_CELLS = {f"{name}-tied": cell(name, model=TIED) for name in ("fsdp2", "simple_fsdp", "mfsdp")}
-BF16_CELLS = {
-    f"{engine}-bf16": cell(engine, strategy, BF16)
-    for engine, strategy in (
-        ("ddp", None),
-        ("ddp_zero", None),
-        ("fsdp1", ZERO3),
-        ("fsdp2", ZERO3),
-        ("simple_fsdp", None),
-        ("mfsdp", ZERO3),
-    )
-} | {
-    "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
-    **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
-}
-#: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
-FP64_CELLS = {
-    "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64),
-    "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
-    "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
-    "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
-    **{
-        f"mfsdp-tp-{axes}": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **outer)
-        for axes, outer in OUTER.items()
-    },
-}
-#: Of `single-hybrid`.
-HYBRID_CELLS = {
-    "fsdp2-hybrid": cell("fsdp2", dtypes=FP64, model=HYBRID),
-    "mfsdp-hybrid": cell("mfsdp", dtypes=FP64, model=HYBRID),
-    "mfsdp-experts": cell("mfsdp", dtypes=FP64, model=HYBRID, expert_parallel=2),
-    "mfsdp-experts-hfsdp": cell(
-        "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **OUTER["hfsdp"]
-    ),
-}
-EIGHT_BIT_CELLS = {
-    f"{name}-adamw_8bit": cell(name, train={"optimizer": "adamw_8bit"})
-    for name in ("fsdp2", "mfsdp")
-    if importlib.util.find_spec("torchao") is not None
-}
-SINGLE_CELLS = {
-    "single": cell("single", train=SAVING),
-    "single-fp64": cell("single", dtypes=FP64),
-    "single-tied": cell("single", model=TIED),
-    "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
-}
-#: Variants of engines that are torch's own, and what other daily cells vary as well.
-NIGHTLY_CELLS = {
-    *("fsdp1-recompute", "fsdp2-recompute", "mfsdp-recompute_selective"),
-    *(name for name, run in FP64_CELLS.items() if run.launch.ranks == 4),
-    *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "fsdp2-tied"),
-    *("ddp_zero-bf16", "ddp_zero-fp64", "fsdp2-hybrid", "mfsdp-experts-hfsdp"),
-    *("simple_fsdp-optim_grads", "simple_fsdp-recompute", "simple_fsdp-compiled"),
-    *("simple_fsdp-compiled-optim_grads", "simple_fsdp-bf16", "simple_fsdp-fp64"),
-    *("simple_fsdp-tied", "deepspeed-optim", "deepspeed-optim_grads"),
-    *(name for name in BF16_CELLS if name.startswith("deepspeed")),
-}
-TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
-CELLS = SINGLE_CELLS | TWO_RANK_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS
-
-pytestmark = pytest.mark.processes
+# One fixture trains all of them, which takes minutes beside other work.
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
@@ -350,6 +225,25 @@ def test_the_run_names_the_file_of_the_implementation_that_ran(cells, name, file
     assert cells[name].document("runtime.json")["engine_code_path"].endswith(file)
 
 
+def test_a_run_leaves_what_it_ran_on_and_what_it_held(cells):
+    runtime = cells["single"].document("runtime.json")
+    assert runtime["torch"] == torch.__version__
+    assert (runtime["device_names"], runtime["backend"]) == ([], None)
+    memory = cells["single"].document("memory.json")
+    assert memory["rss_peak_bytes"] > 50 * 2**20
+    assert memory["cpu_allocator_peak_bytes"] is None
+    assert "activations" not in memory["by_category_bytes"]
+
+
+def test_a_run_leaves_the_plan_of_its_buffer_pools(cells):
+    plan = cells["mfsdp-max_pool"].document("memory.json")["pool_plan"]
+    assert plan["allocator"] == "max_pool"
+    slots = {pool["role"]: pool["slots"] for pool in plan["pools"]}
+    assert slots == {"compute_weights": 2, "grad_bucket": 2}
+    units = [unit for unit in plan["units"] if unit["role"] == "compute_weights"]
+    assert {unit["slot"] for unit in units} == {0, 1}
+
+
 def test_what_meters_cost_is_part_of_the_record(cells):
     meters = [
         cells[name].document("runtime.json")["meters"] for name in TWO_RANK_CELLS if name in cells
@@ -373,3 +267,111 @@ def test_a_run_that_saves_after_every_second_step_keeps_the_account(cells, name)
         assert save["milliseconds"] > 0
         assert state_bytes <= save["bytes"] <= 1.2 * state_bytes
     assert not (cells[name].folder / "checkpoint").exists()
+
+
+# What is measured behind the steps: passes for the host's time, and counted steps.
+
+
+def host(finished) -> HostPass:
+    return HostPass.model_validate(finished.document("host.json"))
+
+
+def counts(finished) -> StepCounts:
+    return StepCounts.model_validate(finished.document("counts.json"))
+
+
+def live(finished) -> LiveStorage:
+    return LiveStorage.model_validate(finished.document("memory.json")["live"])
+
+
+@pytest.mark.parametrize("name", ["single", "fsdp2-bf16", "mfsdp-bf16", *HOST_CELLS])
+def test_host_time_is_measured_on_every_rank_and_the_steps_know_nothing_of_it(cells, name):
+    found = host(cells[name])
+    assert (found.units, found.reason) == (8, "")
+    assert len(found.microseconds) == len(found.calls) == cells[name].ranks
+    assert {len(one) for one in (*found.microseconds, *found.model_microseconds)} == {20}
+    assert all(calls > 0 for calls in found.calls)
+    assert [sample.step for sample in cells[name].samples()] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize("name", ["mfsdp-bf16", "fsdp2-bf16"])
+def test_every_kind_of_cost_is_counted_for_every_engine(cells, name):
+    found = counts(cells[name])
+    totals = {kind: sum(map(of_row, found.rows)) for kind, (_, of_row) in COUNTED.items()}
+    assert totals.pop("kernel_launches") == 0  # no device
+    assert all(totals.values()), totals
+    assert (found.ranks, found.units, found.microbatches, found.varying) == (2, LAYERS, 2, ())
+
+
+def test_two_launches_of_the_same_code_count_the_same_to_the_digit(cells):
+    one, again = cells["mfsdp-bf16"], cells["mfsdp-again-bf16"]
+    assert counts(one).rows == counts(again).rows
+    assert host(one).calls == host(again).calls
+
+
+def test_call_sites_are_the_engines(cells):
+    casts = [row.site for row in counts(cells["mfsdp-bf16"]).rows if row.kind == "cast"]
+    assert any(site.startswith("mfsdp_core/") for site in casts)
+    gathers = [row.site for row in counts(cells["fsdp2-bf16"]).rows if row.kind == "collective"]
+    assert any(site.startswith("torch/distributed/fsdp/") for site in gathers)
+
+
+def test_a_record_has_the_metrics_of_host_time_and_one_without_the_passes_has_none(cells):
+    folder = cells["mfsdp-again-bf16"].folder
+    record = read_record(folder, "run")
+    assert HOST_TIME.of(record, summarise(record)) is not None
+    calls = calls_per_unit(host(cells["mfsdp-bf16"]))
+    assert HOST_CALLS.of(record, summarise(record)) == calls
+    (folder / "host.json").rename(folder / "elsewhere")
+    without = read_record(folder, "run")
+    (folder / "elsewhere").rename(folder / "host.json")
+    assert HOST_TIME.of(without, summarise(without)) is None
+
+
+def test_the_ledger_of_the_core_says_every_byte_but_those_of_its_questions(cells):
+    for name in ("mfsdp-optim_grads_params", "mfsdp-no_shard"):
+        assert 0 < live(cells[name]).ledger_difference_per_rank < 100, name
+
+
+def test_live_storage_of_engines_without_a_ledger_is_looked_at_as_well(cells):
+    weights = 4 * PARAMETERS
+    sharded, whole = live(cells["fsdp2-optim_grads_params"]), live(cells["ddp"])
+    assert sharded.ledger_difference_per_rank is None
+    # main weights and two moments, sharded; rotary tables and scalars of the optimizer
+    assert 0 < sharded.bytes_per_rank - 3 * weights / 2 < 20_000
+    # The same and gradients, whole; the buckets are held by C++ alone.
+    assert 0 < whole.bytes_per_rank - 4 * weights < 20_000
+
+
+def test_slower_code_and_a_kept_copy_are_found_by_name(cells, run_cells, tmp_path):
+    core, runs = tmp_path / "core", tmp_path / "runs"
+    runs.mkdir()
+    copy_of_core(core)
+    for name in ("a-loop-over-parameters", "a-sleep", "a-kept-copy", "an-extra-cast"):
+        apply(core, SLOW_DOWNS / f"{name}.patch")
+    slow = run_cells(runs, {"slow": CELLS["mfsdp-bf16"]}, core=core)["slow"]
+    usual = cells["mfsdp-bf16"]
+    assert calls_per_unit(host(slow)) >= calls_per_unit(host(usual)) + 1
+
+    before, after = by_name(counts(usual).rows), by_name(counts(slow).rows)
+    more = {n: row.count - (before[n].count if n in before else 0) for n, row in after.items()}
+    assert more["aten._to_copy float32>float64"] > 0
+    assert more["sleep"] > 0
+    sites = {row.operation: row.site for row in counts(slow).rows}
+    assert sites["sleep"] == "mfsdp_core/runtime/param_pipeline.py:ParamPipeline.ready"
+
+    assert live(slow).ledger_bytes == live(usual).ledger_bytes
+    ((row, kept),) = risen(live(usual), live(slow))
+    assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
+    assert kept == pytest.approx(2 * 2 * PARAMETERS, rel=0.01)  # both ranks, in BF16
+
+
+def test_the_least_of_the_model_alone_is_subtracted_and_ranks_are_averaged():
+    found = HostPass(
+        units=2,
+        microseconds=((10.0, 14.0, 90.0), (20.0, 20.0, 20.0)),
+        model_microseconds=((4.0, 4.0, 4.0), (10.0, 10.0, 70.0)),
+        calls=(6, 10),
+    )
+    assert microseconds_per_unit(found) == ((10 - 4) / 2 + (20 - 10) / 2) / 2
+    assert calls_per_unit(found) == 4

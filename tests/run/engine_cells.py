@@ -1,0 +1,178 @@
+"""Runs that tests look at together, each trained once: engines, strategies, dtypes and models.
+
+`host_time` of every engine, and `counts` of some, are measured behind the steps of the same run.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import Any
+
+from bench.resolve.machine import Machine
+from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.rules import broken_rules
+from bench.spec import (
+    DataSpec,
+    DtypeSpec,
+    EngineSpec,
+    LaunchSpec,
+    MeasureSpec,
+    ModelSpec,
+    ResolvedRun,
+    RunSpec,
+    TrainSpec,
+)
+from bench.spec.engine_table import TABLE
+
+STEPS = 5
+LAYERS = 2
+TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=4e-3, warmup_steps=2)
+FP32 = DtypeSpec()
+FP64 = DtypeSpec(compute="fp64", main_params="fp64")
+BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
+LLAMA = ModelSpec(preset="debug", layers=LAYERS)
+TIED = LLAMA.model_copy(update={"tie_embeddings": True})
+HYBRID = ModelSpec(preset="hybrid-tiny", pattern="ME*-", experts=4, hidden=96)
+ZERO3 = "optim_grads_params"
+OUTER: dict[str, dict[str, Any]] = {
+    "fsdp": {},
+    "hsdp": {"outer_size": 2},
+    "hfsdp": {"outer_size": 2, "outer_strategy": "optim"},
+}
+
+
+def cell(
+    engine: str,
+    strategy: str | None = None,
+    dtypes: DtypeSpec = FP32,
+    model: ModelSpec = LLAMA,
+    train: dict[str, Any] | None = None,
+    measure: MeasureSpec | None = None,
+    ranks: int = 2,
+    **own: Any,
+) -> ResolvedRun:
+    """On each rank two microbatches per step."""
+    return resolve_anywhere(
+        RunSpec(
+            model=model,
+            data=DataSpec(kind="markov"),
+            engine=EngineSpec(name=engine, strategy=strategy, **own),
+            dtypes=dtypes,
+            train=TRAIN.model_copy(
+                update={"micro_batch": 4 // ranks if ranks > 1 else 2}
+            ).model_copy(update=train or {}),
+            launch=LaunchSpec(ranks=1 if engine == "single" else ranks),
+            measure=measure or MeasureSpec(),
+        )
+    )
+
+
+def with_recompute(kind: str) -> ModelSpec:
+    return LLAMA.model_copy(update={"recompute": kind})
+
+
+DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+SAVING = {"checkpoint_every": 2}
+TIMED = MeasureSpec(host_time=True)
+COUNTED = MeasureSpec(host_time=True, counts=True)
+DEEPSPEED_CELLS = {
+    f"deepspeed-{strategy}": cell("deepspeed", strategy)
+    for strategy in ("optim", "optim_grads", ZERO3)
+    if DEEPSPEED
+}
+FP32_CELLS = {
+    "ddp": cell("ddp", train=SAVING),
+    "ddp_zero": cell("ddp_zero"),
+    "fsdp1-no_shard": cell("fsdp1", "no_shard"),
+    "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
+    "fsdp1-optim_grads_params": cell("fsdp1", ZERO3),
+    "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
+    "fsdp2-optim_grads_params": cell("fsdp2", ZERO3, train=SAVING),
+    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
+    "simple_fsdp-optim_grads_params": cell("simple_fsdp", ZERO3),
+    **DEEPSPEED_CELLS,
+    "mfsdp-no_shard": cell("mfsdp", "no_shard"),
+    "mfsdp-optim": cell("mfsdp", "optim"),
+    "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
+    "mfsdp-optim_grads_params": cell("mfsdp", ZERO3, train=SAVING),
+}
+VARIANTS = {
+    "mfsdp-max_pool": cell("mfsdp", allocator="max_pool"),
+    "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
+    "fsdp1-recompute": cell("fsdp1", model=with_recompute("full")),
+    "fsdp2-recompute": cell("fsdp2", model=with_recompute("full")),
+    "simple_fsdp-recompute": cell("simple_fsdp", model=with_recompute("full")),
+    "simple_fsdp-compiled": cell("simple_fsdp", compile_backend="aot_eager"),
+    "simple_fsdp-compiled-optim_grads": cell(
+        "simple_fsdp", "optim_grads", compile_backend="inductor"
+    ),
+    "mfsdp-recompute": cell("mfsdp", model=with_recompute("full")),
+    "mfsdp-recompute_selective": cell("mfsdp", model=with_recompute("selective")),
+}
+TIED_CELLS = {f"{name}-tied": cell(name, model=TIED) for name in ("fsdp2", "simple_fsdp", "mfsdp")}
+BF16_CELLS = {
+    f"{engine}-bf16": cell(engine, strategy, BF16)
+    for engine, strategy in (
+        ("ddp", None),
+        ("ddp_zero", None),
+        ("fsdp1", ZERO3),
+        ("simple_fsdp", None),
+    )
+} | {
+    "fsdp2-bf16": cell("fsdp2", ZERO3, BF16, measure=COUNTED),
+    "mfsdp-bf16": cell("mfsdp", ZERO3, BF16, measure=COUNTED),
+    "mfsdp-again-bf16": cell("mfsdp", ZERO3, BF16, measure=COUNTED),
+    "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
+    **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
+}
+#: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
+FP64_CELLS = {
+    "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64),
+    "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
+    "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
+    "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
+    **{
+        f"mfsdp-tp-{axes}": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **outer)
+        for axes, outer in OUTER.items()
+    },
+}
+#: Of `single-hybrid`.
+HYBRID_CELLS = {
+    "fsdp2-hybrid": cell("fsdp2", dtypes=FP64, model=HYBRID),
+    "mfsdp-hybrid": cell("mfsdp", dtypes=FP64, model=HYBRID),
+    "mfsdp-experts": cell("mfsdp", dtypes=FP64, model=HYBRID, expert_parallel=2),
+    "mfsdp-experts-hfsdp": cell(
+        "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **OUTER["hfsdp"]
+    ),
+}
+EIGHT_BIT_CELLS = {
+    f"{name}-adamw_8bit": cell(name, train={"optimizer": "adamw_8bit"})
+    for name in ("fsdp2", "mfsdp")
+    if importlib.util.find_spec("torchao") is not None
+}
+SINGLE_CELLS = {
+    "single": cell("single", train=SAVING, measure=TIMED),
+    "single-fp64": cell("single", dtypes=FP64),
+    "single-tied": cell("single", model=TIED),
+    "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
+}
+#: What is measured behind the steps of a run; daily of the cells above that ask for it.
+HOST_CELLS = {
+    f"{row.name}-host": cell(row.name, row.strategies[-1], measure=TIMED)
+    for row in TABLE
+    if row.trains and not broken_rules(cell(row.name, row.strategies[-1]), Machine.detect())
+}
+#: Variants of engines that are torch's own, and what other daily cells vary as well.
+NIGHTLY_CELLS = {
+    *HOST_CELLS,
+    *("fsdp1-recompute", "fsdp2-recompute", "mfsdp-recompute_selective"),
+    *(name for name, run in FP64_CELLS.items() if run.launch.ranks == 4),
+    *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "fsdp2-tied"),
+    *("ddp_zero-bf16", "ddp_zero-fp64", "fsdp2-hybrid", "mfsdp-experts-hfsdp"),
+    *("simple_fsdp-optim_grads", "simple_fsdp-recompute", "simple_fsdp-compiled"),
+    *("simple_fsdp-compiled-optim_grads", "simple_fsdp-bf16", "simple_fsdp-fp64"),
+    *("simple_fsdp-tied", "deepspeed-optim", "deepspeed-optim_grads"),
+    *(name for name in BF16_CELLS if name.startswith("deepspeed")),
+}
+TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
+CELLS = SINGLE_CELLS | TWO_RANK_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS | HOST_CELLS
