@@ -1,28 +1,21 @@
-"""Runs that tests look at together, each trained once: engines, strategies, dtypes and models.
-
-`host_time` of every engine, and `counts` of some, are measured behind the steps of the same run.
-"""
+"""Runs that tests look at together, each trained once: engines, strategies, dtypes and models."""
 
 from __future__ import annotations
 
 import importlib.util
 from typing import Any
 
-from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve_anywhere
-from bench.resolve.rules import broken_rules
 from bench.spec import (
     DataSpec,
     DtypeSpec,
     EngineSpec,
     LaunchSpec,
-    MeasureSpec,
     ModelSpec,
     ResolvedRun,
     RunSpec,
     TrainSpec,
 )
-from bench.spec.engine_table import TABLE
 
 STEPS = 5
 LAYERS = 2
@@ -47,7 +40,6 @@ def cell(
     dtypes: DtypeSpec = FP32,
     model: ModelSpec = LLAMA,
     train: dict[str, Any] | None = None,
-    measure: MeasureSpec | None = None,
     ranks: int = 2,
     **own: Any,
 ) -> ResolvedRun:
@@ -62,7 +54,6 @@ def cell(
                 update={"micro_batch": 4 // ranks if ranks > 1 else 2}
             ).model_copy(update=train or {}),
             launch=LaunchSpec(ranks=1 if engine == "single" else ranks),
-            measure=measure or MeasureSpec(),
         )
     )
 
@@ -73,8 +64,6 @@ def with_recompute(kind: str) -> ModelSpec:
 
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 SAVING = {"checkpoint_every": 2}
-TIMED = MeasureSpec(host_time=True)
-COUNTED = MeasureSpec(host_time=True, counts=True)
 DEEPSPEED_CELLS = {
     f"deepspeed-{strategy}": cell("deepspeed", strategy)
     for strategy in ("optim", "optim_grads", ZERO3)
@@ -119,9 +108,8 @@ BF16_CELLS = {
         ("simple_fsdp", None),
     )
 } | {
-    "fsdp2-bf16": cell("fsdp2", ZERO3, BF16, measure=COUNTED),
-    "mfsdp-bf16": cell("mfsdp", ZERO3, BF16, measure=COUNTED),
-    "mfsdp-again-bf16": cell("mfsdp", ZERO3, BF16, measure=COUNTED),
+    "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
+    "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
 }
@@ -151,20 +139,13 @@ EIGHT_BIT_CELLS = {
     if importlib.util.find_spec("torchao") is not None
 }
 SINGLE_CELLS = {
-    "single": cell("single", train=SAVING, measure=TIMED),
+    "single": cell("single", train=SAVING),
     "single-fp64": cell("single", dtypes=FP64),
     "single-tied": cell("single", model=TIED),
     "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
 }
-#: What is measured behind the steps of a run; daily of the cells above that ask for it.
-HOST_CELLS = {
-    f"{row.name}-host": cell(row.name, row.strategies[-1], measure=TIMED)
-    for row in TABLE
-    if row.trains and not broken_rules(cell(row.name, row.strategies[-1]), Machine.detect())
-}
 #: Variants of engines that are torch's own, and what other daily cells vary as well.
 NIGHTLY_CELLS = {
-    *HOST_CELLS,
     *("fsdp1-recompute", "fsdp2-recompute", "mfsdp-recompute_selective"),
     *(name for name, run in FP64_CELLS.items() if run.launch.ranks == 4),
     *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "fsdp2-tied"),
@@ -175,4 +156,4 @@ NIGHTLY_CELLS = {
     *(name for name in BF16_CELLS if name.startswith("deepspeed")),
 }
 TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
-CELLS = SINGLE_CELLS | TWO_RANK_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS | HOST_CELLS
+CELLS = SINGLE_CELLS | TWO_RANK_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS

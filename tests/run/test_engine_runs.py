@@ -1,14 +1,13 @@
 """Every engine trains the same models on the same data to the same losses.
 
 What an engine does within a step is checked by the cases of `validate`. Here it is a run: its data,
-rates and losses, the bytes that it sends, the memory that its plan foretells, and what meters say.
+rates and losses, the bytes that it sends, and the memory that its plan foretells.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,6 @@ from engine_cells import (
     EIGHT_BIT_CELLS,
     FP32_CELLS,
     FP64_CELLS,
-    HOST_CELLS,
     HYBRID_CELLS,
     LAYERS,
     NIGHTLY_CELLS,  # noqa: F401 - read by conftest.py
@@ -29,16 +27,7 @@ from engine_cells import (
     VARIANTS,
 )
 
-from bench.derive.counts import COUNTED, StepCounts, by_name
-from bench.derive.host_time import HostPass, calls_per_unit, microseconds_per_unit
-from bench.derive.live_storage import LiveStorage, risen
-from bench.derive.metrics import HOST_CALLS, HOST_TIME
-from bench.derive.summary import summarise
 from bench.resolve.state_bytes import state_bytes_by_category
-from bench.store.reading import read_record
-from bench.validate.patched_core import apply, copy_of_core
-
-SLOW_DOWNS = Path(__file__).parent / "slow_downs"
 
 # One fixture trains all of them, which takes minutes beside other work.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -267,111 +256,3 @@ def test_a_run_that_saves_after_every_second_step_keeps_the_account(cells, name)
         assert save["milliseconds"] > 0
         assert state_bytes <= save["bytes"] <= 1.2 * state_bytes
     assert not (cells[name].folder / "checkpoint").exists()
-
-
-# What is measured behind the steps: passes for the host's time, and counted steps.
-
-
-def host(finished) -> HostPass:
-    return HostPass.model_validate(finished.document("host.json"))
-
-
-def counts(finished) -> StepCounts:
-    return StepCounts.model_validate(finished.document("counts.json"))
-
-
-def live(finished) -> LiveStorage:
-    return LiveStorage.model_validate(finished.document("memory.json")["live"])
-
-
-@pytest.mark.parametrize("name", ["single", "fsdp2-bf16", "mfsdp-bf16", *HOST_CELLS])
-def test_host_time_is_measured_on_every_rank_and_the_steps_know_nothing_of_it(cells, name):
-    found = host(cells[name])
-    assert (found.units, found.reason) == (8, "")
-    assert len(found.microseconds) == len(found.calls) == cells[name].ranks
-    assert {len(one) for one in (*found.microseconds, *found.model_microseconds)} == {20}
-    assert all(calls > 0 for calls in found.calls)
-    assert [sample.step for sample in cells[name].samples()] == list(range(1, STEPS + 1))
-
-
-@pytest.mark.parametrize("name", ["mfsdp-bf16", "fsdp2-bf16"])
-def test_every_kind_of_cost_is_counted_for_every_engine(cells, name):
-    found = counts(cells[name])
-    totals = {kind: sum(map(of_row, found.rows)) for kind, (_, of_row) in COUNTED.items()}
-    assert totals.pop("kernel_launches") == 0  # no device
-    assert all(totals.values()), totals
-    assert (found.ranks, found.units, found.microbatches, found.varying) == (2, LAYERS, 2, ())
-
-
-def test_two_launches_of_the_same_code_count_the_same_to_the_digit(cells):
-    one, again = cells["mfsdp-bf16"], cells["mfsdp-again-bf16"]
-    assert counts(one).rows == counts(again).rows
-    assert host(one).calls == host(again).calls
-
-
-def test_call_sites_are_the_engines(cells):
-    casts = [row.site for row in counts(cells["mfsdp-bf16"]).rows if row.kind == "cast"]
-    assert any(site.startswith("mfsdp_core/") for site in casts)
-    gathers = [row.site for row in counts(cells["fsdp2-bf16"]).rows if row.kind == "collective"]
-    assert any(site.startswith("torch/distributed/fsdp/") for site in gathers)
-
-
-def test_a_record_has_the_metrics_of_host_time_and_one_without_the_passes_has_none(cells):
-    folder = cells["mfsdp-again-bf16"].folder
-    record = read_record(folder, "run")
-    assert HOST_TIME.of(record, summarise(record)) is not None
-    calls = calls_per_unit(host(cells["mfsdp-bf16"]))
-    assert HOST_CALLS.of(record, summarise(record)) == calls
-    (folder / "host.json").rename(folder / "elsewhere")
-    without = read_record(folder, "run")
-    (folder / "elsewhere").rename(folder / "host.json")
-    assert HOST_TIME.of(without, summarise(without)) is None
-
-
-def test_the_ledger_of_the_core_says_every_byte_but_those_of_its_questions(cells):
-    for name in ("mfsdp-optim_grads_params", "mfsdp-no_shard"):
-        assert 0 < live(cells[name]).ledger_difference_per_rank < 100, name
-
-
-def test_live_storage_of_engines_without_a_ledger_is_looked_at_as_well(cells):
-    weights = 4 * PARAMETERS
-    sharded, whole = live(cells["fsdp2-optim_grads_params"]), live(cells["ddp"])
-    assert sharded.ledger_difference_per_rank is None
-    # main weights and two moments, sharded; rotary tables and scalars of the optimizer
-    assert 0 < sharded.bytes_per_rank - 3 * weights / 2 < 20_000
-    # The same and gradients, whole; the buckets are held by C++ alone.
-    assert 0 < whole.bytes_per_rank - 4 * weights < 20_000
-
-
-def test_slower_code_and_a_kept_copy_are_found_by_name(cells, run_cells, tmp_path):
-    core, runs = tmp_path / "core", tmp_path / "runs"
-    runs.mkdir()
-    copy_of_core(core)
-    for name in ("a-loop-over-parameters", "a-sleep", "a-kept-copy", "an-extra-cast"):
-        apply(core, SLOW_DOWNS / f"{name}.patch")
-    slow = run_cells(runs, {"slow": CELLS["mfsdp-bf16"]}, core=core)["slow"]
-    usual = cells["mfsdp-bf16"]
-    assert calls_per_unit(host(slow)) >= calls_per_unit(host(usual)) + 1
-
-    before, after = by_name(counts(usual).rows), by_name(counts(slow).rows)
-    more = {n: row.count - (before[n].count if n in before else 0) for n, row in after.items()}
-    assert more["aten._to_copy float32>float64"] > 0
-    assert more["sleep"] > 0
-    sites = {row.operation: row.site for row in counts(slow).rows}
-    assert sites["sleep"] == "mfsdp_core/runtime/param_pipeline.py:ParamPipeline.ready"
-
-    assert live(slow).ledger_bytes == live(usual).ledger_bytes
-    ((row, kept),) = risen(live(usual), live(slow))
-    assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
-    assert kept == pytest.approx(2 * 2 * PARAMETERS, rel=0.01)  # both ranks, in BF16
-
-
-def test_the_least_of_the_model_alone_is_subtracted_and_ranks_are_averaged():
-    found = HostPass(
-        units=2,
-        microseconds=((10.0, 14.0, 90.0), (20.0, 20.0, 20.0)),
-        model_microseconds=((4.0, 4.0, 4.0), (10.0, 10.0, 70.0)),
-        calls=(6, 10),
-    )
-    assert microseconds_per_unit(found) == ((10 - 4) / 2 + (20 - 10) / 2) / 2
-    assert calls_per_unit(found) == 4

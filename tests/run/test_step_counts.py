@@ -1,0 +1,112 @@
+"""Counting a run: the same numbers from every launch, and no time or sample of it is counting's."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from bench.derive.counts import COUNTED, StepCounts, by_name
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.validate.patched_core import apply, copy_of_core
+
+STEPS = 3
+SLOW_DOWNS = Path(__file__).parents[2] / "tests" / "run" / "slow_downs"
+
+
+def cell(engine: str, *, counts: bool = True):
+    spec = RunSpec(
+        model=ModelSpec(preset="debug"),
+        engine=EngineSpec(name=engine, strategy="optim_grads_params"),
+        dtypes=DtypeSpec(compute="bf16"),
+        train=TrainSpec(steps=STEPS, global_batch=4, micro_batch=1, seq_len=16),
+        launch=LaunchSpec(ranks=2),
+        measure=MeasureSpec(counts=counts),
+    )
+    return resolve_anywhere(spec)
+
+
+@pytest.fixture(scope="module")
+def cells(run_cells, tmp_path_factory):
+    runs = {"mfsdp": cell("mfsdp"), "again": cell("mfsdp"), "fsdp2": cell("fsdp2")}
+    return run_cells(tmp_path_factory.mktemp("counts"), runs)
+
+
+def counts(finished) -> StepCounts:
+    return StepCounts.model_validate(finished.document("counts.json"))
+
+
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
+def test_every_kind_of_cost_is_counted_for_every_engine(cells, engine):
+    found = counts(cells[engine])
+    totals = {name: sum(map(of_row, found.rows)) for name, (_, of_row) in COUNTED.items()}
+    assert totals.pop("kernel_launches") == 0  # no device
+    assert all(totals.values()), totals
+    assert (found.ranks, found.units, found.microbatches, found.varying) == (2, 4, 2, ())
+
+
+def test_two_launches_of_the_same_code_count_the_same_to_the_digit(cells):
+    assert counts(cells["mfsdp"]).rows == counts(cells["again"]).rows
+
+
+def test_call_sites_are_the_engines(cells):
+    casts = [row.site for row in counts(cells["mfsdp"]).rows if row.kind == "cast"]
+    assert any(site.startswith("mfsdp_core/") for site in casts)
+    gathers = [row.site for row in counts(cells["fsdp2"]).rows if row.kind == "collective"]
+    assert any(site.startswith("torch/distributed/fsdp/") for site in gathers)
+
+
+@pytest.mark.parametrize("patch", sorted(SLOW_DOWNS.glob("*.patch")), ids=lambda patch: patch.stem)
+def test_a_slow_down_still_fits_the_source(tmp_path, patch):
+    copy_of_core(tmp_path, patch)  # raises where it does not
+
+
+@pytest.mark.nightly
+def test_slow_downs_of_one_line_are_found_by_name(cells, run_cells, tmp_path):
+    copy_of_core(tmp_path)
+    for name in ("an-extra-cast", "a-copy", "a-sleep"):
+        apply(tmp_path, SLOW_DOWNS / f"{name}.patch")
+    root = tmp_path / "runs"
+    root.mkdir()
+    slow = counts(run_cells(root, {"mfsdp": cell("mfsdp")}, core=tmp_path)["mfsdp"])
+    before = by_name(counts(cells["mfsdp"]).rows)
+    more = {
+        name: row.count - (before[name].count if name in before else 0)
+        for name, row in by_name(slow.rows).items()
+    }
+    assert more["aten._to_copy float32>float64"] > 0
+    assert more["sleep"] > 0
+    assert more["aten.clone bfloat16"] > 0
+    sites = {row.operation: row.site for row in slow.rows}
+    assert sites["sleep"] == "mfsdp_core/runtime/param_pipeline.py:ParamPipeline.ready"
+
+
+@pytest.mark.nightly
+@pytest.mark.timeout(1800)
+def test_every_slow_down_is_found_by_a_gate_of_one_run_and_unchanged_code_passes(tmp_path):
+    slow_downs = runpy.run_path(str(SLOW_DOWNS / "__main__.py"))
+    expected = {
+        "a-copy": "copies",
+        "a-gather-twice": "collectives",
+        "a-kept-copy": "live_storage",
+        "a-loop-over-parameters": "python_calls",
+        "a-loop-that-calls-nothing": "python_lines",
+        "a-lost-fusion": "operations",
+        "a-lost-overlap": "exposed_waits",
+        "a-sleep": "waits",
+        "a-synchronous-wait": "exposed_waits",
+        "a-wider-wire-dtype": "collective_bytes",
+        "an-allocation-per-unit": "allocations",
+        "an-extra-cast": "copies",
+    }
+    found = slow_downs["gated"](tmp_path / "work", [*expected, "unchanged"])
+    assert set(expected) == set(slow_downs["slow_downs"]())
+    for name, metric in expected.items():
+        assert metric in slow_downs["found_by"](found[name]), name
+    assert slow_downs["found_by"](found["unchanged"]) == {}
+
+
+def test_counted_steps_leave_no_sample(cells):
+    assert [sample.step for sample in cells["mfsdp"].samples()] == [1, 2, 3]
