@@ -5,7 +5,9 @@ default, or does not, and is undone here so that it starts where the other engin
 - it clips every step at a norm of 1: that is off, and the loop clips the shards here;
 - main weights are made of weights that were rounded to BF16: the FP32 values are copied in;
 - it casts buffers to BF16, rotary tables among them: they stay as they were;
-- on a CPU it compiles an extension that adds up past gloo: that is off.
+- on a CPU it compiles an extension that adds up past gloo: that is off;
+- stage 3 puts its own linear layer in the place of torch's, for whatever runs in the process from
+  then on: torch's is put back when the engine is gone, or another is built.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import importlib
 import logging
 import os
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any, Final
 
@@ -40,11 +43,15 @@ _NAMES: Final[dict[DtypeName, str]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "
 class DeepSpeedEngine:
     """DeepSpeed's engine, which owns model and optimizer."""
 
+    _newest: weakref.ref[DeepSpeedEngine] | None = None
+
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._device = device
         os.environ.setdefault("DS_ACCELERATOR", device.type)
         os.environ.setdefault("LOCAL_RANK", str(device.index or 0))
         package = _package()
+        DeepSpeedEngine._newest = weakref.ref(self)
+        weakref.finalize(self, _put_back_linear, package)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._start(package, model, resolved)
@@ -151,7 +158,17 @@ def _package() -> Any:
             setattr(package.utils.groups, name, None)
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     package.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    DeepSpeedEngine._newest = None
+    _put_back_linear(package)
     return package
+
+
+def _put_back_linear(package: Any) -> None:
+    """Unless an engine is there that has replaced it; the package remembers torch's."""
+    newest = DeepSpeedEngine._newest
+    if newest is None or newest() is None:
+        remembers = package.runtime.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses
+        torch.nn.functional.linear = getattr(remembers, "linear_bk", torch.nn.functional.linear)
 
 
 def configuration(resolved: ResolvedRun, elements: int) -> dict[str, Any]:

@@ -49,6 +49,8 @@ class _Gathers:
         # By storage, whose address is not used again as long as a weak reference exists.
         self._alive: dict[StorageWeakRef, DTensor] = {}
         self._is_noted = False
+        self._gathered: dict[StorageWeakRef, int] = {}
+        self.most_bytes = 0
 
     def whole(self, stored: DTensor) -> Tensor:
         """The weight, gathered; its gradient is a sum over ranks, reduced as it comes."""
@@ -71,6 +73,7 @@ class _Gathers:
             found.register_hook(partial(self._reduced, stored))
         if self._is_noted:
             self._alive[StorageWeakRef(found.untyped_storage())] = stored
+            self._measure(stored, found)
         return found
 
     def _count(self, stored: DTensor, found: Tensor) -> None:
@@ -79,6 +82,17 @@ class _Gathers:
             self.ring.scatter_or_gather(_sent_elements(stored) * found.itemsize)
             name = str(found.dtype).removeprefix("torch.")
             self.sent[name] += self.ring.sent_bytes - before
+
+    def _measure(self, stored: DTensor, found: Tensor) -> None:
+        """The most bytes of weights that are whole at once."""
+        if _is_cut(stored):
+            self._gathered = {
+                one: size for one, size in self._gathered.items() if not one.expired()
+            }
+            self._gathered[StorageWeakRef(found.untyped_storage())] = (
+                found.untyped_storage().nbytes()
+            )
+            self.most_bytes = max(self.most_bytes, sum(self._gathered.values()))
 
     def _reduced(self, stored: DTensor, _gradient: Tensor) -> None:
         count = self.ring.scatter_or_gather if _is_cut(stored) else self.ring.all_reduce
@@ -108,6 +122,7 @@ class _Gathers:
         with torch.no_grad():
             whole = self.whole(stored)
         self._count(stored, whole)
+        self._measure(stored, whole)
         return whole.as_strided(*view)
 
 
@@ -167,9 +182,16 @@ class SimpleFsdpEngine(StockEngine):
         return scaled_backward(loss, scale / self._ranks)
 
     def memory_by_category(self) -> dict[str, int]:
-        """What is stored as measured; gathered weights where the graph keeps them all."""
+        """What is stored as measured, and whole weights: all, or what was measured at once.
+
+        Of a compiled graph that gathers again, the compiler knows alone.
+        """
         found = self.persistent_bytes()
-        return found if self._regathers else found | {"compute_weights": self._whole_bytes}
+        if not self._regathers:
+            return found | {"compute_weights": self._whole_bytes}
+        if self._backend != "none":
+            return found
+        return found | {"compute_weights": self._gathers.most_bytes}
 
     def wire_bytes(self) -> int | None:
         """Counted as weights are read and their gradients come; unknown in a compiled graph."""

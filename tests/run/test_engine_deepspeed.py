@@ -1,0 +1,46 @@
+"""DeepSpeed's adapter: what it undoes of the package, seen from the ranks that a validation has."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from bench.testing.workers import ForkServer
+from bench.validate.cases import Case
+from bench.validate.session import MODULES, WorkerSettings, verdicts
+from bench.verdict import CaseVerdict
+
+pytestmark = pytest.mark.processes
+#: Stage 3 rounds once more in its linear layer. `rows` has 973 elements, buckets an even size.
+CASES = {
+    "stage 3": Case("deepspeed", "optim_grads_params", policy="bf16"),
+    "stage 1 after stage 3": Case("deepspeed", "optim", policy="bf16"),
+    "stage 3 again": Case("deepspeed", "optim_grads_params", policy="bf16", microbatches=2),
+    "another engine after stage 3": Case("fsdp2", "optim_grads_params", policy="bf16"),
+    "an odd number of elements": Case("deepspeed", "optim_grads", model="rows", policy="fp32"),
+}
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[dict[str, CaseVerdict]]:
+    """Of cases one after another on the same ranks."""
+    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
+    with ForkServer(modules=MODULES) as server:
+        one_set = WorkerSettings(case_seconds=100.0)
+        yield dict(zip(CASES, verdicts(server, CASES.values(), one_set), strict=True))
+
+
+@pytest.mark.parametrize("name", ["stage 3", "stage 3 again"])
+def test_the_linear_layer_of_stage_3_rounds_once_more_than_plain_bf16(found, name):
+    failures = [check.check for check in found[name].failures]
+    assert failures == ["gradients", "freed after deletion"], found[name]
+
+
+@pytest.mark.parametrize("name", ["stage 1 after stage 3", "another engine after stage 3"])
+def test_the_linear_layer_of_stage_3_is_gone_with_its_engine(found, name):
+    assert found[name].state == "passed", found[name].failures
+
+
+def test_a_model_with_an_odd_number_of_elements_trains(found):
+    assert found["an odd number of elements"].state == "passed"
