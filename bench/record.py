@@ -214,6 +214,11 @@ class RunOutline:
     status: RunStatus
     damage: tuple[str, ...] = ()
 
+    @property
+    def is_whole(self) -> bool:
+        """As of its record."""
+        return self.status.state in FINISHED_GOOD and not self.damage
+
 
 class RankPlacement(BaseModel):
     """Where the ranks of a run were: node and local rank of each, by rank."""

@@ -20,7 +20,7 @@ from bench.launch.slurm.controller import own_job, why_this_job_ends
 from bench.launch.slurm.launcher import SlurmLauncher
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.stop_request import StopRequest
-from bench.record import FINISHED_GOOD, RunRecord
+from bench.record import FINISHED_GOOD, RunOutline
 from bench.store import RunFolder
 from bench.store.results_store import ResultsStore
 from sweeps.execution import RunMaker, Side
@@ -80,7 +80,7 @@ def make_cell(
     maker = RunMaker(plan.id, store, _sides(array.codes, settings), stop, _say)
     options = RunOptions(block_retries=array.block_retries)
     counts = partial(_counts, array)
-    records = store.records(sweep=plan.id)
+    records, _ = store.outlines(plan.id)
     found = compare_with_records(plan, records, maker.code_before(), options, counts)
     total = len(found.missing_runs)
     return run_blocks(maker, found.missing, options, plan=plan, total=total).ended
@@ -94,7 +94,7 @@ def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:
     }
 
 
-def _counts(array: JobArray, record: RunRecord) -> bool:
+def _counts(array: JobArray, record: RunOutline) -> bool:
     """With --force, what this array made; with --retry-failed, what has not failed before it."""
     status = record.status
     again = array.force or (array.retry_failed and status.state not in FINISHED_GOOD)

@@ -29,7 +29,7 @@ from sweeps.jobs import (
 from sweeps.plan import Plan
 from sweeps.progress import Remark, RunEnded, Subscriber, SweepStarted
 from sweeps.resume import PastRun, Progressed, RunOptions
-from sweeps.runner import SweepOutcome, again_lines, as_recorded, look
+from sweeps.runner import SweepOutcome, as_recorded, look
 
 # Reasons of Slurm that no patience helps against, and what does.
 _FOR_EVER = {
@@ -73,16 +73,12 @@ def run_queued(
             for cell, (job, array) in seen.cells.items()
             if cell in missing and _same(plan, array, cell)
         }
-        again = again_lines(before.missing_runs, maker)
-        publish(
-            SweepStarted(
-                plan.id, len(before.missing_runs), len(before.done), len(before.failed), again
-            )
-        )
+        total = len(before.missing_runs)
+        publish(SweepStarted(plan.id, total, len(before.done), len(before.failed), before.again))
         known = {run_id for run_id, _, one in store.statuses(plan.id) if one.state != "running"}
         to_submit = {cell: runs for cell, runs in missing.items() if cell not in adopted}
         jobs = {*adopted.values(), *submit(submission, plan, store, options, to_submit)}
-        follower = _Follower(maker, submission, jobs, told=known, total=len(before.missing_runs))
+        follower = _Follower(maker, submission, jobs, told=known, total=total)
         follower.follow(len(adopted))
         after = look(plan, maker, replace(options, force=False, retry_failed=False))
         return _outcome(maker, before, after, known)

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.record import FINISHED_GOOD, STOPPED, RunRecord, RunStatus
+from bench.record import FINISHED_GOOD, STOPPED, RunOutline, RunStatus
 from bench.spec import ResolvedRun
 from sweeps.blocks import Block, PlannedRun, planned_blocks
 from sweeps.plan import Plan
@@ -25,7 +25,7 @@ UNFINISHED = STOPPED | {"running"}
 FAULTS = STOPPED | {"crashed", "timeout", "hang"}
 DEFAULT_BLOCK_RETRIES = 2
 
-Attempt = dict[str | None, RunRecord]
+Attempt = dict[str | None, RunOutline]
 """Arm -> its newest run in one attempt at a block."""
 
 
@@ -96,12 +96,14 @@ class MissingBlock:
 class Progressed:
     """The blocks of a plan by what is known of them; every block is in exactly one of the three.
 
-    done and failed: as runs, one of every arm, or the one that failed.
+    done and failed: as runs, one of every arm, or the one that failed. again: why missing runs that
+    have a record run again, a line per reason.
     """
 
     missing: tuple[MissingBlock, ...]
     done: tuple[PastRun, ...]
     failed: tuple[PastRun, ...]
+    again: tuple[str, ...]
 
     @property
     def missing_runs(self) -> tuple[PlannedRun, ...]:
@@ -111,15 +113,14 @@ class Progressed:
 
 def compare_with_records(
     plan: Plan,
-    records: Iterable[RunRecord],
+    records: Sequence[RunOutline],
     code_of: Callable[[PlannedRun], str],
     options: RunOptions,
-    counts: Callable[[RunRecord], bool] = lambda _: True,
+    counts: Callable[[RunOutline], bool] = lambda _: True,
 ) -> Progressed:
     """Sort the blocks of `plan` by what `records` (oldest first, of this sweep) say.
 
-    A good record outweighs a failed one of the same configuration and code, whichever is newer. One
-    of a run that was packed has no times, and counts only where runs are packed.
+    A good record outweighs a failed one of the same configuration and code, whichever is newer.
 
     Args:
         plan: what is asked for.
@@ -128,14 +129,12 @@ def compare_with_records(
         options: what runs again all the same.
         counts: False for records that are looked at for the numbers of attempts alone.
     """
-    known = _by_configuration(records)
+    known = _by_configuration(standing_in(plan, records))
     missing: list[MissingBlock] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
     for block in planned_blocks(plan):
         own = [record for record in _runs_of(block, known) if counts(record)]
-        if not plan.pack:
-            own = [record for record in own if not record.status.packed]
         attempts = [] if options.force else _attempts(block, own, code_of)
         complete = next((a for a in reversed(attempts) if _is_complete(block, a)), None)
         if complete is not None:
@@ -151,7 +150,24 @@ def compare_with_records(
             faults = 0 if options.retry_failed else len(lost)
             started = _attempts_started(block, known) if block.compares else 0
             missing.append(MissingBlock(block, started + 1, faults))
-    return Progressed(tuple(missing), tuple(done), tuple(failed))
+    runs = (run for one in missing for run in one.block.runs)
+    again = _lines_of_repeats(runs, newest(records), code_of)
+    return Progressed(tuple(missing), tuple(done), tuple(failed), again)
+
+
+def standing_in(plan: Plan, records: Iterable[RunOutline]) -> list[RunOutline]:
+    """Those that may stand for runs of `plan`.
+
+    Runs made one by one and runs of blocks that compare never stand in for each other. A run that
+    was packed has no times, and stands in for none that should have.
+    """
+    compares = plan.interleaved and len(plan.arms) > 1
+    return [
+        record
+        for record in records
+        if (record.status.attempt is not None) == compares
+        and (plan.pack or not record.status.packed)
+    ]
 
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
@@ -167,31 +183,30 @@ def remembered(code_identity: CodeIdentity) -> CodeIdentity:
     return ask
 
 
-_Known = Mapping[tuple[str, int], Sequence[RunRecord]]
-"""(configuration, repeat) -> its runs, oldest first."""
+_Known = Mapping[int, Mapping[str, Sequence[RunOutline]]]
+"""Repeat, configuration -> its runs, oldest first."""
 
 
-def _by_configuration(records: Iterable[RunRecord]) -> _Known:
-    found: dict[tuple[str, int], list[RunRecord]] = {}
+def _by_configuration(records: Iterable[RunOutline]) -> _Known:
+    found: dict[int, dict[str, list[RunOutline]]] = {}
     for record in records:
-        key = record.resolved.config_hash, record.status.repeat
-        found.setdefault(key, []).append(record)
+        of_repeat = found.setdefault(record.status.repeat, {})
+        of_repeat.setdefault(record.resolved.config_hash, []).append(record)
     return found
 
 
-def _runs_of(block: Block, known: _Known) -> list[RunRecord]:
+def _runs_of(block: Block, known: _Known) -> list[RunOutline]:
     """Runs that were made for `block`, of each arm's own configuration.
 
-    Runs made one by one and runs of blocks that compare never stand in for each other. Two cells
-    may have one arm's run in common, so where arms differ the configuration does not name the cell.
+    Two cells may have one arm's run in common, so where arms differ the configuration does not name
+    the cell.
     """
-    cell = block.cell
+    cell, of_repeat = block.cell, known.get(block.number, {})
     return [
         record
         for config in dict.fromkeys(cell.of(arm).config_hash for arm in block.arms)
-        for record in known.get((config, block.number), ())
-        if (record.status.attempt is not None) == block.compares
-        and record.status.arm in block.arms
+        for record in of_repeat.get(config, ())
+        if record.status.arm in block.arms
         and cell.of(record.status.arm).config_hash == config
         and (not cell.by_arm or record.status.cell == cell.id)
     ]
@@ -205,8 +220,7 @@ def _attempts_started(block: Block, known: _Known) -> int:
     return max(
         (
             int(run.status.attempt or 0)
-            for (config_hash, number), runs in known.items()
-            if number == block.number
+            for config_hash, runs in known.get(block.number, {}).items()
             for run in runs
             if run.status.cell == block.cell.id or config_hash in block.cell.config_hashes
         ),
@@ -215,7 +229,7 @@ def _attempts_started(block: Block, known: _Known) -> int:
 
 
 def _attempts(
-    block: Block, found: Iterable[RunRecord], code_of: Callable[[PlannedRun], str]
+    block: Block, found: Iterable[RunOutline], code_of: Callable[[PlannedRun], str]
 ) -> list[Attempt]:
     """The attempts at a block, oldest first, without runs of other code; a single run is one."""
     codes = {run.arm: code_of(run) for run in block.runs}
@@ -232,13 +246,13 @@ def _is_complete(block: Block, attempt: Attempt) -> bool:
     return all(arm in attempt and attempt[arm].is_whole for arm in block.arms)
 
 
-def _failure(attempt: Attempt) -> RunRecord | None:
+def _failure(attempt: Attempt) -> RunOutline | None:
     """The run that cost an attempt; None if it was stopped."""
     settled = {*FINISHED_GOOD, *UNFINISHED}
     return next((run for run in attempt.values() if run.status.state not in settled), None)
 
 
-def _past(block: Block, record: RunRecord) -> PastRun:
+def _past(block: Block, record: RunOutline) -> PastRun:
     return PastRun.of(record.run_id, record.status, block.cell.id)
 
 
@@ -246,19 +260,10 @@ _MAX_NAMED = 3
 _NO_FAULT = "another run of its block does not count, or it was asked for"
 
 
-def lines_of_repeats(
-    runs: Iterable[PlannedRun],
-    records: Iterable[RunRecord],
-    code_of: Callable[[PlannedRun], str],
+def _lines_of_repeats(
+    runs: Iterable[PlannedRun], by_key: Newest, code_of: Callable[[PlannedRun], str]
 ) -> tuple[str, ...]:
-    """One line per reason, with the runs that it holds for; runs without any record have none.
-
-    Args:
-        runs: what is about to run.
-        records: all runs of the sweep, oldest first.
-        code_of: names the code of a run today.
-    """
-    by_key = _newest(records)
+    """One line per reason, with the runs that it holds for; runs without any record have none."""
     found: dict[str, list[str]] = {}
     for run in runs:
         past = by_key.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
@@ -268,16 +273,21 @@ def lines_of_repeats(
     return tuple(f"again: {_named(names)}: {reason}" for reason, names in found.items())
 
 
-def _newest(records: Iterable[RunRecord]) -> Mapping[tuple[str, int, str | None], RunRecord]:
-    newest: dict[tuple[str, int, str | None], RunRecord] = {}
+Newest = Mapping[tuple[str, int, str | None], RunOutline]
+"""(Configuration or cell, repeat, arm) -> the newest record."""
+
+
+def newest(records: Iterable[RunOutline]) -> Newest:
+    """Of records that are ordered from the oldest on."""
+    found: dict[tuple[str, int, str | None], RunOutline] = {}
     for record in records:
         status = record.status
-        newest[record.resolved.config_hash, status.repeat, status.arm] = record
-        newest[status.cell or "", status.repeat, status.arm] = record
-    return newest
+        found[record.resolved.config_hash, status.repeat, status.arm] = record
+        found[status.cell or "", status.repeat, status.arm] = record
+    return found
 
 
-def _reason(run: PlannedRun, past: RunRecord, code_of: Callable[[PlannedRun], str]) -> str:
+def _reason(run: PlannedRun, past: RunOutline, code_of: Callable[[PlannedRun], str]) -> str:
     status = past.status
     if past.resolved.config_hash != run.cell.of(run.arm).config_hash:
         return "the settings of the cell have changed since its last run"

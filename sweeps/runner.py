@@ -18,7 +18,7 @@ from bench.errors import UsageError
 from bench.launch.share import Share
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
-from sweeps.blocks import Block, PlannedRun, draw_seed
+from sweeps.blocks import Block, draw_seed
 from sweeps.execution import RunMaker, Sides
 from sweeps.packing import ResourcePool, Resources
 from sweeps.plan import Plan
@@ -37,7 +37,6 @@ from sweeps.resume import (
     Progressed,
     RunOptions,
     compare_with_records,
-    lines_of_repeats,
 )
 from sweeps.until_decided import Chooser, GrowingPlan
 
@@ -111,7 +110,7 @@ def run_sides(
             store.write_plan(plan.id, whole.to_document())
             found = look(plan, maker, options)
             missing: Iterable[MissingBlock] = found.missing
-            total, again = len(found.missing_runs), again_lines(found.missing_runs, maker)
+            total, again = len(found.missing_runs), found.again
         else:
             found = look(GrowingPlan.of_all_blocks(plan), maker, options)
             missing = GrowingPlan(whole, store, found).blocks_for(chooser)
@@ -163,15 +162,9 @@ def _seed(plan: Plan, known_plan: Plan | None, options: RunOptions) -> int | Non
     return draw_seed() if known is None else known
 
 
-def again_lines(runs: Sequence[PlannedRun], maker: RunMaker) -> tuple[str, ...]:
-    """Why runs that have a record run again, a line per reason."""
-    records = maker.store.records(sweep=maker.sweep) if runs else ()
-    return lines_of_repeats(runs, records, maker.code_before())
-
-
 def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
     """The blocks of a plan, by what the results folder knows of them."""
-    records = maker.store.records(sweep=plan.id)
+    records, _ = maker.store.outlines(plan.id)
     return compare_with_records(plan, records, maker.code_before(), options)
 
 

@@ -24,7 +24,7 @@ from bench.store import ResultsStore
 from sweeps.blocks import planned_runs
 from sweeps.jobs import JobsSeen, read_arrays, see_jobs
 from sweeps.plan import Plan
-from sweeps.resume import remembered
+from sweeps.resume import newest, remembered, standing_in
 
 
 @dataclass(frozen=True)
@@ -133,14 +133,7 @@ def _lost_plans(names: Sequence[str], records: Sequence[RunOutline]) -> list[str
 
 
 def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
-    newest = {
-        (record.resolved.config_hash, record.status.repeat, record.status.arm): record
-        for record in records
-        # Runs made one by one and runs of blocks never stand in for each other.
-        if (record.status.attempt is not None) == plan.interleaved
-        # A packed run has no times, and stands in for none that should.
-        and (plan.pack or not record.status.packed)
-    }
+    past = newest(standing_in(plan, records))
     codes: dict[tuple[str | None, str], str] = {
         (arm.name, cell): code for arm in plan.arms for cell, code in arm.codes.items()
     }
@@ -149,7 +142,7 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
         codes = {(None, cell.id): code_now(cell.resolved) for cell in plan.cells}
     result = []
     for run in planned_runs(plan):
-        record = newest.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
+        record = past.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
         if record is None:
             line = RunLine(run.cell.id, run.repeat, "missing", True, "", "", run.arm)
         else:

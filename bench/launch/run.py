@@ -71,7 +71,8 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         if launcher.job is not None:
             folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
         given = {} if share is None else {"share": asdict(share)}
-        folder.write_environment(collect_environment(resolved, folder.path, code) | given)
+        environment = collect_environment(resolved, folder.path, code) | given
+        folder.write_environment(environment)
         expect_code(resolved, folder, code, worker_module)
         try:
             order = Order(resolved, folder.path, code, worker_module, share)
@@ -83,9 +84,7 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         proofs = read_proofs(folder, ranks)
         # The reader falls back to runtime.json, so this copy must not cost a full disk the status.
         with contextlib.suppress(StoreFullError):
-            environment = collect_environment(resolved, folder.path, code)
-            runtime = {"runtime": keep_proofs(folder, proofs)}
-            folder.write_environment(environment | given | runtime)
+            folder.write_environment(environment | {"runtime": keep_proofs(folder, proofs)})
         return _write_final(folder, outcome, verdict(proofs, ranks))
 
 

@@ -151,10 +151,12 @@ class ResultsStore:
             if status.sweep == sweep:
                 yield run_id, path, status
 
-    def outlines(self) -> tuple[list[RunOutline], list[DamagedRun]]:
-        """All runs as an overview shows them, oldest first, and those that cannot be read."""
+    def outlines(self, sweep: str | None = None) -> tuple[list[RunOutline], list[DamagedRun]]:
+        """All runs, or those of `sweep`, oldest first, without their samples; and the damaged."""
         outlines, damaged = [], []
         for run_id, path in self._folders():
+            if sweep is not None and read_status(path, []).sweep != sweep:
+                continue
             try:
                 outlines.append(read_outline(path, run_id))
             except DamagedRecordError as error:

@@ -45,6 +45,7 @@ _RC: dict[Any, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],
     "axes.titlesize": 9.5,
+    "axes.titley": 1.0,  # where it would be found to belong, after a look at every label
     "axes.labelsize": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,

@@ -21,7 +21,7 @@ from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm
 from sweeps.planning import make_plan
 from sweeps.progress import BlockLost, SweepStopped
-from sweeps.resume import RunOptions
+from sweeps.resume import RunOptions, standing_in
 from sweeps.runner import SweepOutcome, run_sides
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
@@ -274,6 +274,15 @@ def test_runs_made_one_by_one_are_no_blocks(store, stand) -> None:
     go(store, stand, plan_of(interleaved=False))
     go(store, stand)
     assert stand.seen == drawn(store)
+
+
+def test_runs_of_blocks_of_one_arm_stand_for_it(store, stand) -> None:
+    plan = replace(plan_of(), arms=plan_of().arms[:1])
+    go(store, stand, plan)
+    runs, _ = store.outlines("a")
+    assert len(standing_in(plan, runs)) == len(runs) == plan.runs
+    go(store, stand, plan)
+    assert stand.seen == []
 
 
 def test_the_recorded_seed_stands_until_everything_runs_again(store, stand) -> None:

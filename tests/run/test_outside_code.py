@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from pathlib import Path
 
@@ -70,6 +71,8 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
 ) -> None:
     model = ModelSpec(factory="toy_model:build")
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
+    loads = iter([0.25])
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads, 9.0), 0.0, 0.0))
     theirs = launched(tmp_path / "a", run_of(ENGINE, model))
     monkeypatch.delenv("PYTHONPROFILEIMPORTTIME")
     ours = run_cells(tmp_path, {"ours": resolve(run_of("mfsdp", model), MACHINE)})["ours"]
@@ -83,6 +86,7 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     assert len(theirs.losses) == 8
     assert theirs.memory is not None
     assert theirs.environment["packages"]["torch"]
+    assert theirs.environment["load_average_before"] == 0.25
     # What every rank needs of torch was loaded once, before they were forked.
     loaded = [
         {line.rpartition("|")[2].strip() for line in log.read_text().splitlines()}
