@@ -47,7 +47,7 @@ AIMS = {
     "loading mfsdp_core, of FSDP2": "1.00",
     "sharding and first step, 2,000 weights in 400 units, of FSDP2": "0.70",
     "all of it, of FSDP2": "1.00",
-    "run of one cell, Enter to first step, of torchrun alone": "1.30",
+    "run of one cell, Enter to first step, of torchrun alone": "1.00",
     "plan": "10 s",
     "run": "10 s",
     "report": "10 s",
@@ -110,7 +110,8 @@ def runs_of_one_cell(folder: Path, repeats: int) -> tuple[Path, dict[str, list[f
 
 def _silently(*arguments: str, **variables: str) -> None:
     command, quiet = [sys.executable, *arguments], subprocess.DEVNULL
-    subprocess.run(command, check=True, stdout=quiet, stderr=quiet, env=os.environ | variables)
+    # Unchecked: a run of one step has no steady time, and says so. What fails leaves no file.
+    subprocess.run(command, check=False, stdout=quiet, stderr=quiet, env=os.environ | variables)
 
 
 def starts_and_many_cells(repeats: int) -> None:
