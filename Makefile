@@ -147,11 +147,11 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run peers --repeat $(BLOCKS)
 	-@$(BIN)/mfsdp-bench run peers_zero1 --repeat $(BLOCKS)
 	@$(BIN)/python -m tools.own_costs
-	@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
-	@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
-	@$(BIN)/mfsdp-bench compare sweeps/peers_memory.yaml
-	@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
-	@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
+	-@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
+	-@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
+	-@$(BIN)/mfsdp-bench compare sweeps/peers_memory.yaml
+	-@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
+	-@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
 	@$(BIN)/python -m tools.floor speed
 	@for pair in $(PROFILED); do \
 	  $(BIN)/python -m tools.step_profile --steps 8 --out results/profile-$${pair#*:}.json \

@@ -97,7 +97,10 @@ def runs_of_one_cell(folder: Path, repeats: int) -> tuple[Path, dict[str, list[f
         start = time.time()
         _silently(*command, *_ONE_STEP)
         newest = max(results.glob("runs/*/*"), key=lambda run: run.name)
-        found["mfsdp-bench run"].append((newest / step).stat().st_mtime - start)
+        first_step = (newest / step).stat().st_mtime
+        if first_step < start:
+            raise RuntimeError(f"{' '.join(command)} has started no run")
+        found["mfsdp-bench run"].append(first_step - start)
         shutil.rmtree(plain, ignore_errors=True)
         (plain / layout.LOGS).mkdir(parents=True)
         shutil.copy(newest / layout.SPEC, plain)

@@ -24,7 +24,7 @@ from reports.gates.pairing import (
     NOT_RUN,
     Sides,
     arms_of_sweep,
-    known_arms,
+    planned_arms,
     sides_of_arms,
     sides_of_sweeps,
     states_of,
@@ -146,21 +146,33 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
 
 
 def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str) -> Answer:
-    """Every other arm beside the first; in JSON those behind the second are `further_arms`."""
+    """Every other arm beside the base; in JSON those behind the first pair are `further_arms`."""
     sweep = named.id
     base, head = arms_of_sweep(store, sweep, None, None)
-    others = [arm for arm in known_arms(store, sweep) if arm not in (base, head)]
-    judged = [_of_two_arms(store, named, (base, arm), policy) for arm in (head, *others)]
+    others = [arm for arm in planned_arms(store, sweep) if arm not in (base, head)]
+    judged: list[GateResult] = []
+    refused: dict[str, NothingMeasuredError | NotComparableError] = {}
+    for arm in (head, *others):
+        try:
+            judged.append(_of_two_arms(store, named, (base, arm), policy))
+        except (NothingMeasuredError, NotComparableError) as error:
+            refused[arm] = error
+    if not judged:
+        raise refused[head]
     now = datetime.now(UTC)
     targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
 
     def document() -> dict[str, Any]:
         first, *further = (gate_text.to_data(one, now) for one in judged)
-        told = {"further_arms": further} if further else {}
+        told: dict[str, Any] = {"further_arms": further} if further else {}
+        if refused:
+            told["arms_not_compared"] = {arm: str(error) for arm, error in refused.items()}
         return first | told | {"targets": targets_to_data(targets)}
 
     def text() -> str:
         verdicts = "\n".join(gate_text.verdicts(one, now, form=form) for one in judged)
+        for arm, error in refused.items():
+            verdicts += f"\narm {arm} is not compared: {error}\n"
         table = "\n" + _TABLES[form](target_table(targets)) if targets else ""
         return verdicts + table
 

@@ -109,7 +109,7 @@ def _command_of(error: Any) -> str:
 
 def main() -> None:
     """Entry point of the `mfsdp-bench` command."""
-    # What a report makes lives to its end: looking through it again and again is a sixth of it.
+    # What a report makes lives to its end, so the collector looks through it less often.
     gc.set_threshold(50_000, 20, 100)
     # A stream that the caller has closed is None; what would go there is dropped.
     sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115 - open until the end

@@ -91,7 +91,10 @@ def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
         found = {name: size for name, size in moment.by_category.items() if size}
         return LedgerPeak(moment.total_bytes, found, is_measured=True)
     found = _bytes_by_category(memory)
-    untold = tuple(sorted(name for name, size in _by_category(memory).items() if size is None))
+    said = _by_category(memory)
+    untold = tuple(sorted(name for name, size in said.items() if size is None))
+    if "main_weights" in said and "gradients" not in said:
+        untold = ("gradients",)  # as engines that say a part alone recorded it at first
     known = found and not untold and "activations" not in found
     return LedgerPeak(sum(found.values()) if known else None, found, False, untold)
 

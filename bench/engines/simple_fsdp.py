@@ -85,7 +85,7 @@ class _Gathers:
 
     def _measure(self, stored: DTensor, found: Tensor) -> None:
         """The most bytes of weights that are whole at once."""
-        if _is_cut(stored):
+        if _is_cut(stored) and stored.device_mesh.size() > 1:
             self._gathered = {
                 one: size for one, size in self._gathered.items() if not one.expired()
             }
@@ -181,17 +181,15 @@ class SimpleFsdpEngine(StockEngine):
             loss = self._run(tokens, targets)
         return scaled_backward(loss, scale / self._ranks)
 
-    def memory_by_category(self) -> dict[str, int]:
+    def memory_by_category(self) -> dict[str, int | None]:
         """What is stored as measured, and whole weights: all, or what was measured at once.
 
         Of a compiled graph that gathers again, the compiler knows alone.
         """
-        found = self.persistent_bytes()
-        if not self._regathers:
-            return found | {"compute_weights": self._whole_bytes}
-        if self._backend != "none":
-            return found
-        return found | {"compute_weights": self._gathers.most_bytes}
+        whole: int | None = self._whole_bytes
+        if self._regathers:
+            whole = self._gathers.most_bytes if self._backend == "none" else None
+        return self.persistent_bytes() | {"compute_weights": whole}
 
     def wire_bytes(self) -> int | None:
         """Counted as weights are read and their gradients come; unknown in a compiled graph."""

@@ -64,6 +64,7 @@ def statuses(
     for metric, rule in policy.active():
         if needs_blocks(metric, rule):
             cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
+            cases = [case for case in cases if not case.why_no_ratio]
             found += statuses_of(cases, metric.name, rule, policy.alpha, cells)
     return found
 

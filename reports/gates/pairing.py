@@ -267,14 +267,14 @@ def arms_of_sweep(
     Raises:
         UsageError: as `two_arms`.
     """
-    return two_arms(sweep, known_arms(store, sweep), base, head)
-
-
-def known_arms(store: ResultsStore, sweep: str) -> list[str]:
-    """Arms as planned, in order, then those that runs name besides."""
-    planned = _texts(_plan(store, sweep).get("arms"), "name")
     found = [status.arm for _, _, status in store.statuses(sweep) if status.arm]
-    return list(dict.fromkeys([*planned, *found]))
+    known = list(dict.fromkeys([*planned_arms(store, sweep), *found]))
+    return two_arms(sweep, known, base, head)
+
+
+def planned_arms(store: ResultsStore, sweep: str) -> list[str]:
+    """Arms of the plan, in order."""
+    return _texts(_plan(store, sweep).get("arms"), "name")
 
 
 def two_arms(

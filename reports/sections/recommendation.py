@@ -52,13 +52,12 @@ def _of_arms(judged: Sequence[GateResult]) -> str:
             f"{_NONE}a trade. Against {best.sides.base}, {best.sides.head}: "
             f"{_by_metric(best, _times(best))}; but {_by_metric(best, best.of('regressed'))}."
         )
-        for which, heads in (
-            ("Faster at a price too", [one for one in faster if one is not best]),
-            ("Slower, undecided or of other losses", [one for one in judged if one not in faster]),
-        ):
-            if heads:
-                text += f" {which}: {', '.join(one.sides.head for one in heads)}."
-        return text
+        if best.failed:
+            text += " Not everything was measured."
+        also = [one.sides.head for one in faster if one is not best]
+        others = [f"{one.sides.head}: {_why_not(one)}" for one in judged if one not in faster]
+        text += f" Faster at a price too: {', '.join(also)}." if also else ""
+        return text + (f" The others: {'; '.join(others)}." if others else "")
     if all(one.regressed for one in judged):
         worst = max(judged, key=_mean_log_time)
         return f"Recommended: {worst.sides.base}. {worst.sides.head}: {_decided(worst)}."
@@ -75,8 +74,10 @@ def _times(result: GateResult) -> list[Judgement]:
 
 def _is_faster_at_a_price(result: GateResult) -> bool:
     """With the losses of the base: what a metric that regressed is worth, nobody has said."""
-    worse = {one.metric for one in result.of("regressed")}
-    return bool(_times(result) and worse) and not worse & {STEP_TIME.name, LOSS.name}
+    worse = {one.metric for one in result.of("regressed")} - {STEP_TIME.name}
+    slower = [one for one in result.of("regressed") if one.metric == STEP_TIME.name]
+    losses = [one.verdict for one in result.judgements if one.metric == LOSS.name]
+    return bool(_times(result) and worse) and not slower and {*losses} == {"equivalent"}
 
 
 def _mean_log_time(result: GateResult) -> float:

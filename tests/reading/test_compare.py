@@ -105,6 +105,16 @@ def test_every_arm_of_a_sweep_stands_beside_the_first(store, capsys):
     assert verdicts == [{"regressed"}, {"improved"}]
 
 
+def test_an_arm_that_never_ran_hides_no_other(store, capsys):
+    crashed = Arm(states=dict.fromkeys(range(8), "crashed"))
+    record_arms(store, {"base": Arm(), "gone": crashed, "slow": Arm(slower=1.1)}, noise=0.003)
+    text = shown(store, capsys, "gate", None)
+    assert "gate [slow] (head) against gate [base] (base)" in text
+    assert "arm gone is not compared: gate" in text
+    told = json.loads(shown(store, capsys, "gate", None, as_json=True))
+    assert [*told["arms_not_compared"]] == ["gone"]
+
+
 def test_two_runs_can_be_compared_by_parts_of_their_ids(store):
     first = one_cell_sweep(store, "a", resolved_run("ddp", "no_shard"))
     second = one_cell_sweep(store, "b", resolved_run("mfsdp", "optim"), speed=0.5)

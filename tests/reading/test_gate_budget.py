@@ -9,6 +9,7 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import STEP_TIME, default_rules
+from reports.gates import budget
 from reports.gates.budget import ComparisonStatus, next_cell, statuses, statuses_of
 from reports.gates.gate import gate
 from reports.gates.judgement import MetricSamples, judge_intervals
@@ -92,3 +93,9 @@ def test_a_sweep_whose_blocks_were_looked_at_is_judged_so_ever_after(store):
     assert all(two.interval[0] < one.interval[0] for one, two in zip(*times, strict=True))
     found = statuses(sides_of_arms(store, "gate", None, None).pairs, Policy(), lambda _: None, 1)
     assert [one.verdict for one in found] == [one.verdict for one in times[1]]
+
+
+def test_a_difference_that_came_out_at_nothing_keeps_no_budget_going(monkeypatch):
+    near = MetricSamples("cell", {0: 1.0}, {0: -0.2}, True, 0.02, sequential=True)
+    monkeypatch.setattr(budget, "case_of", lambda *_: near)
+    assert statuses([near], Policy(), lambda _: None, 1) == []

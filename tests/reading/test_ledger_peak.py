@@ -106,6 +106,8 @@ def test_without_a_timeline_the_sum_is_called_an_upper_bound_and_activations_hav
     profiled = ledger_peak({"by_category_bytes": highest | {"activations": 5}})
     assert (profiled.peak_bytes, profiled.is_measured) == (None, False)
     assert ledger_peak(None).peak_bytes is None
+    former = {"by_category_bytes": {"main_weights": 3, "optimizer_state": 6}}
+    assert ledger_peak(former).peak_bytes is None
     partly = {"by_category_bytes": highest | {"communication_buffers": None}}
     found = ledger_peak(partly)
     assert (found.peak_bytes, found.by_category) == (None, highest)

@@ -211,10 +211,12 @@ def test_of_several_heads_the_faster_one_is_named_with_its_price_and_so_are_the_
         "fast": Arm(slower=0.8, more_bytes=1.1),
         "faster": Arm(slower=0.6, more_memory=1.2),
         "wrong": Arm(slower=0.5, loss_shift=1.0, more_memory=1.2),
+        "same": Arm(),
     }
     record_arms(store, arms, noise=0.002)
     text = recommendation(found(store, "gate"))
     assert text.startswith("No recommendation: a trade. Against gate [base], gate [faster]: step_")
     assert "; but memory regressed in 3 of 3 cells, least in " in text
-    assert ". Faster at a price too: gate [fast]. Slower, undecided or of other losses: " in text
-    assert text.endswith("gate [slow], gate [wrong].")
+    assert ". Faster at a price too: gate [fast]. The others: gate [slow]: step_time regr" in text
+    assert "; gate [wrong]: " in text
+    assert "equivalent in all" in text.rpartition("gate [same]: ")[2]
