@@ -51,6 +51,21 @@ def equal_to_the_dispatcher(build: str, options: dict[str, Any]) -> list[bool]:
     return found
 
 
+@pytest.mark.parametrize(
+    ("build", "options"),
+    [
+        ("AdamW", {"lr": 0.01, "amsgrad": True, "foreach": True}),
+        ("SGD", {"lr": 0.01, "momentum": 0.9}),
+    ],
+)
+def test_a_step_on_local_tensors_equals_the_step_on_dtensors_bit_by_bit(
+    ranks: RankPool, build: str, options: dict[str, Any]
+) -> None:
+    for found in ranks.run(equal_to_the_dispatcher, build, options):
+        assert found
+        assert all(found)
+
+
 def cut(build: str, options: dict[str, Any], elements: int) -> list[bool]:
     """As `equal_to_the_dispatcher`, in pieces of so many elements; and whether there were any."""
     steps: list[int] = []

@@ -14,8 +14,10 @@ import torch
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.errors import ConfigurationError
 from oracle.hybrid import PAIRS, hybrid
+from oracle.models import build
 from oracle.ranks import RankPool
-from oracle.reference import Named
+from oracle.reference import Named, raw_gradients
+from oracle.rounding import accumulate_then_reduce, reduce_then_accumulate
 from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.processes
@@ -67,6 +69,18 @@ def on_two_axes(inner: str, outer: str, reduce: torch.dtype | None) -> list[str]
     return apart(make, reduce, TRANSPORTS if reduce == B16 else ("auto",))
 
 
+def in_rank_order(strategy: str) -> bool:
+    """Whether direct exchange of four ranks adds BF16 up in BF16, in rank order."""
+    toy = shard(
+        NAME, strategy, 4, F32, mixed_precision_policy=policy(B16), transport="point_to_point"
+    )
+    toy.run_cycle(MICROBATCHES)
+    raw = raw_gradients(build(NAME, F32), NAME, 4, MICROBATCHES, F32)
+    stage = accumulate_then_reduce if strategy == "optim" else reduce_then_accumulate
+    wanted, found = stage(raw, F32, B16, total=B16, travels=False), toy.full_gradient()
+    return all(torch.equal(found[name], value) for name, value in wanted.items())
+
+
 def refused(reduce: torch.dtype | None, comm: torch.dtype, arguments: dict[str, Any]) -> str:
     with pytest.raises(ConfigurationError) as error:
         shard(
@@ -99,6 +113,13 @@ def test_every_transport_gives_the_bits_that_the_name_says_on_two_axes(
     ranks: RankPool, inner: str, outer: str, reduce: torch.dtype | None
 ) -> None:
     assert ranks.run(on_two_axes, inner, outer, reduce)[0] == []
+
+
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads"])
+def test_four_ranks_add_up_in_rank_order_and_in_the_named_dtype(
+    ranks: RankPool, strategy: str
+) -> None:
+    assert ranks.run(in_rank_order, strategy) == [True] * 4
 
 
 def test_what_a_backend_cannot_do_is_refused_with_the_setting_that_it_can(ranks: RankPool) -> None:

@@ -113,3 +113,16 @@ def test_scaling_keeps_what_clipping_did(ranks: RankPool, way: tuple[str, str]) 
     for clipped_first, scaled_first in ranks.run(clipped_then_scaled, way):
         assert clipped_first == pytest.approx(0.5e-3, rel=0.02)
         assert scaled_first == pytest.approx(1e-3, rel=0.02)
+
+
+def one_of_nan() -> float:
+    """The worst gradient of a pair that is right except for one NaN."""
+    pair = beside(Chain, WAYS[0])
+    for module in pair.both:
+        loss(module(own_batch(1))).backward()
+    next(iter(pair.model.parameters())).grad.to_local().view(-1)[0] = torch.nan
+    return pair.worst_gradient()
+
+
+def test_a_gradient_of_nan_is_a_wrong_one(ranks: RankPool) -> None:
+    assert ranks.run(one_of_nan) == [torch.inf] * 4

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -38,6 +39,14 @@ class Stateful(Small):
     def forward(self, x: Tensor) -> Tensor:
         """As `Small`."""
         return super().forward(x * self.kernel.sum((0, 1))) * (1 + self.gain)
+
+
+def reread(value: Any) -> Any:
+    """What `torch.load` makes, with its defaults, of what `torch.save` wrote."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    return torch.load(stream)
 
 
 @contextmanager

@@ -27,7 +27,7 @@ from conformance.small_model import (
     train_beside,
     whole_weights,
 )
-from conformance.stateful import Stateful
+from conformance.stateful import Stateful, reread
 from mfsdp_core.errors import LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -138,14 +138,6 @@ def _shard_of(whole: Tensor, like: DTensor) -> Tensor:
     return made
 
 
-def _pickled(whole: Tensor, like: DTensor) -> Tensor:
-    stream = io.BytesIO()
-    torch.save(_shard_of(whole, like), stream)
-    stream.seek(0)
-    found: Tensor = torch.load(stream, weights_only=False)
-    return found
-
-
 def _cut_by_torch(whole: Tensor, like: DTensor, placement: Any) -> Tensor:
     placements = [placement if like.ndim else Replicate()]
     return distribute_tensor(whole.reshape(like.shape), like.device_mesh, placements)
@@ -154,7 +146,7 @@ def _cut_by_torch(whole: Tensor, like: DTensor, placement: Any) -> Tensor:
 _WAYS: dict[str, _Way] = {
     "whole": lambda whole, _like: whole.clone(),
     "a shard": _shard_of,
-    "a pickled shard": _pickled,
+    "a pickled shard": lambda whole, like: reread(_shard_of(whole, like)),
     "replicas": partial(_cut_by_torch, placement=Replicate()),
     "rows as torch cuts them": partial(_cut_by_torch, placement=Shard(0)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 from contextlib import AbstractContextManager
 from typing import Any, cast
 
@@ -256,6 +257,33 @@ def test_states_are_loaded_whole_or_not_at_all() -> None:
     compare_gradients(model, plain)
 
 
+def test_loaded_weights_are_computed_with_at_once() -> None:
+    """FP32 main weights as they were loaded, and their BF16 copies cast from them."""
+    for strategy in (0, 1, 2):
+        policy = mfsdp_core.MixedPrecisionPolicy(_FP32)
+        model, plain = pair(strategy, dtype=_BF16, mixed_precision_policy=policy)
+        x = batch(dtype=_BF16)
+        model(x)
+        wanted = {n: v.float() * 1.3 + 0.1 for n, v in plain.state_dict().items()}
+        model.load_state_dict({PREFIX + n: v for n, v in wanted.items()})
+        plain.load_state_dict(wanted)
+        same("main weights", whole_weights(model), {n: wanted[n] for n in whole_weights(model)})
+        with torch.no_grad():
+            same("an evaluation", model(x), plain(x))
+
+
+def test_without_bucketing_every_weight_travels_alone() -> None:
+    """And with it some share a bucket."""
+    for strategy, alone in itertools.product(range(4), (True, False)):
+        model, plain = pair(strategy, disable_bucketing=alone)
+        model(batch()).backward()
+        plain_backward(plain, 0)
+        compare_gradients(model, plain)
+        sent = len({record.bucket for record in model.wire_log})
+        weights = len(list(plain.parameters()))
+        assert sent == weights if alone else sent < weights, (strategy, alone, sent)
+
+
 def test_what_travels_is_logged_and_told() -> None:
     """Events up to the end of a subscription; ranges of units and collectives."""
     model, _ = pair()
@@ -286,10 +314,10 @@ def test_what_travels_is_logged_and_told() -> None:
         "forward units.0",
         "backward units.1",
         "forward root",
-        "all_gather of units.0/0",
-        "reduction of units.1/0",
     ):
         assert wanted in begun, f"{wanted} is not among {begun}"
+    collectives = ("all_gather of units.0/0", "reduction of units.1/0")
+    same("in forward and backward", [begun.count(name) for name in collectives], [2, 1])
     count = len(model.wire_log)
     same("logged", count, sum(e.kind == "collective" for e in events))
     same("counts", sum(model.wire_log.counts.values()), count)
@@ -325,7 +353,7 @@ class _Recomputing(Small):
 
 def test_recomputation_is_a_range_of_its_own() -> None:
     """Beside the forward pass of its unit, and behind the block nothing begins."""
-    model, _ = pair(3, _Recomputing)
+    model, _ = pair(3, _Recomputing, transport="native")
     begun: list[str] = []
     ended: list[str] = []
 
@@ -335,8 +363,8 @@ def test_recomputation_is_a_range_of_its_own() -> None:
 
     with mfsdp_core.annotated(model, begin, ended.append):
         model(batch()).backward()
-    found = [begun.count(f"{kind} units.0") for kind in ("forward", "recompute")]
-    same("each once", found, [1, 1])
+    once = ("forward units.0", "recompute units.0", "reduce_scatter of units.1/0")
+    same("each once", [begun.count(name) for name in once], [1, 1, 1])
     same("all end", sorted(begun), sorted(ended))
     model(batch())
     same("over", len(begun), len(ended))

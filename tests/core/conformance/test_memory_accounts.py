@@ -143,6 +143,14 @@ def test_allocators_keep_their_promises() -> None:
     same("given back", ledger.bytes_by_category()["communication_buffers"], 0)
 
 
+def _comes_from_elsewhere(pool: SlotPool, key: BufferKey, area: Tensor) -> None:
+    """As asked for, and not in the pool's memory."""
+    found = pool.acquire(key)
+    same("as asked", (found.numel(), found.dtype), (key.elements, key.dtype))
+    assert found.untyped_storage().data_ptr() != area.untyped_storage().data_ptr(), key
+    pool.release(key)
+
+
 def test_slots_go_from_unit_to_unit() -> None:
     """Homes, second homes, what blocks whom, and words where nothing is left."""
     streams, ledger = Streams(torch.device("cpu")), MemoryLedger()
@@ -195,6 +203,7 @@ def test_slots_go_from_unit_to_unit() -> None:
     same("serves", served, (True, False, True))
     for unlike in (_key("a/0", 2), BufferKey("a/0", "grad_bucket", 8, torch.float64)):
         same("another size or dtype", pool.serves(unlike), False)
+        _comes_from_elsewhere(pool, unlike, a0)
     other = pool.acquire(_key("other"))
     same("elsewhere", other.numel(), 8)
     pool.release(_key("other"))

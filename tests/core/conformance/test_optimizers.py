@@ -27,6 +27,7 @@ from conformance.small_model import (
     plain_backward,
     train_beside,
 )
+from conformance.stateful import reread
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     ConfigurationError,
@@ -278,13 +279,13 @@ def test_states_are_there_before_the_first_step() -> None:
         if make is not _ELEMENTWISE[0]:
             same("entries", len(state["state"]), len(list(model.parameters())))
         fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
-        fresh.load_state_dict(state)
+        fresh.load_state_dict(reread(state))
         # torch casts the numbers of some to the dtype of the weights when it loads them.
         train_beside(model, fresh, plain, reference, 0, 1, relative=1e-6)
     for make in (_ELEMENTWISE[2], _Momentum):
         model, optimizer, plain, reference = _both(make)
         state = optimizer.state_dict()
-        same("nothing", dict(state["state"]), {})
+        same("nothing", reread(state)["state"], {})
         refuses(StateDictError, "before", lambda o=optimizer, s=state: o.load_state_dict(s))
         train_beside(model, optimizer, plain, reference, 0)
         kept = copy.deepcopy(optimizer.state_dict())
@@ -324,7 +325,7 @@ def test_states_of_an_unsharded_run_are_cut() -> None:
             fresh.load_state_dict(copy.deepcopy(reference.state_dict()))
             train_beside(model, fresh, plain, reference, 2)
             again = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
-            again.load_state_dict(fresh.state_dict())
+            again.load_state_dict(reread(fresh.state_dict()))
             train_beside(model, again, plain, reference, 3)
     model, optimizer, plain, reference = _both(_ELEMENTWISE[3])
     train_beside(model, optimizer, plain, reference, 0)

@@ -34,8 +34,15 @@ _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
     (ConfigurationError, "transport='x'", {"transport": "x"}),
     (ConfigurationError, "unused_parameters='x'", {"unused_parameters": "x"}),
     (ConfigurationError, "zero_dp_strategy=4", {"zero_dp_strategy": 4}),
+    *(
+        (ConfigurationError, "2 or 'optim_grads'", {"zero_dp_strategy": wrong})
+        for wrong in (True, -1, 1.0, None, "zero3")
+    ),
     (ConfigurationError, "there is none", {"outer_dp_sharding_strategy": 1}),
-    (ConfigurationError, "overlap_grad_reduce=False", {"overlap_grad_reduce": False}),
+    *(
+        (ConfigurationError, "=False", {"overlap_grad_reduce": False, "zero_dp_strategy": sharded})
+        for sharded in (2, 3)
+    ),
     (
         ConfigurationError,
         "counts whole units",
@@ -159,6 +166,9 @@ def test_a_second_reduction_is_refused_or_told() -> None:
     for strategy in (0, 1):
         model, _ = pair(strategy)
         model(batch(0)).backward()
+        refuses(GradAlreadyReducedError, "already reduced", lambda m=model: m(batch(1)).backward())
+        for p in model.module.units.parameters():  # clears some gradients, not all
+            p.grad = None
         refuses(GradAlreadyReducedError, "already reduced", lambda m=model: m(batch(1)).backward())
         model.zero_grad()
         model(batch(1)).backward()

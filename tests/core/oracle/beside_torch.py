@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,8 +110,10 @@ def refusal(action: Callable[[], Any], *kinds: type[BaseException]) -> str:
 
 
 def distance(found: Tensor, wanted: Tensor) -> float:
-    """Relative difference in the 2-norm; anything instead of zero is infinitely far."""
+    """Relative difference in the 2-norm; NaN, and anything instead of zero, is infinitely far."""
     apart, size = float((found - wanted).detach().norm()), float(wanted.detach().norm())
+    if math.isnan(apart):
+        return math.inf
     if size == 0:
         return 0.0 if apart == 0 else float("inf")
     return apart / size
