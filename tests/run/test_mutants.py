@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from bench.testing.workers import ForkServer
+from bench.validate.matrix import cases
 from bench.validate.patched_core import CORE, copy_of_core
+from tools.mutation.case_trials import executing
+from tools.mutation.line_coverage import CoverageFile
 from tools.mutation.mutants import Mutant, mutants_of, sample
-from tools.mutation.pytest_run import ROOT, run_pytest
+from tools.mutation.pytest_run import ROOT, Ran, run_pytest
+from tools.mutation.test_trials import TestTrials
 
 SOURCE = '''"""Text."""
 
@@ -67,6 +71,38 @@ def test_a_mutant_changes_one_file_of_a_copy(tmp_path: Path) -> None:
     ]
     assert differing == [mutant.file]
     ast.parse((core / mutant.file).read_text())
+
+
+def test_a_mutant_meets_every_case_of_its_line_and_no_other(tmp_path: Path) -> None:
+    mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
+    known = CoverageFile(tmp_path / "lines")
+    elsewhere, *about = cases("mfsdp", full=False)
+    for case in about:
+        known.add(case, 1.0, {mutant.file: {mutant.statement[1]}})
+    known.add(elsewhere, 1.0, {"wrapper.py": {1, 2, 3}})
+    chosen = executing(mutant, [elsewhere, *about], CoverageFile(tmp_path / "lines"))
+    assert sorted(case.id for case in chosen) == sorted(case.id for case in about) != []
+
+
+def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_file_in_turn(
+    tmp_path: Path,
+) -> None:
+    mutant = next(m for m in sample(seed=3, per_room=5, rooms=("plan",)) if m.function)
+    own, other = {mutant.file: {mutant.statement[1]}}, {"wrapper.py": {1, 2, 3}}
+    near = {mutant.file: {mutant.statement[1] + 1}}
+    grouping, pools = "tests/core/test_plan_fine_grained.py", "tests/core/test_plan_pools.py"
+    silent = f"{grouping}::test_an_explicit_setting_overrides_the_rule"
+    numbers = f"{grouping}::test_a_run_that_leaves_it_open_has_the_name_of_what_the_rule_chooses"
+    also = f"{pools}::test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool"
+    beside = f"{pools}::test_arguments_that_contradict_are_refused"
+    tests = {
+        grouping: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
+        pools: {also: own, beside: near},
+    }
+    trials = TestTrials(ForkServer(), tmp_path / "known")
+    for file, lines in tests.items():
+        trials.keep(file, Ran(lines=lines))
+    assert trials.executing(mutant) == [also, f"{numbers}[1]", silent, f"{numbers}[2]"]
 
 
 @pytest.mark.processes
