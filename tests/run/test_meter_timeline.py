@@ -92,11 +92,13 @@ def test_a_run_of_one_step_has_no_timeline():
 
 
 @pytest.fixture(scope="module")
-def documents(run_cells, tmp_path_factory):
-    def cell(engine: str, profile: str = "none", **switches):
+def cells(run_cells, tmp_path_factory):
+    def cell(engine: str, profile: str = "none", recompute: str = "none", **switches):
         return resolve_anywhere(
             RunSpec(
-                model=ModelSpec(preset="hybrid-tiny", pattern="ME*", experts=4, hidden=96),
+                model=ModelSpec(
+                    preset="hybrid-tiny", pattern="ME*", experts=4, hidden=96, recompute=recompute
+                ),
                 engine=EngineSpec(name=engine, **switches),
                 train=TrainSpec(steps=3, global_batch=2, micro_batch=1, seq_len=32),
                 launch=LaunchSpec(ranks=1),
@@ -108,10 +110,24 @@ def documents(run_cells, tmp_path_factory):
         "single": cell("single"),
         "mfsdp": cell("mfsdp"),
         "profiled": cell("mfsdp", "memory"),
+        "recomputed": cell("mfsdp", "memory", "full"),
         "max_pool": cell("mfsdp", allocator="max_pool"),
     }
-    cells = run_cells(tmp_path_factory.mktemp("timelines"), runs)
+    return run_cells(tmp_path_factory.mktemp("timelines"), runs)
+
+
+@pytest.fixture(scope="module")
+def documents(cells):
     return {name: found.document("memory.json") for name, found in cells.items()}
+
+
+@pytest.mark.processes
+def test_a_memory_profile_changes_no_loss_and_shows_what_recompute_saves(cells, documents):
+    assert cells["profiled"].losses == cells["mfsdp"].losses != []
+    saved, recomputed = (
+        documents[name]["by_category_bytes"]["activations"] for name in ("profiled", "recomputed")
+    )
+    assert 0 < recomputed < saved / 2
 
 
 @pytest.mark.processes
