@@ -102,6 +102,7 @@ class Wrong(NamedTuple):
     microbatches: int = 1
     scenario: str = "train"
     also: tuple[str, ...] = ()
+    alone: bool = False
     nightly: bool = False
 
     @property
@@ -113,7 +114,7 @@ GRADIENTS, STEP = "gradients", "optimizer step"
 HALF = "every rank's gradient of microbatch 1 counts 1 times, expected 0.5"
 LOST = "gradient of microbatch {} counts 0 times"
 WRONG = (
-    Wrong("Summing", GRADIENTS, ("step 1, microbatch 1, rank 0", HALF)),
+    Wrong("Summing", GRADIENTS, ("step 1, microbatch 1, rank 0", HALF), alone=True),
     Wrong("Undivided", GRADIENTS, ("as if not divided by the ranks",), 3),
     Wrong("DividedTwice", GRADIENTS, ("as if divided by the ranks twice",), 3, nightly=True),
     Wrong(
@@ -129,7 +130,10 @@ WRONG = (
     Wrong(
         "Forgetting",
         GRADIENTS,
-        ("microbatch 1", "as if the last microbatch alone was kept", LOST.format(1)),
+        (
+            *("microbatch 1", "as if the last microbatch alone was kept"),
+            *(LOST.format(1), LOST.format(2)),
+        ),
         3,
     ),
     Wrong(
@@ -185,10 +189,18 @@ def test_a_wrong_engine_is_told_by_the_check_and_the_mistake_that_makes_it(
     checks, finding = found(verdict)
     assert checks[0] == wrong.check
     assert set(wrong.also) <= set(checks)
+    assert len(checks) == 1 or not wrong.alone
     text = "\n".join((finding.place, finding.found, *finding.evidence))
     assert [words for words in wrong.says if words not in text] == []
+    # The right guess is among the first lines, and of a step it is the only one.
+    first = "\n".join(finding.evidence[:2])
+    assert [words for words in wrong.says if words[:5] == "as if" and words not in first] == []
     guesses = [line for line in finding.evidence if line.startswith("as if")]
-    assert len(guesses) <= (1 if wrong.check == STEP else len(guesses))
+    assert len(guesses) <= 1 or wrong.check != STEP
+    lost = [words for words in wrong.says if "counts 0 times" in words]
+    assert text.count("counts 0 times") == len(lost) or not lost
+    frames = [line for line in finding.evidence if line.startswith("at ")]
+    assert len(frames) == (1 if wrong.check == "runs to its end" else 0)
     # Neither a reference nor the advice of an exception is part of what is told.
     said = [check.finding.expected for check in verdict.failures if check.finding]
     assert "nan" not in " ".join(said)
