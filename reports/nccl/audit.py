@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from bench.store import layout
 from bench.store.reading import read_json_object
@@ -122,7 +123,7 @@ def _role(views: list[View], job: LoggedJob, groups: Groups) -> str:
 
 _LOG = re.compile(r"rank(\d+)\.log")
 # What `bench.worker.nccl_evidence` writes at the end of an iteration.
-_MARK = re.compile(r'\{"iteration": (\d+), "offset_bytes": (\d+)\}')
+_MARK = re.compile(r'\{"iteration": (\d{1,18}), "offset_bytes": (\d{1,18})\}')
 
 
 @dataclass(frozen=True)
@@ -136,7 +137,7 @@ class RunAudit:
 def audit_run(run: Path) -> RunAudit:
     """Audit the run in folder `run`; derived from its logs whenever it is asked for."""
     spec = read_json_object(run / layout.SPEC, []) or {}
-    if spec.get("launch", {}).get("device") == "cpu":
+    if _at(spec, "launch", "device") == "cpu":
         return RunAudit(
             None,
             "there is no NCCL in this run: its ranks are CPU processes and communicate by gloo",
@@ -145,7 +146,7 @@ def audit_run(run: Path) -> RunAudit:
     logs = ((log, _LOG.fullmatch(log.name)) for log in sorted(folder.glob("rank*.log")))
     ranks = {str(log): int(name[1]) for log, name in logs if name}
     if not ranks:
-        if spec.get("measure", {}).get("nccl") == "evidence":
+        if _at(spec, "measure", "nccl") == "evidence":
             return RunAudit(None, "the run was to keep NCCL logs but has none: NCCL wrote nothing")
         return RunAudit(
             None, "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
@@ -163,11 +164,17 @@ def _marks(path: Path) -> Marks:
 
 
 def _roles(folder: Path) -> tuple[tuple[str, frozenset[int]], ...]:
-    """Groups that any rank recorded."""
+    """Groups that any rank recorded; damaged ones are left out."""
     recorded = (read_json_object(path, []) or {} for path in folder.glob("groups.rank*.json"))
-    found = {
-        (group["role"], frozenset(group["ranks"]))
-        for one in recorded
-        for group in one.get("groups", [])
-    }
+    found = set()
+    for groups in (one.get("groups") for one in recorded):
+        for group in groups if isinstance(groups, list) else ():
+            match group:
+                case {"role": str(role), "ranks": [*ranks]} if all(type(r) is int for r in ranks):
+                    found.add((role, frozenset(ranks)))
     return tuple(sorted(found, key=lambda one: (one[0], sorted(one[1]))))
+
+
+def _at(document: dict[str, Any], section: str, key: str) -> Any:
+    part = document.get(section)
+    return part.get(key) if isinstance(part, dict) else None

@@ -115,3 +115,15 @@ def test_a_run_whose_logs_are_missing_says_so(tmp_path):
     for log in (tmp_path / "nccl").glob("rank*.log"):
         log.unlink()
     assert "NCCL wrote nothing" in audit_run(tmp_path).text
+
+
+@pytest.mark.parametrize("groups", [7, [3, {"role": "inner"}, {"role": "inner", "ranks": [[0]]}]])
+def test_damaged_groups_name_no_role_and_damaged_marks_are_left_out(tmp_path, groups):
+    write_run(tmp_path)
+    (tmp_path / "spec.json").write_text(json.dumps({"launch": groups, "measure": groups}))
+    for rank in (0, 1):
+        (tmp_path / "nccl" / f"groups.rank{rank}.json").write_text(json.dumps({"groups": groups}))
+        marks = f'[]\n{{"iteration": 1, "offset_bytes": {"9" * 5000}}}\n'
+        (tmp_path / "nccl" / f"iterations.rank{rank}.jsonl").write_text(marks)
+    [row] = audit_run(tmp_path).audit.rows
+    assert (row.communicator.role, row.verdict) == ("", Verdict.MIXED)
