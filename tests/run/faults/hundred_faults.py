@@ -13,7 +13,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,6 +23,7 @@ import psutil
 from bench.launch import Limits, launch
 from bench.launch.command import RUN_DIR_VARIABLE
 from bench.launch.stop_request import StopRequest
+from bench.record import RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder
@@ -249,23 +251,25 @@ def inject(store: ResultsStore, fault: Fault) -> list[str]:
     )
     folder = store.new_run(resolved, sweep="faults", cell="c", repeat=0, arm=None, code="x")
     pids: set[int] = set()
-    raised = ""
+    raised, returned = "", None
     try:
         if fault.signals_to_launcher:
             folder.close()
             _in_a_launcher_of_its_own(folder, fault, pids)
         else:
-            _here(resolved, folder, fault, pids)
+            returned = _here(resolved, folder, fault, pids)
     except Exception as error:
         raised = str(error)
-    left = _left_after(3.0 if fault.signals_to_launcher else 0.0, folder.path, pids)
+    left = left_behind(folder.path, pids, seconds=3.0 if fault.signals_to_launcher else 0.0)
     problems = [f"{len(left)} processes are left"] if left else []
     if fault.record_survives:
+        if returned is not None and returned != store.read(folder.run_id).status:
+            problems.append("the status returned is not the one on disk")
         return [*problems, *filter(None, [raised]), *_wrong_in_record(store, folder, fault)]
     return problems + ([] if fault.says in raised else [f"raised {raised!r}"])
 
 
-def _here(resolved: ResolvedRun, folder: RunFolder, fault: Fault, pids: set[int]) -> None:
+def _here(resolved: ResolvedRun, folder: RunFolder, fault: Fault, pids: set[int]) -> RunStatus:
     scene = Scene(folder, StopRequest())
 
     def on_step(step: int) -> None:
@@ -276,7 +280,7 @@ def _here(resolved: ResolvedRun, folder: RunFolder, fault: Fault, pids: set[int]
             scene.done = True
             fault.act(scene)
 
-    launch(
+    return launch(
         resolved,
         folder,
         stop=scene.stop,
@@ -348,15 +352,21 @@ def _wrong_in_record(store: ResultsStore, folder: RunFolder, fault: Fault) -> li
     return problems + [f"{text} is not in the log" for text in fault.logged if text not in log]
 
 
-def _left_after(seconds: float, run_dir: Path, pids: set[int]) -> list[int]:
-    """Processes of the run that still live then, by process id and by the folder they work for."""
+def left_behind(run_dir: Path, pids: Collection[int] = (), seconds: float = 0.0) -> list[int]:
+    """Processes of the run that still live then, by process id and by the folder they work for.
+
+    They are killed, so that a failure does not disturb what runs after it.
+    """
     deadline = time.monotonic() + seconds
     while (found := _left(run_dir, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
+    for pid in found:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     return found
 
 
-def _left(run_dir: Path, pids: set[int]) -> list[int]:
+def _left(run_dir: Path, pids: Collection[int]) -> list[int]:
     found = []
     for process in psutil.process_iter():
         try:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hundred_faults import ENDLESS, LIMITS, Fault, faults, inject
+from hundred_faults import ENDLESS, LIMITS, Fault, faults, inject, left_behind
 
 from bench.launch import Limits, launch
 from bench.record import RunRecord, RunStatus
@@ -69,7 +69,7 @@ def run(
     worker: str = "scripted_worker",
     limits: Limits = LIMITS,
 ) -> tuple[RunStatus, RunRecord]:
-    """Scripted ranks, which nothing befalls."""
+    """Scripted ranks, which nothing befalls, and of which none is left."""
     status = launch(
         store.read(folder.run_id).resolved,
         folder,
@@ -78,7 +78,10 @@ def run(
         worker_module=worker,
         limits=limits,
     )
-    return status, store.read(folder.run_id)
+    assert left_behind(folder.path) == [], "the launcher returned before every process was gone"
+    record = store.read(folder.run_id)
+    assert record.status == status, "the status returned is not the one on disk"
+    return status, record
 
 
 def test_a_run_that_ends_well_is_ok_and_writes_into_its_folder_alone(
@@ -91,7 +94,6 @@ def test_a_run_that_ends_well_is_ok_and_writes_into_its_folder_alone(
     steps: list[int] = []
     status, record = run(store, folder, on_step=steps.append)
     assert (status.state, status.exit_code, status.failed_rank) == ("ok", 0, None)
-    assert record.status == status, "the status returned is not the one on disk"
     assert steps == sorted(set(steps))
     assert steps[-1] == 20
     assert record.problems == ()
@@ -165,5 +167,6 @@ def test_a_disk_that_fills_up_during_a_run_ends_it_and_keeps_the_finished_ones(
 
     with pytest.raises(StoreFullError, match="Finished runs are complete"):
         run(store, unlucky, stop=stop, on_step=fill_the_disk)
+    assert left_behind(unlucky.path) == []
     states = {record.run_id: record.status.state for record in store.records()}
     assert states == {finished.run_id: "ok", unlucky.run_id: "interrupted"}
