@@ -95,6 +95,7 @@ VARIANTS = {
     "simple_fsdp-compiled-optim_grads": cell(
         "simple_fsdp", "optim_grads", compile_backend="inductor"
     ),
+    "fsdp2-reshard_to_2": cell("fsdp2", ZERO3, ranks=4, reshard_after_forward=2),
     "mfsdp-recompute": cell("mfsdp", model=with_recompute("full")),
     "mfsdp-recompute_selective": cell("mfsdp", model=with_recompute("selective")),
 }
@@ -111,6 +112,8 @@ BF16_CELLS = {
     "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
     "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
+    "mfsdp-hybrid-bf16": cell("mfsdp", ZERO3, BF16, HYBRID),
+    "mfsdp-tp-mxfp8": cell("mfsdp", ZERO3, BF16, ranks=4, tensor_parallel=2, recipe="mxfp8"),
     **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
 }
 #: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
@@ -128,6 +131,9 @@ FP64_CELLS = {
 HYBRID_CELLS = {
     "fsdp2-hybrid": cell("fsdp2", dtypes=FP64, model=HYBRID),
     "mfsdp-hybrid": cell("mfsdp", dtypes=FP64, model=HYBRID),
+    "mfsdp-hybrid-recompute": cell(
+        "mfsdp", "optim_grads", FP64, HYBRID.model_copy(update={"recompute": "full"})
+    ),
     "mfsdp-experts": cell("mfsdp", dtypes=FP64, model=HYBRID, expert_parallel=2),
     "mfsdp-experts-hfsdp": cell(
         "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **OUTER["hfsdp"]
@@ -147,6 +153,7 @@ SINGLE_CELLS = {
 #: Variants of engines that are torch's own, and what other daily cells vary as well.
 NIGHTLY_CELLS = {
     *("fsdp1-recompute", "fsdp2-recompute", "mfsdp-recompute_selective"),
+    *("fsdp2-reshard_to_2", "mfsdp-tp-mxfp8"),
     *(name for name, run in FP64_CELLS.items() if run.launch.ranks == 4),
     *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "fsdp2-tied"),
     *("ddp_zero-bf16", "ddp_zero-fp64", "fsdp2-hybrid", "mfsdp-experts-hfsdp"),
@@ -155,5 +162,5 @@ NIGHTLY_CELLS = {
     *("simple_fsdp-tied", "deepspeed-optim", "deepspeed-optim_grads"),
     *(name for name in BF16_CELLS if name.startswith("deepspeed")),
 }
-TWO_RANK_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
-CELLS = SINGLE_CELLS | TWO_RANK_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS
+PARALLEL_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
+CELLS = SINGLE_CELLS | PARALLEL_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS

@@ -21,9 +21,9 @@ from engine_cells import (
     HYBRID_CELLS,
     LAYERS,
     NIGHTLY_CELLS,  # noqa: F401 - read by conftest.py
+    PARALLEL_CELLS,
     STEPS,
     TIED_CELLS,
-    TWO_RANK_CELLS,
     VARIANTS,
 )
 
@@ -74,9 +74,16 @@ def test_a_tied_embedding_trains_like_the_single_process_does(cells, name):
 
 
 @pytest.mark.parametrize("name", BF16_CELLS)
-def test_bf16_losses_stay_within_0_2_percent_of_fp32_but_are_not_fp32(cells, name):
-    assert cells[name].losses == pytest.approx(cells["single"].losses, rel=2e-3)
-    assert cells[name].losses != pytest.approx(cells["single"].losses, rel=1e-6)
+def test_bf16_losses_stay_near_those_of_the_single_process_but_are_not_its_own(cells, name):
+    single, close = ("single-hybrid", 5e-3) if "-hybrid" in name else ("single", 2e-3)
+    assert cells[name].losses == pytest.approx(cells[single].losses, rel=close)
+    assert cells[name].losses != pytest.approx(cells[single].losses, rel=1e-6)
+
+
+@pytest.mark.parametrize("name", ["mfsdp-tp-mxfp8"])
+def test_beside_tensor_parallelism_mxfp8_gathers_codes(cells, name):
+    gathered = cells[name].document("runtime.json")["gathered_bytes"]
+    assert gathered["uint8"] > 0.9 * sum(gathered.values())
 
 
 @pytest.mark.parametrize("name", ["single", "single-hybrid"])
@@ -86,7 +93,7 @@ def test_the_model_learns(cells, name):
     assert losses[-1] < losses[0] - 0.1
 
 
-@pytest.mark.parametrize("name", [*TWO_RANK_CELLS, *FP64_CELLS])
+@pytest.mark.parametrize("name", [*PARALLEL_CELLS, *FP64_CELLS])
 def test_ranks_see_different_data_and_the_same_gradient_norm(cells, name):
     first, second = cells[name].samples(0), cells[name].samples(1)
     shares_data = "-tp" in name
@@ -119,6 +126,8 @@ ELEMENTS_SENT_PER_STEP = {
     "fsdp1-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "fsdp2-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
+    # Of four ranks a layer comes whole from three and, kept on pairs, its other half from one.
+    "fsdp2-reshard_to_2": 2 * 3 / 4 * (PARAMETERS + ROOT) + 2 * (3 / 4 + 1 / 2) * LAYERS * LAYER,
     # The norms read their weights twice, and each read is a gather.
     "simple_fsdp-optim_grads": 2 * REDUCE_SCATTER + 2 * (GATHER + NORMS / 2),
     # Every weight once per pass; the embedding's backward pass reads no weight.
@@ -240,7 +249,7 @@ def test_a_run_leaves_the_plan_of_its_buffer_pools(cells):
 
 def test_what_meters_cost_is_part_of_the_record(cells):
     meters = [
-        cells[name].document("runtime.json")["meters"] for name in TWO_RANK_CELLS if name in cells
+        cells[name].document("runtime.json")["meters"] for name in PARALLEL_CELLS if name in cells
     ]
     names = {"cpu", "wire", "memory", "device", "samples"}
     assert all(set(each["seconds"]) == names for each in meters)
