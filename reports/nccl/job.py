@@ -189,8 +189,8 @@ def _add_loss_remarks(job: LoggedJob) -> None:
             f"the collector left out repeated lines ({lost} by its own count), so counts are lower"
             " bounds and whole processes may be missing; Ray keeps them with RAY_DEDUP_LOGS=0"
         )
-    dropped = sum(process.dropped for process in job.processes.values())
+    dropped = sum(process.dropped + process.dropped_lines for process in job.processes.values())
     if dropped:
         job.remarks.append(
-            f"{dropped} state changes or bursts of calls beyond the limits were not kept"
+            f"{dropped} state changes, TUNING and COLL lines beyond the limits were not kept"
         )

@@ -8,7 +8,8 @@ line (empty ones, ranks other than 0, copy engines of 2.28) may stand in it, so 
 matched by operation and bytes and never by position alone. Calls of one communicator were grouped
 if at least two of one burst got their TUNING lines after the last COLL line of the burst: without a
 group each call prints its own line before the next call begins. Training repeats itself, so bursts
-are counted while lines are read, and each distinct one is resolved once, afterwards.
+are counted while lines are read, and each distinct one is resolved once, afterwards. Once half of
+MOST_BURSTS are known, the lines of a new one are counted call by call, each with its TUNING line.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from typing import Final, NamedTuple
 
-from reports.nccl.grammar import VARYING
+from reports.nccl import grammar
 from reports.nccl.model import (
     ANY,
     MAX_QUOTE_CHARACTERS,
@@ -35,6 +36,8 @@ from reports.nccl.model import (
 MOST_OPEN_CALLS: Final = 64
 MOST_ITEMS: Final = 20_000
 MOST_BURSTS: Final = 20_000
+# More distinct lines of a process than this are not known again.
+MOST_LINES: Final = 40_000
 # More distinct buffers of a call than this are not kept.
 MOST_BUFFERS: Final = 16
 _MOST_CANDIDATES: Final = 12
@@ -67,20 +70,31 @@ def observations(lines: Sequence[Line], burst: Burst) -> list[Observation]:
     chosen: dict[int, tuple[Choice, str]] = {}
     free: list[Observation] = []
     choices = [(line.fact, _shown(line.text)) for line in lines if isinstance(line.fact, Choice)]
-    for choice, text in choices:
-        members = _members(calls, choice, chosen)
-        if members is None:
+    matches = _matches(calls, [choice for choice, _ in choices])
+    for (choice, text), members in zip(choices, matches, strict=True):
+        if not members:
             free.append(Observation(choice, None, burst.count, text))
-        for index in members or ():
-            chosen[index] = (_part_of(choice, calls[index], len(members or ())), text)
+        for index in members:
+            chosen[index] = (_part_of(choice, calls[index], len(members)), text)
     per_comm = Counter(calls[index].comm for index in chosen)
     found = []
     for index, (call, (call_text, buffers)) in enumerate(zip(calls, burst.calls, strict=True)):
         own, text = chosen.get(index, (None, ""))
-        grouped = own is not None and per_comm[call.comm] > 1
+        grouped = own is not None and (lines[index].grouped or per_comm[call.comm] > 1)
         shown = _shown(call_text)
         found.append(Observation(own, call, burst.count, text, shown, frozenset(buffers), grouped))
     return found + free
+
+
+def _matches(calls: Sequence[CollectiveCall], choices: Sequence[Choice]) -> list[tuple[int, ...]]:
+    """Of each choice the indices of the calls that it is for; none if that is not known."""
+    taken: set[int] = set()
+    found = []
+    for choice in choices:
+        members = _members(calls, choice, taken) or ()
+        taken.update(members)
+        found.append(members)
+    return found
 
 
 def _members(
@@ -133,14 +147,15 @@ def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
 
 @dataclass(slots=True, eq=False)
 class Line:
-    """A TUNING or COLL line of a thread, however often it is printed; `text` is the first of them.
+    """A TUNING or COLL line of a process, however often it is printed; `text` is the first of them.
 
-    A COLL line is the same whatever its counter and its buffers (`grammar.VARYING`).
+    A COLL line is the same whatever its counter, its buffers and its stream. grouped: a COLL line
+    that is counted apart from others of its group.
     """
 
-    thread: Thread
     fact: Fact
     text: bytes
+    grouped: bool = False
 
 
 @dataclass(slots=True)
@@ -162,14 +177,9 @@ class Thread:
     """One thread and its open burst; `varying` is what differs between repetitions of `calls`."""
 
     process: Process
-    lines: dict[Fact, Line] = field(default_factory=dict)
     calls: list[Line] = field(default_factory=list)
     varying: list[re.Match[bytes]] = field(default_factory=list)
     choices: list[Line] = field(default_factory=list)
-
-    def line(self, fact: Fact, text: bytes) -> Line:
-        """The line that states this."""
-        return self.lines.setdefault(fact, Line(self, fact, text))
 
     def add(self, line: Line, varying: re.Match[bytes] | None) -> None:
         """The next line; `varying` is None for a TUNING line."""
@@ -205,10 +215,10 @@ class Process:
     """One process: `items` are state changes, and the bursts between them, in the order of the log.
 
     source: the stream where it was seen first. about: lines about the whole process, one per kind
-    and values. remarks: lines that state neither kernel nor call. dropped: state changes and bursts
-    beyond the limits, which are not kept. deduplicated: lines that a collector left out and said
-    so. version_line: the line that states the version, "" if none does; `versions` then come from
-    the forms of its lines alone.
+    and values. remarks: lines that state neither kernel nor call. dropped: state changes beyond the
+    limits, which are not kept; dropped_lines: TUNING and COLL lines beyond them. deduplicated:
+    lines that a collector left out and said so. version_line: the line that states the version, ""
+    if none does; `versions` then come from the forms of its lines alone.
     """
 
     name: str = ""
@@ -218,9 +228,11 @@ class Process:
     stretch: Stretch = field(default_factory=dict)
     about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
     threads: dict[bytes, Thread] = field(default_factory=dict)
+    known: dict[tuple[Fact, bool], Line] = field(default_factory=dict)
     registered: set[tuple[str | None, ...]] = field(default_factory=set)
     remarks: int = 0
     dropped: int = 0
+    dropped_lines: int = 0
     deduplicated: int = 0
     versions: Versions = ANY
     version_line: str = ""
@@ -242,24 +254,53 @@ class Process:
             found = self.threads[name] = Thread(self)
         return found
 
+    def line(self, fact: Fact, text: bytes, *, grouped: bool = False) -> Line:
+        """The line that states this."""
+        line = self.known.get((fact, grouped))
+        if line is None:
+            line = Line(fact, text, grouped)
+            if len(self.known) < MOST_LINES:
+                self.known[fact, grouped] = line
+        return line
+
     def count(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> None:
         """A burst: COLL lines, as many as there are in `varying`, and TUNING lines behind them."""
         burst = self.stretch.get(lines)
         if burst is None:
+            if len(lines) > 1 and len(self.stretch) >= MOST_BURSTS // 2:
+                parts = self._parts(lines, varying)
+                if len(parts) > 1:
+                    for part in parts:
+                        self.count(*part)
+                    return
             if len(self.stretch) >= MOST_BURSTS:
-                self.dropped += 1
+                self.dropped_lines += len(lines)
                 return
             if not self.stretch:
                 self.items.append(self.stretch)
-            calls = zip(lines, varying, strict=False)
-            texts = [VARYING.sub(own.group(), line.text, 1) for line, own in calls]
-            burst = self.stretch[lines] = Burst([(text, set()) for text in texts])
+            burst = self.stretch[lines] = Burst([(_own_text(own), set()) for own in varying])
         burst.count += 1
         if not varying:
             return
         for (_, buffers), own in zip(burst.calls, varying, strict=True):
             if len(buffers) <= MOST_BUFFERS:
                 buffers.add((own[1], own[2]))
+
+    def _parts(
+        self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]
+    ) -> list[tuple[tuple[Line, ...], list[re.Match[bytes]]]]:
+        """The lines of a burst, those apart that say nothing about each other."""
+        calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
+        matches = _matches(calls, [line.fact for line in lines if isinstance(line.fact, Choice)])
+        per_comm = Counter(calls[index].comm for members in matches for index in members)
+        left = dict(enumerate(zip(lines, varying, strict=False)))
+        parts = []
+        for choice, members in zip(lines[len(calls) :], matches, strict=True):
+            own = [left.pop(index) for index in members]
+            grouped = any(per_comm[calls[index].comm] > 1 for index in members)
+            named = [self.line(one.fact, one.text, grouped=grouped) for one, _ in own]
+            parts.append(((*named, choice), [match for _, match in own]))
+        return parts + [((one,), [match]) for one, match in left.values()]
 
     def change(self, event: StateChange) -> None:
         """A state change: what is open belongs before it. A registration that stands is no change.
@@ -293,7 +334,8 @@ class Process:
     def lines(self) -> int:
         """Lines with NCCL's prefix."""
         bursts = (one for stretch in self.stretches() for one in stretch.items())
-        return self.remarks + sum(len(lines) * burst.count for lines, burst in bursts)
+        counted = sum(len(lines) * burst.count for lines, burst in bursts)
+        return self.remarks + self.dropped_lines + counted
 
     def stretches(self) -> list[Stretch]:
         """The bursts, in each stretch between two state changes."""
@@ -315,7 +357,15 @@ class Process:
         self.device = self.device or later.device
         self.remarks += later.remarks
         self.dropped += later.dropped
+        self.dropped_lines += later.dropped_lines
         self.deduplicated += later.deduplicated
+
+
+def _own_text(own: re.Match[bytes]) -> bytes:
+    """A COLL line from its prefix on, of what was searched for its counter and its buffers."""
+    text = grammar.plain(own.string.replace(b"\0", b""))
+    header = next(grammar.headers(text), None)
+    return text if header is None else text[header.start :]
 
 
 def _shown(text: bytes) -> str:

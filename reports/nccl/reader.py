@@ -14,7 +14,7 @@ from typing import Final
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Burst, Line, Process
+from reports.nccl.process import Burst, Line, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -37,6 +37,7 @@ _NOTABLE: Final = tuple(
 Marks = tuple[tuple[int, int], ...]
 Key = bytes | tuple[bytes, bytes]
 """A TUNING line, or what stands before and behind the varying part of a COLL line."""
+Known = tuple[Thread, Line]
 
 
 @dataclass
@@ -58,7 +59,7 @@ class StreamReader:
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
-    _known: dict[Key, Line] = field(default_factory=dict)
+    _known: dict[Key, Known] = field(default_factory=dict)
     # TUNING lines that stand alone; forgotten at the next line of another kind.
     _alone: dict[bytes, Burst] = field(default_factory=dict)
     _begun: bytes = b""
@@ -83,8 +84,9 @@ class StreamReader:
             key = (piece[: varying.start()], piece[varying.end() :])
             known = self._known.get(key)
         if known is not None and whole:
-            known.thread.add(known, varying)
-            burst = known.thread.alone(known)
+            thread, same = known
+            thread.add(same, varying)
+            burst = thread.alone(same)
             if burst is not None:
                 self._alone[piece] = burst
             elif varying is not None:
@@ -95,8 +97,9 @@ class StreamReader:
         self._begun = b""
         if line.endswith(b"\n"):
             known = self._read(line[:-1])
-            room = whole and len(self._known) < _MOST_KNOWN
-            if known is not None and room and isinstance(known.fact, Choice) == (varying is None):
+            if known is None or not whole or len(self._known) >= _MOST_KNOWN:
+                return
+            if isinstance(known[1].fact, Choice) == (varying is None):
                 self._known[key] = known
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
@@ -134,7 +137,7 @@ class StreamReader:
             for process in self.processes.values():
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
 
-    def _read(self, text: bytes) -> Line | None:
+    def _read(self, text: bytes) -> Known | None:
         """One line as it stands in the stream, with all that may have happened to it.
 
         Returns what it is when it comes again, if it is one TUNING or COLL line and nothing else.
@@ -152,7 +155,7 @@ class StreamReader:
             known = self._read_headed(piece, found) if found else self._read_bare(piece)
         return known if len(pieces) == 1 else None
 
-    def _read_headed(self, line: bytes, found: list[Header]) -> Line | None:
+    def _read_headed(self, line: bytes, found: list[Header]) -> Known | None:
         """Each message goes from its prefix to the next one; only the last is not cut."""
         hosts = [self._host(line, i, header) for i, header in enumerate(found)]
         starts = [
@@ -191,16 +194,16 @@ class StreamReader:
                 process.change(StateChange("iteration", "", (str(self.iteration),), ""))
         return process
 
-    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Line | None:
+    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Known | None:
         process = self._process(header, host)
         message, repeated = grammar.without_repetition(message)
         process.deduplicated += repeated
         fact = None if header.warning else grammar.fact(message)
         if fact is not None:
-            line = process.thread(header.tid).line(fact, text)
+            thread, line = process.thread(header.tid), process.line(fact, text)
             alone = isinstance(fact, Choice)
-            line.thread.add(line, None if alone else grammar.VARYING.search(text))
-            return None if repeated else line
+            thread.add(line, None if alone else grammar.VARYING.search(text))
+            return None if repeated else (thread, line)
         process.remarks += 1
         shown = message.decode("utf-8", "replace")
         event = grammar.event(shown.strip(), warning=header.warning)
@@ -215,7 +218,7 @@ class StreamReader:
             self.unread.add_unknown(shown)
         return None
 
-    def _read_bare(self, line: bytes) -> Line | None:
+    def _read_bare(self, line: bytes) -> Known | None:
         """A line without NCCL's prefix."""
         if b"NCCL version " in line:
             shown = line.decode("utf-8", "replace")
@@ -233,9 +236,9 @@ class StreamReader:
             if choice is None:
                 self.unread.add_damaged(line)
                 return None
-            pasted = self.pasted.thread(b"").line(choice, line)
-            pasted.thread.add(pasted, None)
-            return pasted
+            thread, pasted = self.pasted.thread(b""), self.pasted.line(choice, line)
+            thread.add(pasted, None)
+            return thread, pasted
         self.unread.ignored += 1
         return None
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import gzip
 import os
 import threading
+import tracemalloc
 
 import pytest
 import zstandard
 
 from bench.errors import UsageError
 from corpus_lines import coll, info, init, reg, ring
+from reports.nccl import process, reader
 from reports.nccl.audit import audit_paths
-from reports.nccl.presentation import to_junit
+from reports.nccl.model import Unread
+from reports.nccl.presentation import to_data, to_junit
 from reports.nccl.requirement import Conditions, judge, parse_requirements, profile
 
 LINE = b"n1:1:2 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
@@ -93,3 +96,60 @@ def test_a_repeated_line_is_no_longer_alone_once_a_call_or_a_registration_came(t
     rows = {row.phase: row for row in audit_paths([tmp_path]).rows}
     assert {phase: row.lines for phase, row in rows.items()} == {"before": 4, "after": 3}
     assert not any("without a line" in text for row in rows.values() for text in row.remarks)
+
+
+@pytest.fixture
+def low_limits(monkeypatch):
+    for name in ("MOST_ITEMS", "MOST_BURSTS", "MOST_LINES"):
+        monkeypatch.setattr(process, name, 200)
+    monkeypatch.setattr(reader, "_MOST_KNOWN", 200)
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_memory_does_not_grow_with_distinct_lines_beyond_the_limits():
+    stream = reader.StreamReader("log", Unread())
+    tracemalloc.start()
+    try:
+        held = []
+        for number in range(1, 3001):
+            stream.feed(info(ring("AllReduce", number)).encode() + b"\n")
+            if number in (1000, 3000):
+                held.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert held[1] - held[0] < 50_000
+
+
+@pytest.mark.usefixtures("low_limits")
+def test_lines_beyond_the_limits_are_counted_though_not_kept(tmp_path):
+    text = "".join(f"{info(ring('AllReduce', number))}\n" for number in range(1, 301))
+    (tmp_path / "log").write_text(text)
+    job = audit_paths([tmp_path]).job
+    assert job.lines == 300
+    assert "100 state changes, TUNING and COLL lines beyond the limits" in " ".join(job.remarks)
+
+
+@pytest.mark.parametrize("version", ["2.27.7+cuda12.9", "2.29.2+cuda13.0"])
+def test_ever_new_groups_of_the_same_calls_count_as_without_limits(tmp_path, version, request):
+    lines = [info(f"NCCL version {version}"), *map(info, init(0))]
+    for number in range(1600):
+        sizes = [1024 * (1 + number % 40), 1024 * (1 + number // 40)]
+        lines += [info(coll("AllReduce", count=size // 2), tid=7 + number % 3) for size in sizes]
+        lines += [info(ring("AllReduce", size), tid=7 + number % 3) for size in sizes]
+    (tmp_path / "log").write_text("".join(f"{one}\n" for one in lines))
+    whole = to_data(audit_paths([tmp_path]))
+    request.getfixturevalue("low_limits")
+    assert to_data(audit_paths([tmp_path])) == whole
+
+
+def test_a_quoted_line_stood_in_the_log(tmp_path):
+    first = coll("AllGather").replace("0x5566", "0x55")
+    second = coll("AllGather", send="0x2000").replace("0x5566", "0x77")
+    messages = [first, ring("AllGather"), second, second, ring("AllGather")]
+    log = [f'{{"log":"{info(one)}","time":"{100 + i}"}}' for i, one in enumerate(messages)]
+    (tmp_path / "log").write_text("".join(f"{one}\n" for one in log))
+    (one,) = audit_paths([tmp_path]).job.processes.values()
+    bursts = [item for stretch in one.stretches() for item in stretch.items()]
+    quotes = [seen.call_line for item in bursts for seen in process.observations(*item)]
+    assert len(quotes) == 3
+    assert all(any(line.endswith(quote) for line in log) for quote in quotes)
