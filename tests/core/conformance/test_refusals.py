@@ -40,7 +40,11 @@ _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
     ),
     (ConfigurationError, "there is none", {"outer_dp_sharding_strategy": 1}),
     *(
-        (ConfigurationError, "=False", {"overlap_grad_reduce": False, "zero_dp_strategy": sharded})
+        (
+            ConfigurationError,
+            "overlap_grad_reduce=False",
+            {"overlap_grad_reduce": False, "zero_dp_strategy": sharded},
+        )
         for sharded in (2, 3)
     ),
     (
