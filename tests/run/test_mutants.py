@@ -11,9 +11,9 @@ from bench.testing.workers import ForkServer
 from bench.validate.matrix import cases
 from bench.validate.patched_core import CORE, copy_of_core
 from tools.mutation.case_trials import executing
-from tools.mutation.line_coverage import CoverageFile
+from tools.mutation.line_coverage import CoverageFile, noting_core
 from tools.mutation.mutants import Mutant, mutants_of, sample
-from tools.mutation.pytest_run import ROOT, Ran, run_pytest
+from tools.mutation.pytest_run import Ran, run_pytest
 from tools.mutation.test_trials import TestTrials
 
 SOURCE = '''"""Text."""
@@ -36,6 +36,7 @@ def changed(kind: str) -> list[str]:
 
 
 LINES = SOURCE.splitlines()
+SOURCES = [*CORE.rglob("*.py")]
 
 
 def test_every_kind_of_change_is_made_where_results_depend_on_it() -> None:
@@ -106,10 +107,19 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
 
 
 @pytest.mark.processes
-def test_lines_that_ranks_of_a_test_execute_are_noted(fork_server: ForkServer) -> None:
-    file = "tests/core/conformance/test_user_buffer_groups.py"
-    with fork_server.workers(1, ROOT) as workers:
-        (ran,) = workers.run(run_pytest, str(ROOT), (file,), True, seconds=120.0)
+def test_lines_that_ranks_of_a_test_execute_are_noted(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    core, file = noting_core(tmp_path), "tests/core/conformance/test_user_buffer_groups.py"
+    assert all((core / one.relative_to(CORE)).read_text() == one.read_text() for one in SOURCES)
+    with fork_server.workers(1, tmp_path) as workers:
+        (ran,) = workers.run(run_pytest, str(tmp_path), (file,), True, seconds=120.0)
     assert ran.failed is None
     (lines,) = ran.lines.values()
     assert lines["comm/symmetric.py"]
+    beginnings = {
+        node.lineno
+        for node in ast.walk(ast.parse((CORE / "comm/symmetric.py").read_text()))
+        if isinstance(node, ast.stmt)
+    }
+    assert lines["comm/symmetric.py"] < beginnings

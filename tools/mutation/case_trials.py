@@ -25,7 +25,7 @@ from bench.validate.injection import Control
 from bench.validate.matrix import AnyCase
 from bench.validate.patched_core import CORE, copy_of_core
 from bench.validate.session import WorkerSettings, verdicts
-from tools.mutation.line_coverage import CoverageFile, Lines, joined, traced
+from tools.mutation.line_coverage import CoverageFile, Lines, joined, noted, noting_core
 from tools.mutation.mutants import Mutant
 
 #: What a case takes at most on a machine with nothing else to do; most take less than one.
@@ -40,7 +40,12 @@ def cover(
     fork_server: ForkServer, wanted: Sequence[AnyCase], known: CoverageFile, deadline: float
 ) -> Iterator[AnyCase]:
     """Trace every case whose lines are not known yet; yields each. Ends early after `deadline`."""
-    with fork_server.workers(WorkerSettings().ranks, None, rank.prepare) as workers:
+    with (
+        tempfile.TemporaryDirectory(prefix="core-") as folder,
+        fork_server.workers(
+            WorkerSettings().ranks, noting_core(Path(folder)).parent, rank.prepare
+        ) as workers,
+    ):
         for case in wanted:
             if known.of(case) is not None:
                 continue
@@ -51,10 +56,10 @@ def cover(
                 call = FunctionCall.of(program_rank.run, (script(case.program), case.engine))
             start = time.monotonic()
             try:
-                lines = workers.run(traced, call, seconds=_TRACED_SECONDS, ranks=case.ranks)
+                found = workers.run(noted, call, seconds=_TRACED_SECONDS, ranks=case.ranks)
             except WorkersError:
-                lines = []
-            known.add(case, time.monotonic() - start, joined(lines))
+                found = []
+            known.add(case, time.monotonic() - start, joined([lines for _, lines in found]))
             yield case
 
 

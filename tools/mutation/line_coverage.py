@@ -1,21 +1,29 @@
-"""Which lines of mfsdp_core a call on a rank executes."""
+"""Where statements of mfsdp_core begin that a call on a rank executes."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import importlib.util
 import json
+import marshal
 import sys
-import threading
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any
 
 from bench.testing.call import FunctionCall
-from bench.validate.patched_core import CORE
+from bench.validate.patched_core import CORE, copy_of_core
 
 #: Line numbers by file below mfsdp_core.
 Lines = dict[str, set[int]]
+
+#: Where a core that notes puts its lines: an attribute of `sys`, so that it imports nothing.
+_NOTES = "_lines_of_mfsdp_core"
+_PREAMBLE = f"import sys\n_note_line = vars(sys).setdefault({_NOTES!r}, set()).add\n"
+#: Flags of a compiled file that is valid whatever its source holds (PEP 552).
+_UNCHECKED = (1).to_bytes(4, "little")
 
 
 @cache
@@ -25,66 +33,78 @@ def state_of_the_core() -> str:
     return hashlib.sha256(sources).hexdigest()
 
 
-class LineTracer:
-    """Notes lines of mfsdp_core that this process executes, in all threads of Python."""
+def noting_core(folder: Path) -> Path:
+    """Copy mfsdp_core into `folder` (which exists), so that it notes its statements as they run.
 
-    def __init__(self) -> None:
-        #: By code that was entered: lines that were not, or None for code of others.
-        self._left: dict[CodeType, set[int] | None] = {}
-
-    @property
-    def lines(self) -> Lines:
-        """By file below mfsdp_core."""
-        found: Lines = {}
-        for code, left in list(self._left.items()):
-            if left is not None:
-                found.setdefault(_file(code), set()).update(_lines(code) - left)
-        return found
-
-    def start(self) -> None:
-        """Lines count from now on, and none so far."""
-        self._left = {}
-        threading.settrace(self._enter)
-        sys.settrace(self._enter)
-
-    def stop(self) -> None:
-        """No further line counts."""
-        sys.settrace(None)
-        threading.settrace(None)
-
-    def _enter(self, frame: FrameType, _event: str, _argument: object) -> Any:
-        code = frame.f_code
-        if code not in self._left:
-            self._left[code] = {*_lines(code)} - {frame.f_lineno} if _file(code) else None
-        # Code of which every line was executed is not looked at again: this is most of the time.
-        return self._step if self._left[code] else None
-
-    def _step(self, frame: FrameType, event: str, _argument: object) -> Any:
-        left = self._left.get(frame.f_code)
-        if event == "line" and left:
-            left.discard(frame.f_lineno)
-        return self._step
+    The sources stay as they are; the notes are in what Python has compiled of them, and Python
+    takes that without a look at the sources.
+    """
+    core = copy_of_core(folder)
+    for path in core.rglob("*.py"):
+        source = path.read_bytes()
+        tree = _Noting(str(path.relative_to(core))).visit(ast.parse(source))
+        code = compile(ast.fix_missing_locations(tree), str(path), "exec", dont_inherit=True)
+        compiled = Path(importlib.util.cache_from_source(str(path)))
+        compiled.parent.mkdir(exist_ok=True)
+        head = importlib.util.MAGIC_NUMBER + _UNCHECKED + importlib.util.source_hash(source)
+        compiled.write_bytes(head + marshal.dumps(code))
+    return core
 
 
-@cache
-def _file(code: CodeType) -> str:
-    return code.co_filename.partition("/mfsdp_core/")[2]
+class _Noting(ast.NodeTransformer):
+    """Puts before every statement a call that notes the file and the line."""
+
+    def __init__(self, file: str) -> None:
+        self._file = file
+
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Also into blocks within blocks."""
+        super().generic_visit(node)
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list):
+                setattr(node, name, [part for one in block for part in self._noted(one)])
+        if isinstance(node, ast.Module):
+            first = len([*takewhile(_is_first, node.body)])
+            node.body[first:first] = ast.parse(_PREAMBLE).body
+        return node
+
+    def _noted(self, statement: ast.stmt) -> list[ast.stmt]:
+        if _is_first(statement):
+            return [statement]
+        note = ast.parse(f"_note_line(({self._file!r}, {statement.lineno}))").body[0]
+        return [ast.copy_location(note, statement), statement]
 
 
-@cache
-def _lines(code: CodeType) -> frozenset[int]:
-    return frozenset(line for _, _, line in code.co_lines() if line)
+def _is_first(statement: ast.stmt) -> bool:
+    """What has to stay the first of its block: a docstring, an import of the future."""
+    if isinstance(statement, ast.ImportFrom):
+        return statement.module == "__future__"
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-def traced(call: FunctionCall) -> Lines:
-    """On a rank: the lines of mfsdp_core that `call` executes."""
-    tracer = LineTracer()
-    tracer.start()
-    try:
-        call.run()
-    finally:
-        tracer.stop()
-    return tracer.lines
+def noted(call: FunctionCall) -> tuple[Any, Lines]:
+    """On a rank with a core that notes: what `call` returns, and the lines that it executes."""
+    start_notes()
+    return call.run(), notes()
+
+
+def start_notes() -> None:
+    """Lines count from now on, and none so far."""
+    _noted_lines().clear()
+
+
+def notes() -> Lines:
+    """Lines where a statement began since."""
+    found: Lines = {}
+    for file, line in tuple(_noted_lines()):
+        found.setdefault(file, set()).add(line)
+    return found
+
+
+def _noted_lines() -> set[tuple[str, int]]:
+    lines: set[tuple[str, int]] = vars(sys).setdefault(_NOTES, set())
+    return lines
 
 
 def joined(of_ranks: list[Lines]) -> Lines:

@@ -22,7 +22,7 @@ from bench.testing.call import FunctionCall
 from bench.testing.fork_server import serve_requests
 from bench.testing.load_clock import stretched
 from bench.validate.patched_core import CORE
-from tools.mutation.line_coverage import Lines, LineTracer, joined
+from tools.mutation.line_coverage import Lines, joined, noted, notes, start_notes
 
 ROOT = CORE.parent
 #: Of one test on a machine with nothing else to do.
@@ -38,7 +38,10 @@ class Ran:
 
 
 def run_pytest(core: str, arguments: Sequence[str], trace: bool) -> Ran:
-    """On a rank of its own: run the tests that `arguments` name with the core below `core`."""
+    """On a rank of its own: run the tests that `arguments` name with the core below `core`.
+
+    trace: it notes its lines (`noting_core`), and all tests run. Else the run ends at a failure.
+    """
     import pytest
 
     # Tests start groups of their own.
@@ -93,7 +96,6 @@ class _Told:
     def __init__(self, server: workers.ForkServer, trace: bool) -> None:
         self.ran = Ran()
         self._server: workers.ForkServer | None = server
-        self._tracer = LineTracer()
         self._trace = trace
         self._of_ranks: list[Lines] = []
 
@@ -119,14 +121,12 @@ class _Told:
     def pytest_runtest_logstart(self) -> None:
         """A test begins, its fixtures included."""
         self._of_ranks.clear()
-        if self._trace:
-            self._tracer.start()
+        start_notes()
 
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """It is over."""
-        self._tracer.stop()
         if nodeid in self.ran.lines:
-            self.ran.lines[nodeid] = joined([self._tracer.lines, *self._of_ranks])
+            self.ran.lines[nodeid] = joined([notes(), *self._of_ranks])
 
     def _failed(self, report: Any) -> None:
         crash = getattr(report.longrepr, "reprcrash", None)
@@ -146,18 +146,8 @@ class _Told:
         plain = patched._run
 
         def run(own: Any, call: FunctionCall, *limits: Any) -> list[Any]:
-            found = plain(own, FunctionCall.of(_noted, (call,)), *limits)
+            found = plain(own, FunctionCall.of(noted, (call,)), *limits)
             self._of_ranks += [lines for _, lines in found]
             return [value for value, _ in found]
 
         patched._run = run
-
-
-def _noted(call: FunctionCall) -> tuple[Any, Lines]:
-    """On a rank: what `call` returns, and the lines that it executes."""
-    tracer = LineTracer()
-    tracer.start()
-    try:
-        return call.run(), tracer.lines
-    finally:
-        tracer.stop()

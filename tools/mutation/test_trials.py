@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate.patched_core import copy_of_core
-from tools.mutation.line_coverage import Lines, state_of_the_core
+from tools.mutation.line_coverage import Lines, noting_core, state_of_the_core
 from tools.mutation.mutants import Mutant
 from tools.mutation.pytest_run import ROOT, Ran, run_pytest
 
@@ -56,9 +56,11 @@ class TestTrials:
 
     def trace(self, deadline: float) -> None:
         """Note the lines of tests whose files are not known yet, until `deadline`."""
-        for file in self._left.values():
-            if time.monotonic() < deadline:
-                self.keep(file, self._ran(ROOT, [file], trace=True))
+        with tempfile.TemporaryDirectory(prefix="core-") as name:
+            noting_core(Path(name))
+            for file in self._left.values():
+                if time.monotonic() < deadline:
+                    self.keep(file, self._ran(Path(name), [file], trace=True))
 
     def keep(self, file: str, ran: Ran) -> None:
         """Note the lines of the tests of `file`."""
