@@ -45,10 +45,14 @@ class CountedAllGather(DefaultAllGather):
 
 
 class CountedReduceScatter(DefaultReduceScatter):
-    """Counts each reduction; `largest_bytes` is the largest input and output together."""
+    """Counts each reduction; `largest_bytes` is the largest input and output together.
 
-    def __init__(self, ring: RingBytes) -> None:
+    replicas: over which fully_shard then sums up the output, by an operation of its own.
+    """
+
+    def __init__(self, ring: RingBytes, replicas: int) -> None:
         self._ring = ring
+        self._replicas = replicas
         self.largest_bytes = 0
 
     def __call__(
@@ -60,7 +64,8 @@ class CountedReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> dist.Work:
         """Count, then reduce."""
-        self._ring.scatter_or_gather(input_tensor.nbytes)
+        self._ring.scatter_or_gather(input_tensor.nbytes, group.size())
+        self._ring.all_reduce(output_tensor.nbytes, self._replicas)
         both_bytes = input_tensor.nbytes + output_tensor.nbytes
         self.largest_bytes = max(self.largest_bytes, both_bytes)
         return super().__call__(output_tensor, input_tensor, group, op, async_op)

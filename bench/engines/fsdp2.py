@@ -8,7 +8,8 @@ Strategies, matched to what mfsdp communicates per step of k microbatches:
   of its backward, as fully_shard's own default has it. With the setting `reshard_after_forward` a
   layer keeps its part of a group of so many ranks in between, and its second gather is within it.
 Gradients are reduced on every microbatch in both, into the sharded gradient, so that no full-size
-gradient outlives a backward. Parameters are stored in the main dtype; `MixedPrecisionPolicy`
+gradient outlives a backward; with an outer axis of replicas over both axes, as torch does unasked.
+Parameters are stored in the main dtype; `MixedPrecisionPolicy`
 gathers and computes in the compute dtype and reduces in the gradient communication dtype. A model
 on the meta device is drawn and sharded unit by unit ([Note: models on the meta device]).
 """
@@ -29,7 +30,7 @@ from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.models.initialisation import materialise
-from bench.models.meshes import DATA, mesh_of, tensor_mesh
+from bench.models.meshes import DATA, OUTER, mesh_of, tensor_mesh
 from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 
@@ -46,22 +47,26 @@ class Fsdp2Engine(StockEngine):
         self._reshard_after_forward: bool | int = _reshard_after_forward(resolved.strategy)
         if isinstance(part := resolved.engine.setting("reshard_after_forward"), int):
             self._reshard_after_forward = part
+        outer = resolved.engine.outer_size
         self._ring = RingBytes(resolved.data_parallel)
         self._all_gather = CountedAllGather(self._ring)
-        self._reduce_scatter = CountedReduceScatter(self._ring)
+        self._reduce_scatter = CountedReduceScatter(self._ring, replicas=outer)
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         model = model.to(main_dtype(resolved.dtypes))
         self._unit_bytes = _unit_bytes(model, compute)
-        self._shard(model, resolved.dtypes, device)
+        self._shard(model, resolved.dtypes, device, outer)
         self._gathered_until_last = (
             self._reshard_after_forward is False and resolved.microbatches > 1
         )
         super().__init__(model, resolved)
 
-    def _shard(self, model: nn.Module, dtypes: ResolvedDtypes, device: torch.device) -> None:
+    def _shard(
+        self, model: nn.Module, dtypes: ResolvedDtypes, device: torch.device, outer: int
+    ) -> None:
         cut = tensor_mesh(model)
-        # Of a mesh of both, since fully_shard asks for one parent of its axis and the other.
-        mesh = mesh_of(device, dist.get_world_size(), outer=1) if cut is None else cut[DATA]
+        # Of a mesh of both, since fully_shard asks for one parent of its axes and the other.
+        own = (OUTER, DATA) if outer > 1 else (DATA,)
+        mesh = mesh_of(device, dist.get_world_size(), outer=outer) if cut is None else cut[own]
         policy = _policy(dtypes)
         for layer in units(model):
             materialise(layer, device)

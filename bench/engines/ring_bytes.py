@@ -24,6 +24,7 @@ class RingBytes:
         ranks = ranks or self._ranks
         self.sent_bytes += (ranks - 1) * full_bytes // ranks
 
-    def all_reduce(self, full_bytes: int) -> None:
-        """Count an all-reduce: a reduce-scatter followed by an all-gather."""
-        self.sent_bytes += 2 * (self._ranks - 1) * full_bytes // self._ranks
+    def all_reduce(self, full_bytes: int, ranks: int | None = None) -> None:
+        """Count an all-reduce: a reduce-scatter followed by an all-gather. ranks: as above."""
+        ranks = ranks or self._ranks
+        self.sent_bytes += 2 * (ranks - 1) * full_bytes // ranks

@@ -225,7 +225,8 @@ def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str
 
 def resharding_to_a_part(run: ResolvedRun, _machine: Machine) -> str | None:
     """`reshard_after_forward` as a number is a way of ZeRO-3, and cuts the ranks evenly."""
-    size, ranks = run.engine.setting("reshard_after_forward"), run.data_parallel
+    size = run.engine.setting("reshard_after_forward")
+    ranks = run.data_parallel // run.engine.outer_size
     if size is None or ("weights" in SHARDED[run.strategy] and size < ranks and ranks % size == 0):
         return None
     return (

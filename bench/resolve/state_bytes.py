@@ -206,7 +206,7 @@ def _parameters(shape: ModelShape, compute: str, engine: EngineSpec) -> tuple[Pa
 
 def _torch_bytes(run: _Facts, rank: int) -> dict[str, int]:
     facts = _parameters(run.shape, run.dtypes.compute, run.engine)
-    ranks = run.data_parallel if INNER[run.strategy].shards_optimizer else 1
+    ranks = _shards(run)
     elements = sum(_chunk_elements(fact.shape, rank % ranks, ranks) for fact in facts)
     return _bytes_of_elements(run, elements, len(facts))
 
@@ -227,9 +227,13 @@ def _whole_parameter_bytes(run: _Facts, rank: int) -> dict[str, int]:
 
 def _flat_bytes(run: _Facts, _rank: int) -> dict[str, int]:
     """No less than this, for equal parts of flat parameters: without their padding and counters."""
+    return _bytes_of_elements(run, run.shape.parameters // _shards(run), 0)
+
+
+def _shards(run: _Facts) -> int:
+    """Into how many parts a parameter is cut; an outer axis holds replicas of them."""
     inner = run.data_parallel // run.engine.outer_size
-    ranks = inner if INNER[run.strategy].shards_optimizer else 1
-    return _bytes_of_elements(run, run.shape.parameters // ranks, 0)
+    return inner if INNER[run.strategy].shards_optimizer else 1
 
 
 def _bytes_of_elements(run: _Facts, elements: int, tensors: int) -> dict[str, int]:

@@ -179,6 +179,8 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         settings=Fsdp2Settings,
         # reshard_after_forward True and False.
         strategies=("optim_grads_params", "optim_grads"),
+        outer_axis=True,
+        hybrids=(("optim_grads_params", "no_shard"), ("optim_grads", "no_shard")),
         parallel=("tensor_parallel",),
         dtypes=DtypePolicies(_AUTOCAST.main, True),
         state="torch",

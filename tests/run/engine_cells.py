@@ -118,6 +118,8 @@ BF16_CELLS = {
 }
 #: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
 FP64_CELLS = {
+    "fsdp2-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, **OUTER["hsdp"]),
+    "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, **OUTER["hsdp"]),
     "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64),
     "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
