@@ -77,7 +77,13 @@ def _only_reads(func: Any) -> bool:
 
 
 def _torch_asks_subclasses() -> bool:
-    """Whether torch asks subclasses of DTensor: one is made, without a mesh, and computed with."""
+    """Whether torch asks subclasses of DTensor.
+
+    Of a torch before 2.12, which may have the change already, one is made, without a mesh, and
+    computed with. That loads much of torch, and a later torch need not be asked.
+    """
+    if torch.__version__ >= (2, 12):
+        return True
 
     class Probe(DTensor):
         @classmethod
