@@ -16,7 +16,7 @@ LOOK_AT: dict[str, tuple[tuple[str, ...], str]] = {
     "losses": _READING,
     "gradients": (_REDUCTIONS, "runtime/grad_pipeline.py, runtime/gradient_buffers.py, comm/"),
     "norm and clipping": ((), "state/grad_norm.py"),
-    "optimizer step": ((), "state/optimizer.py, runtime/primary_weights.py"),
+    "optimizer step": ((), "state/optimizer.py, precision/transformer_engine.py"),
     "replicas": (_GATHERS, "runtime/equal_weights.py, runtime/outer_reduction.py, comm/"),
     "gathered weights": ((), "shard/gather_hooks.py, shard/uneven_shard.py"),
     "exported weights": ((), "state/plain_export.py, state/module_copy.py, uneven_dtensor.py"),

@@ -49,7 +49,7 @@ class Shard:
 class BucketCodec(Protocol):
     """Encodes and decodes one bucket. All tensors are flat and on the bucket's device."""
 
-    def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
+    def encode(self, main: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
         """Write this rank's part of every payload.
 
         main: [slices * layout.slice_elements] in the dtype of the main weights. parts: by name of

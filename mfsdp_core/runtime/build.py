@@ -31,6 +31,7 @@ from mfsdp_core.plan.grouping import (
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.plan.strategy import Strategy
 from mfsdp_core.precision.codec import PLAIN, Codec
+from mfsdp_core.precision.hooked_weight import HookedCodec
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import PrimaryCodec, check_primary, is_primary
 from mfsdp_core.runtime.bucket import BucketSpec
@@ -42,19 +43,17 @@ from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.group_dtypes import group_dtypes
-from mfsdp_core.runtime.hooked_weights import HookedWeights
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
-from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
-from mfsdp_core.shard.gather_hooks import PRE, GatherRequest, check_hooked, has_gather_hooks
+from mfsdp_core.shard.gather_hooks import PRE, check_hooked, has_gather_hooks
 from mfsdp_core.shard.tensor_parallel import tensor_part
 from mfsdp_core.streams import Streams
 
@@ -280,6 +279,9 @@ class _GroupFactory:
         if plan.primary:
             keeps = self._config.keeps_transposes
             return PrimaryCodec([managed.raw for managed in members], axes.data_group, keeps)
+        if plan.is_hooked:
+            raw, module = members[0].raw, members[0].holders[0][0]
+            return HookedCodec(plan.name, axes.inner_mesh, raw.shape, module, raw.dtype)
         return (self._policy.weight_codec if plan.is_encoded else None) or PLAIN
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
@@ -287,7 +289,13 @@ class _GroupFactory:
         environment, spec = self._environment, self._specs[plan.name]
         axes = environment.axes(is_expert=plan.is_expert)
         communicators = self._communicators[axes.role_prefix]
-        weights = self._weights(spec, members, axes)
+        weights = WeightBuffers(
+            spec,
+            communicators,
+            self.allocators,
+            on_move=partial(move_parameters, members),
+            events=environment.events,
+        )
         gradients = None
         if plan.requires_grad:
             gradients = GradientBuffers(
@@ -313,24 +321,6 @@ class _GroupFactory:
             for managed in members:
                 mark_expert(managed.sharded, scope)
         return group
-
-    def _weights(
-        self, spec: BucketSpec, members: list[ManagedParameter], axes: DataParallelAxes
-    ) -> WeightBuffers:
-        communicators = self._communicators[axes.role_prefix]
-        events = self._environment.events
-        if spec.plan.primary:
-            return PrimaryWeights(spec, communicators, self.allocators, events=events)
-        if not spec.plan.is_hooked:
-            on_move = partial(move_parameters, members)
-            return WeightBuffers(
-                spec, communicators, self.allocators, on_move=on_move, events=events
-            )
-        (managed,) = members
-        module, _ = managed.holders[0]
-        mesh, compute = axes.inner_mesh, spec.dtypes.compute
-        request = GatherRequest(mesh, managed.raw.shape, module, compute)
-        return HookedWeights(spec, communicators, self.allocators, request=request, events=events)
 
 
 @dataclass

@@ -28,8 +28,6 @@ from mfsdp_core.precision.transformer_engine import (
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
-from mfsdp_core.runtime.hooked_weights import HookedWeights
-from mfsdp_core.runtime.primary_weights import PrimaryWeights
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, name_tensor
@@ -172,12 +170,7 @@ class ParameterGroup:
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
         self._cast_key = spec.key_or_none("grad_cast")
-        if isinstance(weights, HookedWeights):
-            self._adopt_hooked(weights)
-        elif isinstance(weights, PrimaryWeights):
-            self._adopt_primary(weights)
-        else:
-            self._adopt_parameters()
+        self._adopt()
 
     @property
     def is_trainable(self) -> bool:
@@ -314,57 +307,50 @@ class ParameterGroup:
         if self._cast_key is not None:
             self._allocator.release(self._cast_key)
 
-    def _adopt_parameters(self) -> None:
+    def _adopt(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""
-        full = self.weights.full
-        for index, managed in enumerate(self.parameters):
-            view = full.tensor(index)
-            view.copy_(local_data(managed.raw))
-            move_to(managed.raw, view)
-        self.weights.adopt()
-        self._adopt_drawn()
-        for index, local in self._enumerate(self.weights.main):
-            self._make_sharded(index, local, vars(self.parameters[index].raw))
-            self.parameters[index].watch()
-
-    def _adopt_drawn(self) -> None:
-        """Begin with the values that rounded weights were drawn as, of those that have kept them.
-
-        Under upstream's names, which are Transformer Engine's: any parameter may have them.
-        """
-        kept = [(i, p.raw) for i, p in enumerate(self.parameters) if has_drawn_values(p.raw)]
-        for index, raw in kept:
-            self.load_part(index, local_data(take_drawn_values(raw)))
-        if kept:
-            self.weights.install(anew=True)
-
-    @torch.no_grad()
-    def _adopt_hooked(self, weights: HookedWeights) -> None:
-        """The same for a weight that is gathered by its own hooks, which make another `raw`."""
-        (managed,) = self.parameters
-        original = managed.raw
-        self.load_part(0, values_of(original))
-        ((_, local),) = self._enumerate(weights.main)
-        inner, own = with_values(original, local), vars(original)
-        marks = {name: value for name, value in own.items() if name not in vars(inner)}
-        self._make_sharded(0, inner, marks)
-        managed.raw = weights.start(managed.sharded)
-        vars(managed.raw).update({k: v for k, v in marks.items() if not hasattr(managed.raw, k)})
-        managed.watch()
-
-    @torch.no_grad()
-    def _adopt_primary(self, weights: PrimaryWeights) -> None:
-        """The same for weights that Transformer Engine keeps as codes."""
-        for index, managed in enumerate(self.parameters):
-            self.load_part(index, initial_values(managed.names[0], managed.raw))
+        weights = self.weights
+        if not (self.plan.is_hooked or self.plan.primary):
+            for index, managed in enumerate(self.parameters):
+                view = weights.full.tensor(index)
+                view.copy_(local_data(managed.raw))
+                move_to(managed.raw, view)
         weights.adopt()
-        for index, local in self._enumerate(weights.main):
-            self._make_sharded(index, local, marks_of(self.parameters[index].raw))
-            self.parameters[index].watch()
+        loaded = [self._load_first(index) for index in range(len(self.parameters))]
+        marks = [self._make_sharded(*one) for one in self._enumerate(weights.main)]
+        computing = weights.begin(self.parameters[0].sharded, anew=any(loaded))
+        if computing is not None:
+            self.parameters[0].raw = computing
+            lacking = {k: v for k, v in marks[0].items() if not hasattr(computing, k)}
+            vars(computing).update(lacking)
+        for managed in self.parameters:
+            managed.watch()
 
-    def _make_sharded(self, index: int, local: torch.Tensor, marks: Mapping[str, Any]) -> None:
-        """The shard that the user sees. marks: attributes of the parameter, which it gets too."""
+    def _load_first(self, index: int) -> bool:
+        """Let a main weight begin with what no full buffer holds; False if there is no such value.
+
+        Rounded weights may have kept what they were drawn as, under upstream's names, which are
+        Transformer Engine's: any parameter may have them.
+        """
         managed = self.parameters[index]
+        if self.plan.primary:
+            value = initial_values(managed.names[0], managed.raw)
+        elif self.plan.is_hooked:
+            value = values_of(managed.raw)
+        elif has_drawn_values(managed.raw):
+            value = take_drawn_values(managed.raw)
+        else:
+            return False
+        self.load_part(index, local_data(value))
+        return True
+
+    def _make_sharded(self, index: int, local: torch.Tensor) -> Mapping[str, Any]:
+        """The shard that the user sees. Returns attributes of the parameter, which it gets too."""
+        managed = self.parameters[index]
+        marks: Mapping[str, Any] = marks_of(managed.raw)
+        if self.plan.is_hooked:
+            local = with_values(managed.raw, local)
+            marks = {name: value for name, value in marks.items() if name not in vars(local)}
         shard = self._as_dtensor(index, local)
         managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
         managed.offsets = self._offsets(index)
@@ -372,6 +358,7 @@ class ParameterGroup:
         for name, value in marks.items():
             if not hasattr(managed.sharded, name):
                 setattr(managed.sharded, name, value)
+        return marks
 
     def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""

@@ -11,15 +11,19 @@ weights are then this rank's part of the *source*, the buffer that inner gathers
 [Note: cast when gathered] Weights that come and go, in another dtype than their main weights, need
 no shard in the compute dtype between gathers: the main weights are cast into this rank's part of
 the full buffer, from where it is sent. Only where the outer axis shards the optimizer does a shard
-of its own collect the outer sub-shards.
+of its own collect the outer sub-shards. What hooks of a weight send has no source either.
 
-Residency of the compute weights:
+[Note: no full buffer] Modules compute with codes of Transformer Engine, and with weights that have
+gather hooks, as they were gathered: the payloads stay as long as compute weights would, the full
+buffer has no elements, and the codec lets the modules' tensors look at the payloads.
+
+State of the compute weights:
 
     EMPTY ---------issue-------> COMMUNICATING --complete--> READY
     READY ---------issue-------> COMMUNICATING   for the other direction, where codecs send another
                                                  payload; see [Note: two payloads]
     READY ---------release-----> EMPTY           (persistent buckets stay READY)
-    READY ---------invalidate--> PRESERVED       storage is there, the contents are of last step
+    READY ---------install-----> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
 
 [Note: two payloads] Where forward and backward passes read different payloads (rows and columns of
@@ -41,6 +45,7 @@ from enum import Enum
 from typing import Literal
 
 import torch
+from torch import nn
 
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Done, Pending
@@ -49,11 +54,12 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
-from mfsdp_core.plan.buffers import Lifetime
 from mfsdp_core.plan.payload import BOTH, WEIGHTS
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.precision.codec import Shard
+from mfsdp_core.precision.hooked_weight import HookedBucket
+from mfsdp_core.precision.transformer_engine import PrimaryBucket
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
@@ -67,21 +73,6 @@ class Residency(Enum):
     COMMUNICATING = "communicating"
     READY = "ready"
     PRESERVED = "preserved"
-
-    __hash__ = object.__hash__  # looked up in every transition, and Enum's is written in Python
-
-
-_TRANSITIONS: dict[tuple[Residency, str], Residency] = {
-    (Residency.EMPTY, "issue"): Residency.COMMUNICATING,
-    (Residency.PRESERVED, "issue"): Residency.COMMUNICATING,
-    (Residency.COMMUNICATING, "complete"): Residency.READY,
-    (Residency.READY, "release"): Residency.EMPTY,
-    (Residency.PRESERVED, "release"): Residency.EMPTY,
-    (Residency.READY, "issue"): Residency.COMMUNICATING,
-    (Residency.READY, "invalidate"): Residency.PRESERVED,
-    (Residency.PRESERVED, "invalidate"): Residency.PRESERVED,
-    (Residency.EMPTY, "invalidate"): Residency.EMPTY,
-}
 
 
 class WeightBuffers:
@@ -109,13 +100,23 @@ class WeightBuffers:
         self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
         self.comes_and_goes = not self._persistent
         self._lasting = allocators.lasting
-        stays = self._persistent or spec.plan.is_hooked or spec.plan.primary
+        codec = self._codec = spec.codec.for_bucket(self._shard(communicators))
+        # See [Note: no full buffer].
+        self._primary = codec if isinstance(codec, PrimaryBucket) else None
+        self._hooked = codec if isinstance(codec, HookedBucket) else None
+        self._has_full = self._primary is None and self._hooked is None
+        stays = self._persistent or not self._has_full
         self._allocator = allocators.lasting if stays else allocators.weights
         self._streams = allocators.streams
         self._on_move = on_move
         self._events = events
-        self._codec = spec.codec.for_bucket(self._shard(communicators))
-        self._encoded = [row.payload for row in spec.buffers.rows if row.role == "payload_shard"]
+        rows = spec.buffers.rows
+        self._encoded = [row.payload for row in rows if row.role == "payload_shard"]
+        self._decodes = bool(self._encoded) or self._hooked is not None
+        payloads = {row: BufferKey.of(spec.name, row) for row in rows if row.role == "payload"}
+        self._keys = {row.payload: key for row, key in payloads.items()}
+        self._until_decoded = [key for row, key in payloads.items() if row.lifetime == "gather"]
+        self._until_released = [key for row, key in payloads.items() if row.lifetime == "use"]
         self._names = {
             direction: [p.name for p in spec.payloads if direction in p.directions]
             for direction in BOTH
@@ -125,6 +126,8 @@ class WeightBuffers:
         self._work: list[Pending] = []
         self._sources: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.Tensor] = {}
+        self._sent: dict[str, torch.Tensor] = {}  # by hooks, until it has arrived
+        self._made: list[BufferKey] = []  # by hooks, of what has arrived
         self._direction: Direction = "forward"
         self._outer_stale = False
         self.state, self.is_gathered = Residency.READY, True
@@ -135,8 +138,11 @@ class WeightBuffers:
 
     @property
     def full_bytes(self) -> int:
-        """Bytes of the full buffer."""
-        return self._full_key.size_bytes
+        """Bytes of the full buffer, or of what a forward pass has instead; see `begin`."""
+        if self._has_full:
+            return self._full_key.size_bytes
+        keys = [self._keys[name] for name in self._names["forward"] if name in self._keys]
+        return sum(key.size_bytes for key in (*keys, *self._made))
 
     @property
     def is_for_backward(self) -> bool:
@@ -148,31 +154,57 @@ class WeightBuffers:
         return self.is_gathered and not (self.has_two_payloads and direction != self._direction)
 
     def adopt(self) -> None:
-        """Make the source and main copies from the full buffer, which the caller has filled."""
+        """Make sources and main weights of the full buffer, which the caller has filled.
+
+        Where there is none, main weights are zeros, and the caller fills them before `begin`.
+        """
         table, inner = self._spec.buffers, self._spec.strategy.inner
-        start, end = table.owned
-        initial = self.full.data[start:end]
         for payload in self._encoded:
             key = self._spec.key("payload_shard", payload)
-            self._sources[payload] = self._lasting.acquire(key)
+            self._sources[payload] = self._lasting.acquire(key).zero_()
         if table.find("compute_shard"):
             shard = self._lasting.acquire(self._spec.key("compute_shard"))
             self._sources[WEIGHTS] = shard.copy_(self._own_part())
-        elif not self._encoded and not inner.gathers_every_use:
+        elif self._has_full and not self._encoded and not inner.gathers_every_use:
             whole = self.full.data
             self._sources[WEIGHTS] = self._own_part() if inner.shards_optimizer else whole
         if table.find("main_weights"):
-            self.main = self._lasting.acquire(self._spec.key("main_weights")).copy_(initial)
-            if not self._sources and self._spec.dtypes.shares_weights:
-                self._sources[WEIGHTS] = self.main
+            self.main = self._lasting.acquire(self._spec.key("main_weights"))
+            if not self._has_full:
+                self.main.zero_()
+            else:
+                self.main.copy_(self.full.data[slice(*table.owned)])
+                if not self._sources and self._spec.dtypes.shares_weights:
+                    self._sources[WEIGHTS] = self.main
         self._parts = {name: self._sub_part(source) for name, source in self._sources.items()}
         if not table.find("main_weights"):
             self.main = self._parts[WEIGHTS]
-        if self._encoded:
-            self.install()
-        if not self._persistent:
-            self._enter("release")
-            self._free()
+
+    def begin(self, sharded: nn.Parameter, *, anew: bool) -> nn.Parameter | None:
+        """Main weights have their first values: encode them, and free what comes and goes.
+
+        sharded: the first parameter's face, over `main`. anew: values are not those of the full
+        buffer. Returns what modules compute with from now on where hooks make it. Collective where
+        a codec is.
+        """
+        if self._primary is not None:
+            self._primary.show({name: self._payload(name) for name in self._encoded})
+        if self._encoded or anew:
+            self.install(anew=anew)
+        if self._hooked is not None:
+            self._hooked.start(sharded)
+            if self._streams.copy_in is not None:
+                self._streams.copy_in.follow()
+            self.issue("forward")
+            self.complete()
+            for number, tensor in enumerate(self._hooked.made):
+                elements = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
+                name = f"made of them {number}"
+                self._made.append(self._payload_key(name, elements, tensor.dtype))
+                self._lasting.adopt(self._made[-1], tensor)
+            self._until_released = [*self._keys.values(), *self._made]
+        self.release()
+        return None if self._hooked is None else self._hooked.raw
 
     def issue(self, direction: Direction) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
@@ -185,7 +217,7 @@ class WeightBuffers:
             if "materialise" in self._events.wanted:
                 self._publish("materialise")
         copy_in = self._streams.copy_in
-        self._enter("issue")
+        self.state, self.is_gathered = Residency.COMMUNICATING, True
         self._direction = direction
         try:
             if copy_in is None:
@@ -195,7 +227,7 @@ class WeightBuffers:
                     works = self._send(direction)
                     self._work = [*works, copy_in.mark(f"copy-in of {self._spec.name}")]
         except BaseException:
-            self._enter("complete")  # so that it can be released, and the reason is seen
+            self.state = Residency.READY  # so that it can be released, and the reason is seen
             raise
         return True
 
@@ -206,7 +238,9 @@ class WeightBuffers:
             for name, source in sources.items():
                 self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
             self._outer_stale = False
-        if not sources:
+        if self._hooked is not None:
+            sources = self._sent = self._inputs(self._hooked)
+        elif not sources:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
@@ -219,6 +253,27 @@ class WeightBuffers:
             ]
         except RuntimeError as error:
             raise self._failed(error) from error
+
+    def _inputs(self, hooked: HookedBucket) -> dict[str, torch.Tensor]:
+        """What hooks send now; memory for what arrives is known by it, and stays the same."""
+        found: dict[str, torch.Tensor] = {}
+        hooked.encode(self.main, found)
+        ranks = 1 if self._is_whole else self._gather.size
+        keys = {
+            name: self._payload_key(name, ranks * tensor.numel(), tensor.dtype)
+            for name, tensor in found.items()
+        }
+        if keys != (self._keys or keys):
+            raise LifecycleError(
+                f"{self._spec.name}: its hooks, of {type(hooked.local).__name__}, want to gather "
+                f"{[*keys.values()]}, and gathered {[*self._keys.values()]} before. Expected the "
+                "same sizes."
+            )
+        self._keys = keys
+        self._names = {direction: [*keys] for direction in BOTH}
+        for name, tensor in found.items() if self._is_whole else ():
+            self._payload(name).copy_(tensor)
+        return found
 
     def rendezvous(self) -> None:
         """Before a gather that the pass has had already, see [Note: gathering again]."""
@@ -233,7 +288,7 @@ class WeightBuffers:
         """
         if self._work:
             works, self._work = self._work, []
-            self._enter("complete")
+            self.state = Residency.READY
             try:
                 for work in works:
                     work.wait()
@@ -255,7 +310,7 @@ class WeightBuffers:
             self.complete()
         if self._persistent or self.state is Residency.EMPTY:
             return
-        self._enter("release")
+        self.state, self.is_gathered = Residency.EMPTY, False
         copy_in = self._streams.copy_in
         if copy_in is None or not self._allocator.recycles:
             self._free()
@@ -277,8 +332,9 @@ class WeightBuffers:
             self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
-        if not self._is_whole:
-            self._enter("invalidate")
+        if not self._is_whole or self._hooked is not None:
+            if self.state is not Residency.EMPTY:
+                self.state, self.is_gathered = Residency.PRESERVED, False
         elif self._encoded:
             self._direction = "forward"
             self._decode()
@@ -311,24 +367,29 @@ class WeightBuffers:
         """The memory that a payload is gathered into; the source itself where that is whole."""
         if name == WEIGHTS:
             return self.full.data
-        if self._is_whole:
+        if self._is_whole and self._hooked is None:
             return self._sources[name]
-        return self._lasting.acquire(self._spec.key("payload", name))
+        return self._lasting.acquire(self._keys[name])
+
+    def _payload_key(self, name: str, elements: int, dtype: torch.dtype) -> BufferKey:
+        """Of a payload that no table knows."""
+        return BufferKey(self._spec.name, "payload", elements, dtype, name)
 
     def _decode(self) -> None:
         """Turn the payloads that have arrived into compute weights, if they are not such."""
-        if not self._encoded:
+        if not self._decodes:
             return
         gathered = {name: self._payload(name) for name in self._names[self._direction]}
+        for key in self._made:
+            self._lasting.acquire(key)
         self._codec.decode(self._direction, gathered, self.full.data)
         copy_in = self._streams.copy_in
         with nullcontext() if copy_in is None else copy_in.behind():
-            self._free_payloads("gather")
-
-    def _free_payloads(self, lifetime: Lifetime) -> None:
-        for row in self._spec.buffers.rows if self._encoded else ():
-            if row.role == "payload" and row.lifetime == lifetime:
-                self._lasting.release(BufferKey.of(self._spec.name, row))
+            self._sent = {}
+            if self._hooked is not None:
+                self._hooked.forget()
+            for key in self._until_decoded:
+                self._lasting.release(key)
 
     def _sub_part(self, source: torch.Tensor) -> torch.Tensor:
         """What of a source this rank's main weights are encoded into."""
@@ -361,19 +422,15 @@ class WeightBuffers:
         self._allocator.release(self._full_key)
         if not self._allocator.recycles:
             self._move(None)
-        self._free_payloads("use")
+        for key in self._until_released:
+            self._lasting.release(key)
+        if self._primary is not None:
+            self._primary.drop_copies()
 
     def _move(self, data: torch.Tensor | None) -> None:
         """Let the parameters be views of `data`; None: of nothing."""
         self.full = FullBuffer(self._spec.layout, self._nothing if data is None else data)
         self._on_move(None if data is None else self.full)
-
-    def _enter(self, event: str) -> None:
-        following = _TRANSITIONS.get((self.state, event))
-        if following is None:
-            raise LifecycleError(f"weights of {self._spec.name}: {event} while {self.state.value}")
-        self.state = following
-        self.is_gathered = following is Residency.READY or following is Residency.COMMUNICATING
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
         self._events.publish(
@@ -387,8 +444,3 @@ class WeightBuffers:
                 bucket=self._spec.name,
             )
         )
-
-
-def moves_nothing(full: FullBuffer | None) -> None:
-    """For weights that have no full buffer."""
-    del full

@@ -12,13 +12,9 @@ wrapper around one plain tensor of the same shape, which holds the values.
 
 from __future__ import annotations
 
-import inspect
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
@@ -61,49 +57,6 @@ def options_of(tensor: torch.Tensor) -> dict[str, Any]:
     """Attributes beside the values, such as a scale that was computed ahead."""
     inner = _inner_name(tensor)
     return {name: value for name, value in vars(tensor).items() if name != inner}
-
-
-@dataclass(frozen=True)
-class GatherRequest:
-    """What the hooks of one weight are told besides.
-
-    mesh: ranks that shard it, one axis. shape: of the whole. module: that holds it. dtype: in which
-    modules compute.
-    """
-
-    mesh: DeviceMesh
-    shape: torch.Size
-    module: nn.Module
-    dtype: torch.dtype
-
-    def before(self, shard: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Any]:
-        """Call the first hook of `shard`, in the form that it has.
-
-        Raises:
-            ConfigurationError: a form that torch does not know either.
-        """
-        hook = getattr(shard, PRE)
-        parameters = len(inspect.signature(hook).parameters)
-        if parameters == 1:
-            inputs, metadata = hook(self.mesh)
-        elif parameters == 5:  # noqa: PLR2004 - of the form in the docstring of the module
-            from torch.distributed.fsdp import MixedPrecisionPolicy
-
-            policy = MixedPrecisionPolicy(param_dtype=self.dtype)
-            stride = torch.empty(self.shape, device="meta").stride()
-            inputs, metadata = hook(self.mesh, self.shape, stride, self.module, policy)
-        else:
-            raise ConfigurationError(
-                f"{type(shard).__name__}.{PRE}{inspect.signature(hook)}: expected (mesh), or "
-                "(mesh, outer_size, outer_stride, module, mp_policy)."
-            )
-        rows = [tensor.shape[0] if tensor.ndim else None for tensor in inputs]
-        if any(count != shard.shape[0] for count in rows):
-            raise ConfigurationError(
-                f"{type(shard).__name__}.{PRE} returned tensors of {rows} rows for a shard of "
-                f"{shard.shape[0]}, padding included: expected as many."
-            )
-        return tuple(inputs), metadata
 
 
 def check_hooked(name: str, tensor: torch.Tensor) -> None:
