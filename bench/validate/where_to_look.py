@@ -17,7 +17,7 @@ LOOK_AT: dict[str, tuple[tuple[str, ...], str]] = {
     "gradients": (_REDUCTIONS, "runtime/grad_pipeline.py, runtime/gradient_buffers.py, comm/"),
     "norm and clipping": ((), "state/grad_norm.py"),
     "optimizer step": ((), "state/optimizer.py, precision/transformer_engine.py"),
-    "replicas": (_GATHERS, "runtime/equal_weights.py, runtime/outer_reduction.py, comm/"),
+    "replicas": (_GATHERS, "runtime/equal_weights.py, runtime/axis_reduction.py, comm/"),
     "gathered weights": ((), "shard/gather_hooks.py, shard/uneven_shard.py"),
     "exported weights": ((), "state/plain_export.py, state/module_copy.py, uneven_dtensor.py"),
     "strict loading": ((), "state/loading.py"),

@@ -1,13 +1,8 @@
 """Gradients of one bucket: fill, scale, reduce, land.
 
-State per cycle (a cycle ends with `reset`, that is `zero_grad`):
-
-    ACCUMULATING --accumulate--> ACCUMULATING
-    ACCUMULATING --reduce------> REDUCED         where the accumulator is PARTIAL
-    ACCUMULATING --reduce------> ACCUMULATING    where it holds reduced slices
-    ACCUMULATING --outer stage-> REDUCED         on a mesh with an outer axis, once per cycle
-    REDUCED ------accumulate---> error: the own contribution would be reduced twice
-    any ----------reset--------> ACCUMULATING
+A cycle ends with `reset`, that is `zero_grad`. In a cycle there is one state: whether the own
+contribution, which a PARTIAL accumulator holds, has been reduced along either axis. Accumulators of
+reduced slices are open until the outer stage. What came afterwards would be reduced twice.
 
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
 on the accumulator (R2), and also in a group of one (R3). It is taken in the copy into the bucket,
@@ -19,13 +14,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import PendingSum
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
@@ -34,29 +27,12 @@ from mfsdp_core.memory.allocators import BufferKey
 from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
+from mfsdp_core.runtime.axis_reduction import AxisReduction
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.nan_guard import BucketGuard
-from mfsdp_core.runtime.outer_reduction import OuterReduction
-from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled, part
+from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled
 
 _NO_BACKWARD = -1
-
-
-class GradientState(Enum):
-    """Where a bucket's gradient stands in its cycle."""
-
-    ACCUMULATING = "accumulating"
-    REDUCED = "reduced"
-
-
-@dataclass(frozen=True)
-class Reduction:
-    """A collective under way. own: the part of what was sent that is this rank's."""
-
-    own: torch.Tensor
-    in_place: bool
-    work: PendingSum
-    key: BufferKey | None
 
 
 class GradientBuffers:
@@ -85,8 +61,7 @@ class GradientBuffers:
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
         self._communicator = communicators.inner
-        self._lasting = allocators.lasting
-        self._allocator = allocators.gradients
+        self._allocator, self._outer_allocator = allocators.gradients, allocators.outer
         self._drain_oldest = drain_oldest
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._strict = strict
@@ -98,36 +73,25 @@ class GradientBuffers:
         self._handed_out: dict[int, list[torch.Tensor]] = {}
         self._landed = False
         self._bucket: FullBuffer | None = None
-        self._pending: Reduction | None = None
-        self.state = GradientState.ACCUMULATING
+        self._is_reduced = self._outer_issued = False
         # Counts changes of the reduced gradient, so that it is attached once per change.
         self.revision = 0
+        data = allocators.lasting.acquire(spec.key("accumulator")).zero_()
+        whole = not self._axis.reduces_every_microbatch
+        self._whole = FullBuffer(self._layout, data) if whole else None
+        average = reduction.averages
+        self._inner = AxisReduction(
+            self._name, data, self._axis, self._communicator, self._allocator, average=average
+        )
         # What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard.
-        self._inner_reduced = self.reduced = self._allocate_accumulator()
-        self._outer: OuterReduction | None = None
+        self.reduced = self._inner.own
+        self._outer: AxisReduction | None = None
         if communicators.outer is not None:
-            self._outer = OuterReduction(
-                spec.name,
-                self.reduced,
-                spec.strategy.outer,
-                communicators.outer,
-                allocators.outer,
-                average=reduction.averages,
+            axis, by = spec.strategy.outer, communicators.outer
+            self._outer = AxisReduction(
+                self._name, self.reduced, axis, by, self._outer_allocator, average=average
             )
             self.reduced = self._outer.own
-
-    def _allocate_accumulator(self) -> torch.Tensor:
-        """Allocate it, and return the part that the inner stage leaves valid."""
-        whole = not self._axis.reduces_every_microbatch
-        data = self._lasting.acquire(self._spec.key("accumulator")).zero_()
-        self._whole = FullBuffer(self._layout, data) if whole else None
-        if whole and self._axis.reduction is Collective.REDUCE_SCATTER:
-            return self._inner_part(data)
-        return data
-
-    def _inner_part(self, data: torch.Tensor) -> torch.Tensor:
-        """This rank's slice along the inner axis."""
-        return part(data, self._communicator.rank, self._communicator.size)
 
     @property
     def _open_key(self) -> BufferKey:
@@ -137,13 +101,14 @@ class GradientBuffers:
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        return self._bucket is not None and self._pending is None
+        return self._bucket is not None and self._inner.flight is None
 
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
-        outer = self._outer is not None and self._outer.is_live
-        return self._bucket is not None or self._pending is not None or outer
+        reductions = self._inner, self._outer
+        is_moving = any(one is not None and one.flight is not None for one in reductions)
+        return self._bucket is not None or is_moving
 
     @property
     def holds_whole(self) -> bool:
@@ -160,12 +125,12 @@ class GradientBuffers:
     @property
     def awaits_reduction(self) -> bool:
         """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
-        return self._whole is not None and self.state is GradientState.ACCUMULATING
+        return self._whole is not None and not self._is_reduced
 
     @property
     def awaits_outer(self) -> bool:
         """Whether the outer stage of the cycle has not been issued; False without an outer axis."""
-        return self._outer is not None and not self._outer.issued
+        return self._outer is not None and not self._outer_issued
 
     def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
         """Use another communication dtype from the next bucket on. Only while nothing is live."""
@@ -261,28 +226,24 @@ class GradientBuffers:
 
     def land(self) -> None:
         """Wait for the reduction under way and put its result where the optimizer looks."""
-        pending = self._pending
-        if pending is None:
+        flight = self._inner.flight
+        if flight is None:
             return
-        result = pending.work.wait()
         adds = self._axis.landing is Landing.ADD and self._landed
-        if adds:
-            self._inner_reduced.add_(result)
-        elif result is not self._inner_reduced and not (pending.in_place and result is pending.own):
-            self._inner_reduced.copy_(result)
+        self._inner.land(adds=adds)
         self._landed = True
         self.revision += 1
-        self._publish_landing("add" if adds else "copy", pending.own.nbytes)
-        self._pending = None
+        self._publish_landing("add" if adds else "copy", flight[0].nbytes)
         self._bucket = None
-        if pending.key is not None:
-            self._allocator.release(pending.key)
 
     def issue_outer(self) -> None:
         """Start the outer stage; the inner one has landed and no microbatch may follow."""
         if self._outer is not None:
-            self._outer.issue(self._outer_key, self._dtypes.reduce)
-            self.state = GradientState.REDUCED
+            data, key = self._inner.own, self._outer_key
+            if key is not None:
+                data = self._outer_allocator.acquire(key).copy_(data)
+            self._outer.issue(data, key, self._dtypes.reduce)
+            self._outer_issued = self._is_reduced = True
 
     def land_outer(self) -> None:
         """Wait for the outer stage, if one is under way."""
@@ -293,14 +254,12 @@ class GradientBuffers:
     def reset(self) -> None:
         """Begin a new cycle: everything accumulated so far is forgotten."""
         self.land()
-        if self._outer is not None:
-            self._outer.reset()
+        self.land_outer()
         self.drop_bucket()
         self._filled.clear()
         self._scaled.clear()
         self._handed_out.clear()
-        self._landed = False
-        self.state = GradientState.ACCUMULATING
+        self._landed = self._is_reduced = self._outer_issued = False
 
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
@@ -319,10 +278,8 @@ class GradientBuffers:
         self._zero_missing(bucket)
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
-        own = self._inner_part(bucket.data)
-        replaces = self._axis.landing is not Landing.ADD or not self._landed
-        work = self._reduce_scatter(own, bucket.data, replaces=replaces)
-        self._pending = Reduction(own, False, work, self._open_key)
+        adds = self._axis.landing is Landing.ADD and self._landed
+        self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
         self._filled.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
@@ -335,31 +292,8 @@ class GradientBuffers:
         self._look_before_reducing(data, key)
         if key is None or self._guard is not None:
             self._scale_rest(data)
-        own = data
-        if self._axis.reduction is Collective.REDUCE_SCATTER:
-            own = self._inner_part(data)
-            work = self._reduce_scatter(own, data, replaces=True)
-        else:
-            work = self._communicator.all_reduce(
-                data, self._name, average=self.reduction.averages, total=self._dtypes.reduce
-            )
-        self._pending = Reduction(own, key is None, work, key)
-        self.state = GradientState.REDUCED
-
-    def _reduce_scatter(
-        self, own: torch.Tensor, data: torch.Tensor, *, replaces: bool
-    ) -> PendingSum:
-        """Reduce a scaled buffer, of which `own` is this rank's part.
-
-        A result that replaces the gradient goes where that belongs, which saves a copy of it,
-        unless the transport cannot.
-        """
-        total, into = self._dtypes.reduce, own
-        if replaces and self._communicator.reduces_into(total, self._inner_reduced.dtype):
-            into = self._inner_reduced
-        return self._communicator.reduce_scatter(
-            into, data, self._name, average=self.reduction.averages, total=total
-        )
+        self._inner.issue(data, key, self._dtypes.reduce)
+        self._is_reduced = True
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:
         """Whether a gradient may be scaled on its way into the whole accumulator, which travels.
@@ -392,7 +326,7 @@ class GradientBuffers:
             raise
 
     def _open_bucket(self) -> FullBuffer:
-        if self._pending is not None:
+        if self._inner.flight is not None:
             self.land()
         if self._bucket is None:
             data = self._acquire_bucket(self._open_key)
@@ -414,7 +348,7 @@ class GradientBuffers:
                 buffer.tensor(index).zero_()
 
     def _check_open(self) -> None:
-        if self.state is GradientState.ACCUMULATING:
+        if not self._is_reduced:
             return
         message = (
             f"the gradient of {self._name} was already reduced in this cycle; another backward "
@@ -425,7 +359,7 @@ class GradientBuffers:
             raise GradAlreadyReducedError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
         self._scaled.clear()
-        self.state = GradientState.ACCUMULATING
+        self._is_reduced = False
 
     def _publish_landing(self, operation: str, own_bytes: int) -> None:
         if "land" not in self._events.wanted:
