@@ -26,7 +26,7 @@ from typing import Protocol
 import torch
 
 from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.payload import WEIGHTS, Payload, PayloadPlan
+from mfsdp_core.plan.payload import WEIGHTS, PayloadPlan
 from mfsdp_core.plan.prefetch import Direction
 
 
@@ -82,20 +82,6 @@ class Plain:
     `runtime/weight_buffers.py`): then nothing is left to do.
     """
 
-    def takes(self, name: str, shape: tuple[int, ...]) -> bool:
-        """Everything."""
-        del name, shape
-        return True
-
-    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
-        """The weights, in the compute dtype."""
-        return (Payload(WEIGHTS, compute, layout.slice_elements),)
-
-    def for_bucket(self, shard: Shard) -> BucketCodec:
-        """Itself: it keeps nothing."""
-        del shard
-        return self
-
     def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
         """Identity where they are one copy, else a cast."""
         if parts[WEIGHTS] is not main:
@@ -108,7 +94,3 @@ class Plain:
 
     def forget(self) -> None:
         """Nothing: it keeps nothing."""
-
-
-#: The codec of whatever no other one takes.
-PLAIN = Plain()

@@ -1,4 +1,4 @@
-"""A weight that is gathered by hooks of its own, as a codec; see `mfsdp_core.shard.gather_hooks`.
+"""Gathers by hooks that a weight brings along, as a codec; see `mfsdp_core.shard.gather_hooks`.
 
     main rows, padding included --first hook--> inputs --gather--> outputs --second hook--> raw
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,80 +23,32 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan.layout import Layout, Shape
-from mfsdp_core.plan.payload import Payload
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.codec import Shard
 from mfsdp_core.shard.gather_hooks import POST, PRE, has_gather_hooks, options_of, with_values
 
 
-@dataclass(frozen=True)
-class HookedCodec:
-    """The `Codec` of one such weight, and what its hooks are told besides.
+class HookedBucket:
+    """Calls the hooks of the one weight of a bucket.
 
     name: of the bucket. mesh: ranks that shard it, one axis. shape: of the whole. module: that
     holds it. dtype: in which modules compute.
-    """
-
-    name: str
-    mesh: DeviceMesh
-    shape: torch.Size
-    module: nn.Module
-    dtype: torch.dtype
-
-    def takes(self, name: str, shape: Shape) -> bool:
-        """Everything: the bucket is its own."""
-        del name, shape
-        return True
-
-    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
-        """None that can be known before the first gather."""
-        del layout, compute
-        return ()
-
-    def for_bucket(self, shard: Shard) -> HookedBucket:
-        """The codec of this rank's part."""
-        return HookedBucket(self, shard)
-
-    def before(self, shard: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Any]:
-        """Call the first hook of `shard`, in the form that it has.
-
-        Raises:
-            ConfigurationError: a form that torch does not know either.
-        """
-        hook = getattr(shard, PRE)
-        parameters = len(inspect.signature(hook).parameters)
-        if parameters == 1:
-            inputs, metadata = hook(self.mesh)
-        elif parameters == 5:  # noqa: PLR2004 - of the newer form in `shard.gather_hooks`
-            from torch.distributed.fsdp import MixedPrecisionPolicy
-
-            policy = MixedPrecisionPolicy(param_dtype=self.dtype)
-            stride = torch.empty(self.shape, device="meta").stride()
-            inputs, metadata = hook(self.mesh, self.shape, stride, self.module, policy)
-        else:
-            raise ConfigurationError(
-                f"{type(shard).__name__}.{PRE}{inspect.signature(hook)}: expected (mesh), or "
-                "(mesh, outer_size, outer_stride, module, mp_policy)."
-            )
-        rows = [tensor.shape[0] if tensor.ndim else None for tensor in inputs]
-        if any(count != shard.shape[0] for count in rows):
-            raise ConfigurationError(
-                f"{type(shard).__name__}.{PRE} returned tensors of {rows} rows for a shard of "
-                f"{shard.shape[0]}, padding included: expected as many."
-            )
-        return tuple(inputs), metadata
-
-
-class HookedBucket:
-    """Calls the hooks.
-
     raw: the parameter that modules compute with, once something was gathered. made: tensors inside
     it that the second hook has allocated; their memory comes and goes with what was gathered.
     """
 
-    def __init__(self, codec: HookedCodec, shard: Shard) -> None:
-        self._codec = codec
+    def __init__(
+        self,
+        name: str,
+        mesh: DeviceMesh,
+        shard: Shard,
+        *,
+        shape: torch.Size,
+        module: nn.Module,
+        dtype: torch.dtype,
+    ) -> None:
+        self._name = name
+        self._mesh, self._shape, self._module, self._dtype = mesh, shape, module, dtype
         self._is_whole = shard.slices == shard.layout.slices
         self._forms: list[tuple[torch.Size, torch.dtype]] = []
         self._metadata: Any = None
@@ -115,7 +66,7 @@ class HookedBucket:
         self._sharded = sharded
         if not has_gather_hooks(self.local):
             raise ConfigurationError(
-                f"{self._codec.name}: a tensor with gather hooks does not stay one through detach "
+                f"{self._name}: a tensor with gather hooks does not stay one through detach "
                 f"and view, found {type(self.local).__name__}. Its dispatch must keep the class."
             )
 
@@ -128,11 +79,11 @@ class HookedBucket:
     @torch.no_grad()
     def encode(self, main: torch.Tensor, parts: dict[str, torch.Tensor]) -> None:
         """Add what the first hook sends of the shard, padding included, to `parts`."""
-        local, shape = self.local, self._codec.shape
+        local, shape = self.local, self._shape
         rows = main.view(-1, *shape[1:])
         shard = with_values(local, rows[: shape[0]] if self._is_whole else rows)
         vars(shard).update(options_of(local))  # what was set on the parameter's
-        inputs, self._metadata = self._codec.before(shard)
+        inputs, self._metadata = self._before(shard)
         self._forms = [(tensor.shape[1:], tensor.dtype) for tensor in inputs]
         for number, tensor in enumerate(inputs):
             parts[f"gathered {number}"] = _as_bytes(tensor.contiguous().view(-1))
@@ -152,11 +103,11 @@ class HookedBucket:
             # The same values again are no change of what autograd has saved.
             known = (self.raw, *self._inner)
             with torch.autograd.grad_mode._unsafe_preserve_version_counter(known):
-                after(outputs, self._metadata, self._codec.dtype, out=self.raw)
+                after(outputs, self._metadata, self._dtype, out=self.raw)
             return
-        made, inner = after(outputs, self._metadata, self._codec.dtype)
+        made, inner = after(outputs, self._metadata, self._dtype)
         self._inner = tuple(inner)
-        shape = self._codec.shape
+        shape = self._shape
         stride = torch.empty(shape, device="meta").stride()
         view = torch.as_strided(made, shape, stride, 0)
         self.raw = nn.Parameter(view, requires_grad=self._sharded.requires_grad)
@@ -166,6 +117,35 @@ class HookedBucket:
     def forget(self) -> None:
         """Drop what the first hook has left for the second."""
         self._metadata = None
+
+    def _before(self, shard: torch.Tensor) -> tuple[tuple[torch.Tensor, ...], Any]:
+        """Call the first hook of `shard`, in the form that it has.
+
+        Raises:
+            ConfigurationError: a form that torch does not know either.
+        """
+        hook = getattr(shard, PRE)
+        parameters = len(inspect.signature(hook).parameters)
+        if parameters == 1:
+            inputs, metadata = hook(self._mesh)
+        elif parameters == 5:  # noqa: PLR2004 - of the newer form in `shard.gather_hooks`
+            from torch.distributed.fsdp import MixedPrecisionPolicy
+
+            policy = MixedPrecisionPolicy(param_dtype=self._dtype)
+            stride = torch.empty(self._shape, device="meta").stride()
+            inputs, metadata = hook(self._mesh, self._shape, stride, self._module, policy)
+        else:
+            raise ConfigurationError(
+                f"{type(shard).__name__}.{PRE}{inspect.signature(hook)}: expected (mesh), or "
+                "(mesh, outer_size, outer_stride, module, mp_policy)."
+            )
+        rows = [tensor.shape[0] if tensor.ndim else None for tensor in inputs]
+        if any(count != shard.shape[0] for count in rows):
+            raise ConfigurationError(
+                f"{type(shard).__name__}.{PRE} returned tensors of {rows} rows for a shard of "
+                f"{shard.shape[0]}, padding included: expected as many."
+            )
+        return tuple(inputs), metadata
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -19,14 +19,13 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
-from mfsdp_core.plan.layout import Layout, Shape
+from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.codec import Shard
@@ -112,50 +111,35 @@ def marks_of(parameter: torch.Tensor) -> dict[str, Any]:
     return {name: value for name, value in vars(parameter).items() if name not in made_of}
 
 
-@dataclass(frozen=True)
-class PrimaryCodec:
-    """The `Codec` of a bucket whose weights are such tensors, all of one kind.
-
-    group: all ranks that shard the optimizer, over which scales agree. keeps_copies: columns that
-    are a copy of the rows stay between uses.
-    """
-
-    weights: Sequence[Any]
-    group: ProcessGroup
-    keeps_copies: bool = False
-
-    def takes(self, name: str, shape: Shape) -> bool:
-        """Everything: the bucket is its own."""
-        del name, shape
-        return True
-
-    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
-        """The codes of each direction."""
-        del compute
-        size = layout.slice_elements
-        return tuple(
-            Payload(name, "uint8", size, directions, "use")
-            for name, directions in GATHERED[type(self.weights[0]).__name__]
-        )
-
-    def for_bucket(self, shard: Shard) -> PrimaryBucket:
-        """The codec of this rank's part."""
-        return PrimaryBucket(self, shard)
+def payloads_of(kind: str, layout: Layout) -> tuple[Payload, ...]:
+    """The codes of each direction. kind: of the tensors, by name of the class."""
+    size = layout.slice_elements
+    return tuple(
+        Payload(name, "uint8", size, directions, "use") for name, directions in GATHERED[kind]
+    )
 
 
 class PrimaryBucket:
-    """Quantises this rank's rows, and shows the tensors where their codes are."""
+    """Quantises this rank's rows, and shows the tensors where their codes are.
 
-    def __init__(self, codec: PrimaryCodec, shard: Shard) -> None:
-        self._codec = codec
+    weights: the tensors, all of one kind. group: all ranks that shard the optimizer, over which
+    scales agree. keeps_copies: columns that are a copy of the rows stay between uses.
+    """
+
+    def __init__(
+        self, weights: Sequence[Any], group: ProcessGroup, shard: Shard, *, keeps_copies: bool
+    ) -> None:
+        self._weights = weights
+        self._group = group
         self._layout = shard.layout
         self._owned = (shard.first_slice, shard.slices)
         self._functions = _functions()
-        self._copies = len(codec.payloads(shard.layout, "")) == 1
+        has_copies = len(GATHERED[type(weights[0]).__name__]) == 1
+        self._drops_copies = has_copies and not keeps_copies
 
     def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
         """Write this rank's codes, and the scales of all. Collective, whatever the rank holds."""
-        weights = list(self._codec.weights)
+        weights = list(self._weights)
         masters: list[torch.Tensor | None] = [None] * len(weights)
         starts: list[int | None] = [None] * len(weights)
         codes: list[Any] = [None] * len(weights)
@@ -164,7 +148,7 @@ class PrimaryBucket:
             starts[rows.index] = rows.first_row * rows.columns
             found = tuple(part[rows.where] for part in parts.values())
             codes[rows.index] = found[0] if len(found) == 1 else found
-        self._functions.quantize_master_weights(weights, masters, starts, self._codec.group, codes)
+        self._functions.quantize_master_weights(weights, masters, starts, self._group, codes)
 
     def forget(self) -> None:
         """Nothing: maxima lie in the quantisers of its tensors, which a load does not touch."""
@@ -173,7 +157,7 @@ class PrimaryBucket:
         """Let the tensors look at these codes, [layout.total_elements] per attribute."""
         for name, data in gathered.items():
             full = FullBuffer(self._layout, data)
-            for index, weight in enumerate(self._codec.weights):
+            for index, weight in enumerate(self._weights):
                 setattr(weight, name, full.tensor(index))
 
     def decode(
@@ -183,13 +167,12 @@ class PrimaryBucket:
         del weights
         self.show(gathered)
         if direction == "backward":
-            self._functions.post_all_gather_processing(list(self._codec.weights))
+            self._functions.post_all_gather_processing(list(self._weights))
 
     def drop_copies(self) -> None:
         """Free columns that can be made again."""
-        if self._copies and not self._codec.keeps_copies:
-            for weight in self._codec.weights:
-                self._functions.clear_columnwise_cache(weight)
+        for weight in self._weights if self._drops_copies else ():
+            self._functions.clear_columnwise_cache(weight)
 
 
 def _functions() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -16,15 +17,16 @@ from mfsdp_core.plan.grouping import BucketPlan
 from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.payload import Payload
 from mfsdp_core.plan.strategy import Strategy
-from mfsdp_core.precision.codec import PLAIN, Codec
+from mfsdp_core.precision.codec import BucketCodec, Shard
 
 
 @dataclass(frozen=True)
 class BucketSpec:
     """A planned bucket, its placements along both axes, this rank's coordinate, and its dtypes.
 
-    dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. codec: of its
-    weights. decoupled: gradients are handed over in their own dtype.
+    dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. payloads: what
+    gathers send, in their order, as far as is known before. codec: makes that of its weights.
+    decoupled: gradients are handed over in their own dtype.
     """
 
     plan: BucketPlan
@@ -32,13 +34,9 @@ class BucketSpec:
     coordinate: Coordinate
     dtypes: GroupDtypes[torch.dtype]
     dense_ranks: int
-    codec: Codec = PLAIN
-    decoupled: bool = False
-
-    @cached_property
-    def payloads(self) -> tuple[Payload, ...]:
-        """What gathers send, in their order."""
-        return self.codec.payloads(self.layout, dtype_name(self.dtypes.compute))
+    payloads: tuple[Payload, ...]
+    codec: Callable[[Shard], BucketCodec]
+    decoupled: bool
 
     @cached_property
     def buffers(self) -> BucketBuffers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
@@ -28,12 +28,18 @@ from mfsdp_core.plan.grouping import (
     nearest_common_unit,
     plan_buckets,
 )
+from mfsdp_core.plan.payload import WEIGHTS, Payload
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.plan.strategy import Strategy
-from mfsdp_core.precision.codec import PLAIN, Codec
-from mfsdp_core.precision.hooked_weight import HookedCodec
+from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
+from mfsdp_core.precision.hooked_weight import HookedBucket
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.precision.transformer_engine import PrimaryCodec, check_primary, is_primary
+from mfsdp_core.precision.transformer_engine import (
+    PrimaryBucket,
+    check_primary,
+    is_primary,
+    payloads_of,
+)
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
@@ -269,20 +275,28 @@ class _GroupFactory:
             axes.coordinate(),
             dtypes,
             self._dense_ranks,
-            codec=self._codec(plan, members, axes),
+            *self._codec(plan, members, axes),
             decoupled=self._config.reduction.decoupled,
         )
 
     def _codec(
         self, plan: BucketPlan, members: list[ManagedParameter], axes: DataParallelAxes
-    ) -> Codec:
+    ) -> tuple[tuple[Payload, ...], Callable[[Shard], BucketCodec]]:
+        """What gathers of a bucket send, as far as is known, and what makes its codec."""
+        weights, layout = [managed.raw for managed in members], plan.layout
         if plan.primary:
             keeps = self._config.keeps_transposes
-            return PrimaryCodec([managed.raw for managed in members], axes.data_group, keeps)
+            make = partial(PrimaryBucket, weights, axes.data_group, keeps_copies=keeps)
+            return payloads_of(plan.primary, layout), make
         if plan.is_hooked:
-            raw, module = members[0].raw, members[0].holders[0][0]
-            return HookedCodec(plan.name, axes.inner_mesh, raw.shape, module, raw.dtype)
-        return (self._policy.weight_codec if plan.is_encoded else None) or PLAIN
+            (raw,), (module, _) = weights, members[0].holders[0]
+            mesh, shape, dtype = axes.inner_mesh, raw.shape, raw.dtype
+            hooks = partial(HookedBucket, plan.name, mesh, shape=shape, module=module, dtype=dtype)
+            return (), hooks
+        codec = self._policy.weight_codec if plan.is_encoded else None
+        if codec is None:
+            return (Payload(WEIGHTS, plan.dtype, layout.slice_elements),), lambda _shard: Plain()
+        return codec.payloads(layout, plan.dtype), codec.for_bucket
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""

@@ -100,7 +100,7 @@ class WeightBuffers:
         self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
         self.comes_and_goes = not self._persistent
         self._lasting = allocators.lasting
-        codec = self._codec = spec.codec.for_bucket(self._shard(communicators))
+        codec = self._codec = spec.codec(self._shard(communicators))
         # See [Note: no full buffer].
         self._primary = codec if isinstance(codec, PrimaryBucket) else None
         self._hooked = codec if isinstance(codec, HookedBucket) else None
