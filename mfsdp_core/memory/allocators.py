@@ -178,30 +178,8 @@ class StorageResizeAllocator:
             self._ledger.add(CATEGORY_OF_ROLE[key.role], -memory.nbytes, key.bucket, key.role)
 
 
-class PersistentAllocator:
+class PersistentAllocator(StorageResizeAllocator):
     """One tensor per key, allocated at its first acquisition and never freed."""
-
-    recycles = True
-
-    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
-        self._streams = streams
-        self._ledger = ledger
-        self._tensors: dict[BufferKey, torch.Tensor] = {}
-
-    def has_room(self, key: BufferKey) -> bool:
-        """Always."""
-        del key
-        return True
-
-    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
-        """The tensor of `key`."""
-        del in_place
-        tensor = self._tensors.get(key)
-        if tensor is None:
-            tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
-            self._tensors[key] = tensor
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
-        return tensor
 
     def release(self, key: BufferKey) -> None:
         """Keep it."""
