@@ -1,18 +1,33 @@
-"""The pool of ranks that all tests of the core share, and a lone rank on a device."""
+"""The ranks that all tests of the core share, and a lone rank on a device.
+
+    @pytest.mark.on_ranks
+
+makes a test a function that ranks run, with the arguments that pytest gave it: it fails as the
+first rank that raises. Without a number it has the meshes of `oracle.ranks`. With one, as in
+
+    pytestmark = pytest.mark.on_ranks(2)
+
+it runs in a process group of just so many ranks, and what nobody has written is NaN there. Ranks
+stay for the next test, and start anew after one that fails.
+"""
 
 from __future__ import annotations
 
+import inspect
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.testing.workers import ForkServer
-from oracle.ranks import RankPool
+from bench.testing.workers import ForkServer, Workers
+from bench.validate.rank import prepare
+from oracle.ranks import WORLD, RankPool
 
 #: Of the pairs of strategy and allocator, those whose code the others run as well.
 NIGHTLY_WAYS = {
@@ -28,6 +43,8 @@ WAYS_IN_TURN = (
     ("optim_grads", "storage_resize"),
     ("optim_grads_params", "max_pool"),
 )
+
+_SECONDS = 200.0
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -56,6 +73,37 @@ def ranks(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[R
     pool = request.session.stash[_POOL] = RankPool(fork_server)
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session")
+def worlds(fork_server: ForkServer) -> Iterator[Workers]:
+    """Up to four ranks for tests that say how many; the first one starts them."""
+    with fork_server.workers(WORLD, None, prepare) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def call_on_ranks(request: pytest.FixtureRequest) -> Callable[..., Any] | None:
+    """What calls a function on ranks as the mark says; None without a mark."""
+    marker = request.node.get_closest_marker("on_ranks")
+    if marker is None:
+        return None
+    if marker.args:
+        world: Workers = request.getfixturevalue("worlds")
+        return partial(world.run, ranks=marker.args[0], seconds=_SECONDS)
+    pool: RankPool = request.getfixturevalue("ranks")
+    return partial(pool.run, seconds=_SECONDS)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """A test that is marked `on_ranks` runs there; any other as usual."""
+    call = pyfuncitem.funcargs["call_on_ranks"]
+    if call is None:
+        return None
+    names = inspect.signature(pyfuncitem.function).parameters
+    call(pyfuncitem.function, *(pyfuncitem.funcargs[name] for name in names))
+    return True
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:

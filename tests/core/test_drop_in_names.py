@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import warnings
 from typing import Any
 
 import pytest
@@ -15,7 +14,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-import mfsdp_core
 from mfsdp_core import (
     DistributedDataParallelConfig,
     FSDPDistributedIndex,
@@ -26,7 +24,7 @@ from mfsdp_core import (
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.sharding_arguments import OWN_DEFAULTS
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import RankPool, mesh, two_axes
+from oracle.ranks import mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
 NAME = "conv_linear"
@@ -82,10 +80,6 @@ def test_the_index_has_upstreams_fields() -> None:
     assert [field.name for field in dataclasses.fields(FSDPDistributedIndex)] == INDEX
 
 
-def test_there_is_a_version() -> None:
-    assert mfsdp_core.__version__.split(".")[0].isdigit()
-
-
 @pytest.mark.parametrize("name", ["finish_grad_sync", "start_param_sync", "start_grad_sync"])
 def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
     with pytest.raises(TypeError):
@@ -125,20 +119,20 @@ def test_a_setting_about_speed_that_changes_nothing_says_so() -> None:
             DistributedDataParallelConfig(**setting).arguments(MixedPrecisionPolicy())
 
 
-def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:
+@pytest.mark.on_ranks
+@pytest.mark.parametrize(
+    ("strategy", "is_hybrid"),
+    [(one, False) for one in STRATEGIES] + [(one, True) for one in STRATEGIES[1:]],
+)
+def test_the_constructor_shards_as_the_function_does(strategy: str, is_hybrid: bool) -> None:
     """The wrapper as Megatron-LM builds it beside that of `fully_shard_model`: equal gradients."""
     where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
-    if hybrid:
-        axes, group = two_axes()
-        where = {
-            "device_mesh": axes,
-            "dp_shard_dim": "inner",
-            "dp_outer_dim": "outer",
-            "hybrid_fsdp_group": group,
-        }
-    outer = "optim" if hybrid else "no_shard"
+    if is_hybrid:
+        where = on_two_axes()
+        where.pop("outer_dp_sharding_strategy")
+    outer = "optim" if is_hybrid else "no_shard"
     units = list(TOYS[NAME].units)
-    index = FSDPDistributedIndex(**where, hsdp_outer_dp_shard=hybrid)
+    index = FSDPDistributedIndex(**where, hsdp_outer_dp_shard=is_hybrid)
     config = DistributedDataParallelConfig(
         data_parallel_sharding_strategy=strategy, outer_dp_sharding_strategy=outer
     )
@@ -151,32 +145,17 @@ def through_the_constructor(strategy: str, hybrid: bool) -> list[str]:
         outer_dp_sharding_strategy=outer,
         sync_model_each_microbatch=False,
     )
-    bad = []
     for model in (made, other):
         loss(model(batch(NAME, dist.get_rank(), 0, torch.float32))).backward()
         model.finish_grad_sync(force_all_reduce=False)
-        if model.ddp_config.data_parallel_sharding_strategy != strategy:
-            bad.append("ddp_config")
+        assert model.ddp_config.data_parallel_sharding_strategy == strategy
         found = model.get_distributed_index()
-        if found is not model.dist_index or found.get_dp_group().size() != 4:
-            bad.append("dist_index")
-        if found.get_fsdp_group().size() != (2 if hybrid else 4):
-            bad.append("fsdp_group")
-        if model.device != torch.device("cpu"):
-            bad.append("device")
-    pairs = zip(made.parameters(), other.parameters(), strict=True)
-    same = all(torch.equal(a.grad.to_local(), b.grad.to_local()) for a, b in pairs)
-    wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not hybrid)
+        assert found is model.dist_index
+        assert found.get_dp_group().size() == 4
+        assert found.get_fsdp_group().size() == (2 if is_hybrid else 4)
+        assert model.device == torch.device("cpu")
+    for ours, theirs in zip(made.parameters(), other.parameters(), strict=True):
+        assert torch.equal(ours.grad.to_local(), theirs.grad.to_local())
+    wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not is_hybrid)
     with pytest.raises(ConfigurationError, match="hsdp_outer_dp_shard"):
         MegatronFSDP(build(NAME), wrong, config, fsdp_unit_modules=units)
-    return bad if same else [*bad, "gradients"]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_constructor_shards_as_the_function_does(ranks: RankPool, strategy: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert ranks.run(through_the_constructor, strategy, False) == [[]] * 4
-        if strategy != "no_shard":
-            assert ranks.run(through_the_constructor, strategy, True) == [[]] * 4

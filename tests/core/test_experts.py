@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import (
@@ -17,21 +18,18 @@ from mfsdp_core import (
     clip_grad_norm_,
     fully_shard_model,
     fully_shard_optimizer,
-    gather_full,
 )
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
-from oracle.cycles import named, pieces_by_rank, run_cycle
-from oracle.experts import MoeLayer, accumulate, build_moe, moe_loss, tokens_of
-from oracle.ranks import RankPool, mesh
-from oracle.reference import Named, relative_difference
+from oracle.cycles import Twins, pieces_by_rank
+from oracle.experts import MoeLayer, build_moe, moe_loss, tokens_of
+from oracle.ranks import mesh
+from oracle.reference import Named
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
-
-WORLD = 4
+pytestmark = pytest.mark.on_ranks
 
 
 @dataclass(frozen=True)
@@ -84,9 +82,9 @@ def arguments(name: str) -> dict[str, Any]:
     return given
 
 
-def sharded_moe(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Any:
+def twins(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Twins:
     more.setdefault("sync_model_each_microbatch", False)
-    return fully_shard_model(
+    model = fully_shard_model(
         build_moe(meshes(name)[1]["ep"].get_group()),
         fsdp_unit_modules=[MoeLayer],
         zero_dp_strategy=inner,
@@ -95,51 +93,12 @@ def sharded_moe(name: str, inner: str, outer: str = "no_shard", **more: Any) -> 
         **arguments(name),
         **more,
     )
+    size = CUTS[name].dense_ranks
+    whole = partial(joined, name, inner, outer)
+    return Twins(model, build_moe(), moe_loss, tokens_of, dist.get_rank() % size, size, whole)
 
 
-def place_on(axes: DeviceMesh, name: str) -> Coordinate:
-    outer = (axes.get_local_rank("outer"), axes["outer"].size()) if CUTS[name].is_hybrid else (0, 1)
-    return Coordinate(axes.get_local_rank("inner"), axes["inner"].size(), *outer)
-
-
-def ledger_and_model(name: str, inner: str, outer: str) -> list[dict[str, int]]:
-    """Bytes by category after one cycle, as booked and as the model of memory has them."""
-    model = sharded_moe(name, inner, outer)
-    bare = build_moe(meshes(name)[1]["ep"].get_group())
-    units = [key for key, module in bare.named_modules() if isinstance(module, MoeLayer)]
-    facts = [
-        ParameterFacts(
-            (key,),
-            (next((unit for unit in units if key.startswith(f"{unit}.")), ""),),
-            tuple(parameter.shape),
-            "float64",
-            requires_grad=True,
-            is_expert=".experts." in key,
-        )
-        for key, parameter in bare.named_parameters()
-    ]
-    run_cycle(model, moe_loss, microbatches_of(name, 1, 0))
-    model.zero_grad_buffer()
-    dense, experts = (place_on(axes, name) for axes in meshes(name))
-    expected = memory_at_rest(
-        facts,
-        parse_strategy(inner, outer),
-        dense,
-        PolicyNames("float64"),
-        expert_coordinate=experts,
-    )
-    return [model.ledger.bytes_by_category(), expected.bytes_by_category()]
-
-
-def own_rank(name: str) -> int:
-    return dist.get_rank() % CUTS[name].dense_ranks
-
-
-def microbatches_of(name: str, count: int, cycle: int) -> list[Tensor]:
-    return [tokens_of(own_rank(name), j, cycle) for j in range(count)]
-
-
-def joined(name: str, inner: str, outer: str, shards: Named) -> Named:
+def joined(name: str, inner: str, outer: str, shards: Mapping[str, Any]) -> Named:
     """Whole tensors from pieces in the order of the specification; not the core's own gather."""
     pieces = pieces_by_rank(shards)
     orders = [piece_order(of_kind, name, inner, outer) for of_kind in meshes(name)]
@@ -157,63 +116,85 @@ def piece_order(axes: DeviceMesh, name: str, inner: str, outer: str) -> list[int
     return axes["outer", "inner"].mesh.T.flatten().tolist()
 
 
-def twin_gradient(name: str, microbatches: int, cycle: int, divisor: float | None = None) -> Named:
-    twin, ranks = build_moe(), CUTS[name].dense_ranks
-    accumulate(twin, range(ranks), microbatches, cycle, divisor or ranks)
-    return {key: p.grad for key, p in twin.named_parameters()}
+def place_on(axes: DeviceMesh, name: str) -> Coordinate:
+    outer = (axes.get_local_rank("outer"), axes["outer"].size()) if CUTS[name].is_hybrid else (0, 1)
+    return Coordinate(axes.get_local_rank("inner"), axes["inner"].size(), *outer)
 
 
-def gradient_errors(name: str, inner: str, outer: str, more: dict[str, Any]) -> list[float]:
-    """Largest relative error of a gradient for 1 to 3 microbatches, one cycle after another."""
-    model = sharded_moe(name, inner, outer, **more)
-    divisor = 1.0 if more.get("calculate_per_token_loss") else None
-    errors = []
-    for cycle, microbatches in enumerate((1, 2, 3)):
-        run_cycle(model, moe_loss, microbatches_of(name, microbatches, cycle))
-        found = joined(name, inner, outer, {key: p.grad for key, p in named(model)})
-        expected = twin_gradient(name, microbatches, cycle, divisor)
-        errors.append(relative_difference(found, {key: expected[key] for key in found}))
-        model.zero_grad_buffer()
-    return errors
+@pytest.mark.sample
+@pytest.mark.parametrize("inner", STRATEGIES)
+@pytest.mark.parametrize("name", ["ep2", "ep4", "ep2_of_2"])
+def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(name: str, inner: str) -> None:
+    twins(name, inner).compare_gradients()
 
 
-def training_error(name: str, inner: str, outer: str) -> float:
-    """Parameters and norms after three clipped AdamW steps, of which each clips."""
-    model = sharded_moe(name, inner, outer)
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
-    twin, ranks = build_moe(), CUTS[name].dense_ranks
-    reference = torch.optim.AdamW(twin.parameters(), lr=0.01)
-    worst = 0.0
-    for cycle in range(3):
-        run_cycle(model, moe_loss, microbatches_of(name, 2, cycle))
-        norm = clip_grad_norm_(model, 0.1)
-        optimizer.step()
-        optimizer.zero_grad()
-        accumulate(twin, range(ranks), 2, cycle, ranks)
-        expected = nn.utils.clip_grad_norm_(twin.parameters(), 0.1)
-        worst = max(worst, abs(float(norm / expected) - 1))
-        reference.step()
-        reference.zero_grad()
-    weights = dict(twin.named_parameters())
-    found = joined(name, inner, outer, {key: p.detach() for key, p in named(model)})
-    gathered = {key: gather_full(p) for key, p in named(model)}
-    assert all(torch.equal(gathered[key], found[key]) for key in found)
-    return max(worst, relative_difference(found, {key: weights[key].detach() for key in found}))
+@pytest.mark.sample
+@pytest.mark.parametrize("name", ["hybrid", "hybrid_of_1"])
+@pytest.mark.parametrize(
+    ("inner", "outer"),
+    [(s, "no_shard") for s in STRATEGIES] + [(s, "optim") for s in STRATEGIES[1:]],
+)
+def test_both_stages_of_hybrid_sharding_use_the_experts_own_groups(
+    name: str, inner: str, outer: str
+) -> None:
+    twins(name, inner, outer).compare_gradients()
 
 
-def groups_on_the_wire(name: str, outer: str) -> set[tuple[str, str, int]]:
-    """Operation, role and size of every group that carried something."""
-    model = sharded_moe(name, "optim_grads_params", outer)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+@pytest.mark.parametrize(
+    ("switch", "divisor"), [("average_in_collective", None), ("calculate_per_token_loss", 1.0)]
+)
+@pytest.mark.parametrize(
+    ("name", "inner", "outer"),
+    [
+        ("ep2", "optim", "no_shard"),
+        ("ep4", "optim_grads", "no_shard"),
+        ("hybrid", "optim", "optim"),
+    ],
+)
+def test_the_divisor_holds_for_means_in_collectives_and_is_absent_per_token(
+    name: str, inner: str, outer: str, switch: str, divisor: float | None
+) -> None:
+    twins(name, inner, outer, **{switch: True}).compare_gradients(divisor)
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "outer"),
+    [
+        ("ep2", "no_shard", "no_shard"),
+        ("ep4", "optim_grads_params", "no_shard"),
+        ("ep2_of_2", "optim", "no_shard"),
+        ("hybrid", "optim_grads_params", "optim"),
+        ("hybrid_of_1", "optim_grads", "no_shard"),
+    ],
+)
+def test_three_clipped_steps_with_experts_equal_one_process_that_has_them_all(
+    name: str, inner: str, outer: str
+) -> None:
+    twins(name, inner, outer).compare_training()
+
+
+@pytest.mark.parametrize(("name", "outer"), [("ep2", "no_shard"), ("hybrid", "optim")])
+def test_the_wire_log_names_the_groups_of_experts(name: str, outer: str) -> None:
+    """Of every group that carried something."""
+    both = twins(name, "optim_grads_params", outer)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(both.model.parameters(), lr=0.01))
     for cycle in range(2):
-        run_cycle(model, moe_loss, microbatches_of(name, 1, cycle))
+        both.run(1, cycle)
         optimizer.step()
         optimizer.zero_grad()
-    return {(r.operation, r.group, r.group_size) for r in model.wire_log}
+    seen = {(r.operation, r.group, r.group_size) for r in both.model.wire_log}
+    if name == "ep2":
+        assert {(group, size) for _, group, size in seen} == {("inner", 4), ("expert_inner", 2)}
+    else:
+        assert {one for one in seen if "outer" in one[1]} == {
+            (op, group, 2)
+            for op in ("reduce_scatter", "all_gather")
+            for group in ("outer", "expert_outer")
+        }
 
 
-def marked_by_attribute() -> list[str]:
-    """Roles of the buckets of a module whose parameter is marked, and of one that is not."""
+def test_a_parameter_marked_as_not_shared_is_an_experts() -> None:
+    """Beside one that is not marked."""
     model = nn.Sequential(nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False))
     model[0].weight.allreduce = False
     experts = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "ep"))
@@ -222,16 +203,20 @@ def marked_by_attribute() -> list[str]:
     )
     wrapped(torch.ones(2, 4)).sum().backward()
     assert wrapped.module[0].weight.allreduce is False
-    return sorted({f"{r.group} {r.group_size}" for r in wrapped.wire_log})
+    assert {(r.group, r.group_size) for r in wrapped.wire_log} == {
+        ("expert_inner", 2),
+        ("inner", 4),
+    }
 
 
-def separate_gather_group(name: str) -> float:
+def test_gathers_of_experts_may_have_a_group_of_their_own() -> None:
     groups = {sharers: dist.new_group(list(sharers)) for sharers in ((0, 2), (1, 3))}
-    own = groups[tuple(meshes(name)[1]["inner"].mesh.tolist())]
-    return max(gradient_errors(name, "optim_grads_params", "no_shard", {"expt_fsdp_group_ag": own}))
+    own = groups[tuple(meshes("ep2")[1]["inner"].mesh.tolist())]
+    twins("ep2", "optim_grads_params", expt_fsdp_group_ag=own).compare_gradients()
 
 
-def norm_beside_tensor_parallelism(strategy: str) -> float:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_norm_counts_experts_and_tensor_parallel_parts_once(strategy: str) -> None:
     """Two dense ranks times two tensor-parallel ones; two ranks share each of two experts.
 
     The gradient of everything dense is 1, of expert e it is e + 1; which rank has which is up to
@@ -259,88 +244,8 @@ def norm_beside_tensor_parallelism(strategy: str) -> float:
         weight.grad = torch.full_like(weight, own if kind == "expert" else 1.0).detach()
     # 12 elements each, of the cut one twice as many.
     expected = (12 * (1 + 4) + 24 + 12) ** 0.5
-    return float(clip_grad_norm_(list(model.parameters()), float("inf"))) / expected - 1
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("inner", STRATEGIES)
-@pytest.mark.parametrize("name", ["ep2", "ep4", "ep2_of_2"])
-def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
-    ranks: RankPool, name: str, inner: str
-) -> None:
-    for errors in ranks.run(gradient_errors, name, inner, "no_shard", {}):
-        assert max(errors) < 1e-12
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("name", ["hybrid", "hybrid_of_1"])
-@pytest.mark.parametrize(
-    ("inner", "outer"),
-    [(s, "no_shard") for s in STRATEGIES] + [(s, "optim") for s in STRATEGIES[1:]],
-)
-def test_both_stages_of_hybrid_sharding_use_the_experts_own_groups(
-    ranks: RankPool, name: str, inner: str, outer: str
-) -> None:
-    for errors in ranks.run(gradient_errors, name, inner, outer, {}):
-        assert max(errors) < 1e-12
-
-
-@pytest.mark.parametrize("switch", ["average_in_collective", "calculate_per_token_loss"])
-@pytest.mark.parametrize(
-    ("name", "inner", "outer"),
-    [
-        ("ep2", "optim", "no_shard"),
-        ("ep4", "optim_grads", "no_shard"),
-        ("hybrid", "optim", "optim"),
-    ],
-)
-def test_the_divisor_holds_for_means_in_collectives_and_is_absent_per_token(
-    ranks: RankPool, name: str, inner: str, outer: str, switch: str
-) -> None:
-    for errors in ranks.run(gradient_errors, name, inner, outer, {switch: True}):
-        assert max(errors) < 1e-12
-
-
-@pytest.mark.parametrize(
-    ("name", "inner", "outer"),
-    [
-        ("ep2", "no_shard", "no_shard"),
-        ("ep4", "optim_grads_params", "no_shard"),
-        ("ep2_of_2", "optim", "no_shard"),
-        ("hybrid", "optim_grads_params", "optim"),
-        ("hybrid_of_1", "optim_grads", "no_shard"),
-    ],
-)
-def test_three_clipped_steps_with_experts_equal_one_process_that_has_them_all(
-    ranks: RankPool, name: str, inner: str, outer: str
-) -> None:
-    assert max(ranks.run(training_error, name, inner, outer)) < 1e-12
-
-
-def test_the_wire_log_names_the_groups_of_experts(ranks: RankPool) -> None:
-    for seen in ranks.run(groups_on_the_wire, "ep2", "no_shard"):
-        assert {(group, size) for _, group, size in seen} == {("inner", 4), ("expert_inner", 2)}
-    for seen in ranks.run(groups_on_the_wire, "hybrid", "optim"):
-        assert {(op, group, size) for op, group, size in seen if "outer" in group} == {
-            (op, group, 2)
-            for op in ("reduce_scatter", "all_gather")
-            for group in ("outer", "expert_outer")
-        }
-
-
-def test_a_parameter_marked_as_not_shared_is_an_experts(ranks: RankPool) -> None:
-    assert ranks.run(marked_by_attribute) == [["expert_inner 2", "inner 4"]] * WORLD
-
-
-def test_gathers_of_experts_may_have_a_group_of_their_own(ranks: RankPool) -> None:
-    assert max(ranks.run(separate_gather_group, "ep2")) < 1e-12
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_norm_counts_experts_and_tensor_parallel_parts_once(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert max(map(abs, ranks.run(norm_beside_tensor_parallelism, strategy))) < 1e-6
+    norm = float(clip_grad_norm_(list(model.parameters()), float("inf")))
+    assert abs(norm / expected - 1) < 1e-6, norm
 
 
 @pytest.mark.parametrize(
@@ -348,7 +253,32 @@ def test_the_norm_counts_experts_and_tensor_parallel_parts_once(
 )
 @pytest.mark.parametrize("inner", STRATEGIES[1:])
 def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
-    ranks: RankPool, name: str, inner: str, outer: str
+    name: str, inner: str, outer: str
 ) -> None:
-    for booked, expected in ranks.run(ledger_and_model, name, inner, outer):
-        assert booked == expected
+    """After one cycle."""
+    bare = build_moe(meshes(name)[1]["ep"].get_group())
+    units = [key for key, module in bare.named_modules() if isinstance(module, MoeLayer)]
+    facts = [
+        ParameterFacts(
+            (key,),
+            (next((unit for unit in units if key.startswith(f"{unit}.")), ""),),
+            tuple(parameter.shape),
+            "float64",
+            requires_grad=True,
+            is_expert=".experts." in key,
+        )
+        for key, parameter in bare.named_parameters()
+    ]
+    both = twins(name, inner, outer)
+    both.run(1, 0)
+    both.model.zero_grad_buffer()
+    dense, experts = (place_on(axes, name) for axes in meshes(name))
+    expected = memory_at_rest(
+        facts,
+        parse_strategy(inner, outer),
+        dense,
+        PolicyNames("float64"),
+        expert_coordinate=experts,
+    )
+    booked, planned = both.model.ledger.bytes_by_category(), expected.bytes_by_category()
+    assert booked == planned, (booked, planned)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from bench.testing.quantised import quantised
+from conformance.judging import same
 from mfsdp_core import (
     MixedPrecisionPolicy,
     fully_shard_model,
@@ -22,9 +22,11 @@ from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.facts import facts_of
-from oracle.ranks import WORLD, RankPool, mesh
+from oracle.ranks import mesh
 from oracle.seen_weights import weights_seen
 from oracle.sharded import Sharded, shard
+
+pytestmark = pytest.mark.on_ranks
 
 RECIPES: tuple[Recipe, ...] = ("delayed", "current", "block", "mxfp8")
 B16, F32 = torch.bfloat16, torch.float32
@@ -32,52 +34,17 @@ B16, F32 = torch.bfloat16, torch.float32
 NAMES = ("conv_linear", "tied_embedding", "unequal_units")
 
 
-def policy(recipe: Recipe) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(F32, weight_codec=Float8Reference(recipe))
-
-
-def wrong_weights(toy: Sharded, recipe: Recipe) -> list[str]:
-    """In a rank: weights in a forward pass that are not the whole tensor's, over two steps."""
-    trainable = [p for p in toy.model.parameters() if p.requires_grad]
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.05, foreach=False))
-    history: list[dict[str, torch.Tensor]] = []
-    found = []
-    for cycle in range(3):
-        main = toy.full_parameters()
-        for key, value in weights_seen(toy).items():
-            if key not in main:  # a tied weight goes by its first name
-                continue
-            earlier = [step[key] for step in history]
-            expected = quantised(recipe, main[key], toy.dtype, earlier)
-            if not torch.equal(expected, value):
-                found.append(f"{toy.name} {recipe} step {cycle}: {key}")
-        history.append(main)
-        toy.run_cycle(2, cycle)
-        optimizer.step()
-        optimizer.zero_grad()
-    return found
-
-
-def with_bf16_weights(recipe: Recipe, gathers: str) -> list[str]:
-    """In a rank."""
+def policy(recipe: Recipe, gathers: str = "recipe") -> MixedPrecisionPolicy:
     codec = Float8Reference(recipe, gathers)  # type: ignore[arg-type]
-    return [
-        line
-        for name in NAMES
-        for line in wrong_weights(
-            shard(
-                name,
-                "optim_grads_params",
-                4,
-                B16,
-                mixed_precision_policy=MixedPrecisionPolicy(F32, weight_codec=codec),
-            ),
-            recipe,
-        )
-    ]
+    return MixedPrecisionPolicy(F32, weight_codec=codec)
 
 
-@pytest.mark.processes
+def stack(
+    recipe: Recipe, strategy: str = "optim_grads_params", dtype: torch.dtype = F32
+) -> Sharded:
+    return shard("linear_stack", strategy, 2, dtype, mixed_precision_policy=policy(recipe))
+
+
 @pytest.mark.parametrize(
     ("recipe", "gathers"),
     [
@@ -86,10 +53,26 @@ def with_bf16_weights(recipe: Recipe, gathers: str) -> list[str]:
         pytest.param("block", "compute", marks=pytest.mark.nightly),
     ],
 )
-def test_bf16_weights_are_those_that_one_process_quantises(
-    ranks: RankPool, recipe: Recipe, gathers: str
-) -> None:
-    assert ranks.run(with_bf16_weights, recipe, gathers) == [[]] * WORLD
+def test_bf16_weights_are_those_that_one_process_quantises(recipe: Recipe, gathers: str) -> None:
+    """In forward passes over two steps."""
+    for name in NAMES:
+        toy = shard(
+            name, "optim_grads_params", 4, B16, mixed_precision_policy=policy(recipe, gathers)
+        )
+        trainable = [p for p in toy.model.parameters() if p.requires_grad]
+        optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.05, foreach=False))
+        history: list[dict[str, torch.Tensor]] = []
+        for cycle in range(3):
+            main = toy.full_parameters()
+            for key, value in weights_seen(toy).items():
+                if key in main:  # a tied weight goes by its first name
+                    earlier = [step[key] for step in history]
+                    expected = quantised(recipe, main[key], B16, earlier)
+                    same(f"{name}, step {cycle}, {key}", value, expected)
+            history.append(main)
+            toy.run_cycle(2, cycle)
+            optimizer.step()
+            optimizer.zero_grad()
 
 
 class Wide(nn.Module):
@@ -103,18 +86,18 @@ class Wide(nn.Module):
         return self.unit(x).square().mean()
 
 
-def wide(recipe: Recipe, gathers: str = "recipe") -> tuple[list[tuple[str, str, int]], bool]:
-    """In a rank: what a forward and backward pass and a step send; whether weights are right."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize(
+    ("recipe", "gathers"), [*((recipe, "recipe") for recipe in RECIPES), ("block", "compute")]
+)
+def test_every_byte_on_the_wire_is_accounted_for(recipe: Recipe, gathers: str) -> None:
+    """Of a forward and backward pass and a step; gathered in BF16, twice the bytes, weights are
+    the same."""
     model = fully_shard_model(
         Wide().to(B16),
         device_mesh=mesh(2),
         dp_shard_dim="dp",
         fsdp_unit_modules=[nn.Linear],
-        mixed_precision_policy=MixedPrecisionPolicy(
-            F32,
-            weight_codec=Float8Reference(recipe, gathers),  # type: ignore[arg-type]
-        ),
+        mixed_precision_policy=policy(recipe, gathers),
     )
     main = gather_full(model.module.unit.weight)
     seen: list[torch.Tensor] = []
@@ -122,37 +105,23 @@ def wide(recipe: Recipe, gathers: str = "recipe") -> tuple[list[tuple[str, str, 
     model.wire_log.clear()
     model(torch.ones(2, 300, dtype=B16)).backward()
     model.install_optimized_model_weights()
+    same("weights", seen[0], quantised(recipe, main, B16))
     sent = sorted((r.operation, r.dtype, r.payload_bytes) for r in model.wire_log)
-    right = torch.equal(seen[0], quantised(recipe, main, B16))
-    return sent, right
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_every_byte_on_the_wire_is_accounted_for(ranks: RankPool, recipe: Recipe) -> None:
     weights = 150 * 300
-    gradients = ("reduce_scatter", "bfloat16", 2 * weights)
     blocks = {"delayed": 1, "current": 1, "block": 2 * 3, "mxfp8": 5 * 300}[recipe]
-    maxima = ("all_reduce", "float32", 4 * blocks)
-    rows = [("all_gather", "uint8", weights)]
+    wanted = [("reduce_scatter", "bfloat16", 2 * weights), ("all_reduce", "float32", 4 * blocks)]
+    if gathers == "compute":
+        wanted += [("all_gather", "bfloat16", 2 * weights)] * 2
+    else:
+        wanted += [("all_gather", "uint8", weights)] * 2
     if recipe == "mxfp8":
-        rows += [("all_gather", "uint8", 150 * 10)]
-    columns = [("all_gather", "uint8", weights)]
-    for sent, right in ranks.run(wide, recipe):
-        assert right
-        assert sent == sorted([*rows, *columns, maxima, gradients])
+        wanted += [("all_gather", "uint8", 150 * 10)]
+    same("sent", sent, sorted(wanted))
 
 
-@pytest.mark.processes
-def test_weights_gathered_in_bf16_take_twice_the_bytes_and_give_the_same(ranks: RankPool) -> None:
-    for sent, right in ranks.run(wide, "block", "compute"):
-        assert right
-        assert Counter(sent)["all_gather", "bfloat16", 2 * 150 * 300] == 2
-
-
-def at_rest(recipe: Recipe) -> tuple[dict[str, int], ...]:
-    """In a rank: the ledger between steps, what the memory model says, and the ledger's peak."""
-    toy = shard("linear_stack", "optim_grads_params", 2, B16, mixed_precision_policy=policy(recipe))
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_memory_at_rest_is_that_of_shards(recipe: Recipe) -> None:
+    toy = stack(recipe, dtype=B16)
     toy.run_cycle(1)
     toy.model.zero_grad_buffer()
     expected = memory_at_rest(
@@ -161,19 +130,13 @@ def at_rest(recipe: Recipe) -> tuple[dict[str, int], ...]:
         Coordinate(mesh(2).get_local_rank("dp"), 2),
         PolicyNames(),
         codec=Float8Reference(recipe),
-    )
+    ).bytes_by_category()
     ledger = toy.model.ledger
-    return ledger.bytes_by_category(), expected.bytes_by_category(), ledger.peak_bytes_by_category()
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_memory_at_rest_is_that_of_shards(ranks: RankPool, recipe: Recipe) -> None:
-    for ledger, expected, peak in ranks.run(at_rest, recipe):
-        assert ledger == expected
-        # Three units of 142 weights and a head of 24 + 4 with padding, halved, in FP32: no copy.
-        assert ledger["main_weights"] == 4 * (3 * 142 + 28) // 2
-        assert peak["main_weights"] == ledger["main_weights"]
+    found = ledger.bytes_by_category()
+    assert found == expected, (found, expected)
+    # Three units of 142 weights and a head of 24 + 4 with padding, halved, in FP32: no copy.
+    assert found["main_weights"] == 4 * (3 * 142 + 28) // 2, found
+    assert ledger.peak_bytes_by_category()["main_weights"] == found["main_weights"]
 
 
 def test_an_unknown_recipe_is_refused() -> None:
@@ -181,32 +144,22 @@ def test_an_unknown_recipe_is_refused() -> None:
         Float8Reference("nvfp4")  # type: ignore[arg-type]
 
 
-def losses_around_a_load(recipe: Recipe) -> tuple[float, float, float]:
-    """In a rank: of a trained model, of a new one, and of that one with the first one's weights."""
-    trained, fresh = (
-        shard("linear_stack", "optim_grads_params", 2, B16, mixed_precision_policy=policy(recipe))
-        for _ in range(2)
-    )
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+def test_weights_that_are_loaded_are_encoded_again(recipe: Recipe) -> None:
+    trained, fresh = stack(recipe, dtype=B16), stack(recipe, dtype=B16)
     optimizer = fully_shard_optimizer(torch.optim.SGD(trained.model.parameters(), lr=0.5))
     trained.run_cycle(1)
     optimizer.step()
     before = fresh.backward()
     fresh.model.zero_grad_buffer()
     fresh.model.load_state_dict(trained.model.state_dict())
-    return trained.backward(), before, fresh.backward()
+    wanted, loaded = trained.backward(), fresh.backward()
+    assert wanted == loaded != before, (wanted, loaded, before)
 
 
-@pytest.mark.processes
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
-def test_weights_that_are_loaded_are_encoded_again(ranks: RankPool, recipe: Recipe) -> None:
-    for trained, before, loaded in ranks.run(losses_around_a_load, recipe):
-        assert trained != before
-        assert loaded == trained
-
-
-def after_a_broadcast() -> dict[str, torch.Tensor]:
-    """In a rank: what modules see, where the second rank had larger weights for two forwards."""
-    toy = shard("linear_stack", "no_shard", 2, F32, mixed_precision_policy=policy("delayed"))
+def test_ranks_that_were_made_equal_compute_with_equal_codes() -> None:
+    """Where the second rank had larger weights for two forward passes."""
+    toy = stack("delayed", "no_shard")
     toy.forward()
     with torch.no_grad():
         for parameter in toy.model.parameters():
@@ -214,31 +167,18 @@ def after_a_broadcast() -> dict[str, torch.Tensor]:
     toy.forward()
     toy.model.broadcast_params()
     toy.model.install_optimized_model_weights()  # as a step does, from maxima of weights before
-    return weights_seen(toy)
+    own = weights_seen(toy)
+    both = [own, own]
+    dist.all_gather_object(both, own, group=mesh(2).get_group("dp"))
+    same("weights", both[1], both[0])
 
 
-@pytest.mark.processes
-def test_ranks_that_were_made_equal_compute_with_equal_codes(ranks: RankPool) -> None:
-    first, second, *_ = ranks.run(after_a_broadcast)
-    assert not [name for name in first if not torch.equal(first[name], second[name])]
-
-
-def loaded_and_seen() -> tuple[float, float]:
-    """In a rank: the largest weight that was loaded, and that modules compute with."""
-    toy = shard(
-        "linear_stack", "optim_grads_params", 2, F32, mixed_precision_policy=policy("delayed")
-    )
+def test_delayed_scaling_cuts_off_no_weight_that_was_loaded() -> None:
+    """Maxima of the weights before a load would."""
+    toy = stack("delayed")
     toy.forward()
     state = {name: 50 * weight for name, weight in toy.model.state_dict().items()}
     toy.model.load_state_dict(state)
-    matrices = (value for value in weights_seen(toy).values() if value.dim() > 1)
-    return max(float(w.full_tensor().abs().max()) for w in state.values() if w.dim() > 1), max(
-        float(value.abs().max()) for value in matrices
-    )
-
-
-@pytest.mark.processes
-def test_delayed_scaling_cuts_off_no_weight_that_was_loaded(ranks: RankPool) -> None:
-    """Maxima of the weights before a load would."""
-    for loaded, seen in ranks.run(loaded_and_seen):
-        assert seen == pytest.approx(loaded, rel=1 / 16)
+    seen = max(float(value.abs().max()) for value in weights_seen(toy).values() if value.dim() > 1)
+    loaded = max(float(w.full_tensor().abs().max()) for w in state.values() if w.dim() > 1)
+    assert seen == pytest.approx(loaded, rel=1 / 16)

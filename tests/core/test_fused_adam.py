@@ -8,15 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 
+from conformance.judging import same
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from oracle.cycles import gathered
 from oracle.fused_adam import FusedAdam
-from oracle.ranks import RankPool
 from oracle.reference import train
 from oracle.sharded import STRATEGIES, Sharded, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME = "conv_linear"
 LR, DECAY = 0.05, 0.1
@@ -39,8 +41,13 @@ def prepared(toy: Sharded, **options: Any) -> Any:
     return fully_shard_optimizer(optimizer)
 
 
-def trained(strategy: str, decoupled: bool, ranks: int) -> dict[str, torch.Tensor]:
-    toy = sharded(strategy, decoupled=decoupled, ranks=ranks)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("decoupled", [True, False])
+def test_training_follows_adamw(strategy: str, decoupled: bool) -> None:
+    def adamw(parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=LR, weight_decay=DECAY)
+
+    toy = sharded(strategy, decoupled=decoupled)
     optimizer = prepared(toy, use_decoupled_grad=decoupled)
     for cycle in range(3):
         toy.run_cycle(2, cycle)
@@ -48,61 +55,62 @@ def trained(strategy: str, decoupled: bool, ranks: int) -> dict[str, torch.Tenso
         # Also before there are gradients, which FusedAdam itself does not survive.
         optimizer.zero_grad(set_to_none=cycle == 0)
         optimizer.zero_grad(set_to_none=False)
-    return toy.full_parameters()
+    found = toy.full_parameters()
+    for name, value in train(NAME, 2, 2, 3, adamw)[0].items():
+        torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-4)
 
 
-def through_a_state_dict(ranks: int, whole: bool) -> bool:
-    """A second run that takes over after a step ends where the first one does.
-
-    whole: the state is that of a run on one rank, in plain tensors.
-    """
-    source = sharded("optim_grads_params", ranks=ranks)
-    optimizer = prepared(source, use_decoupled_grad=True)
-    source.run_cycle(2, 0)
+def after_a_step(ranks: int) -> tuple[Sharded, Any]:
+    toy = sharded("optim_grads_params", ranks=ranks)
+    optimizer = prepared(toy, use_decoupled_grad=True)
+    toy.run_cycle(2, 0)
     optimizer.step()
     optimizer.zero_grad()
-    target = sharded("optim_grads_params", ranks=ranks)
+    return toy, optimizer
+
+
+@pytest.mark.parametrize(("world", "whole"), [(2, False), (4, False), (2, True)])
+def test_state_is_saved_and_loaded(world: int, whole: bool) -> None:
+    """A second run that takes over after a step ends where the first one does.
+
+    As shards, uneven ones too, and (whole) as plain tensors of a run on one rank.
+    """
+    source, optimizer = after_a_step(world)
+    target = sharded("optim_grads_params", ranks=world)
     target.model.load_state_dict(source.model.state_dict())
     resumed = prepared(target, use_decoupled_grad=True)
     saved = optimizer.state_dict()
     if whole:
         for states in saved["state"].values():
-            states.update({name: full(value) for name, value in states.items()})
+            states.update(gathered(states))
     resumed.load_state_dict(saved)
     for toy, one in ((source, optimizer), (target, resumed)):
         toy.run_cycle(2, 1)
         one.step()
-    ours, theirs = source.full_parameters(), target.full_parameters()
-    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+    same("weights", target.full_parameters(), source.full_parameters())
 
 
-def full(value: Any) -> torch.Tensor:
-    from mfsdp_core import gather_full
-
-    return gather_full(value)
-
-
-def through_files(folder: Path) -> bool:
-    """The same by a sharded checkpoint of torch."""
-    import torch.distributed.checkpoint as dcp
-
-    source = sharded("optim_grads_params", ranks=4)
-    optimizer = prepared(source, use_decoupled_grad=True)
-    source.run_cycle(2, 0)
-    optimizer.step()
-    optimizer.zero_grad()
+def test_a_sharded_checkpoint_knows_where_its_states_lie(tmp_path: Path) -> None:
+    source, optimizer = after_a_step(4)
     saved = {"model": source.model.state_dict(), "optimizer": optimizer.state_dict()}
-    wanted = [full(v).clone() for s in saved["optimizer"]["state"].values() for v in s.values()]
-    dcp.save(saved, checkpoint_id=folder)
-    for states in saved["optimizer"]["state"].values():
-        for value in states.values():
+    states = saved["optimizer"]["state"]
+    wanted = {n: {k: v.clone() for k, v in gathered(one).items()} for n, one in states.items()}
+    dcp.save(saved, checkpoint_id=tmp_path / "saved")
+    for one in states.values():
+        for value in one.values():
             value._local_tensor.zero_()
-    dcp.load(saved, checkpoint_id=folder)
-    found = [full(v) for s in saved["optimizer"]["state"].values() for v in s.values()]
-    return all(torch.equal(a, b) for a, b in zip(wanted, found, strict=True))
+    dcp.load(saved, checkpoint_id=tmp_path / "saved")
+    same("states", {number: gathered(one) for number, one in states.items()}, wanted)
 
 
-def warned_of(main: torch.dtype | None, master_weights: bool) -> list[str]:
+@pytest.mark.parametrize(
+    ("main", "master_weights", "bytes_each"),
+    # BF16 main weights, and what they lack to FP32, in the last one.
+    [(torch.float32, True, 4), (torch.float32, False, 0), (None, True, 2)],
+)
+def test_a_second_copy_of_main_weights_is_warned_about_with_its_bytes(
+    main: torch.dtype | None, master_weights: bool, bytes_each: int
+) -> None:
     toy = shard(
         NAME,
         "optim_grads_params",
@@ -121,73 +129,29 @@ def warned_of(main: torch.dtype | None, master_weights: bool) -> list[str]:
         )
     toy.run_cycle(1)
     optimizer.step()
+    said = [str(warning.message) for warning in found]
+    assert len(said) == (bytes_each == 4), said
+    assert all("second copy" in one and " B on this rank" in one for one in said), said
     elements = sum(p._local_tensor.numel() for p in toy.model.parameters())
     kept = sum(
         s["master_param"]._local_tensor.nbytes for s in optimizer.state.values() if master_weights
     )
-    return [str(w.message) for w in found] + [str(kept / max(elements, 1))]
+    assert kept == bytes_each * elements
 
 
-def refusals() -> dict[str, str]:
-    found = {}
-    for case, attaches, reads in (("read", False, True), ("attached", True, False)):
-        toy = sharded("optim", decoupled=attaches)
-        with pytest.raises(ConfigurationError) as raised:
-            prepared(toy, use_decoupled_grad=reads)
-        found[case] = str(raised.value)
-    with pytest.raises(ConfigurationError) as raised:
+def test_gradients_and_scales_that_would_not_arrive_are_refused() -> None:
+    toy = sharded("optim", decoupled=False)
+    with pytest.raises(ConfigurationError, match="nothing would be trained") as raised:
+        prepared(toy, use_decoupled_grad=True)
+    assert "use_decoupled_grad=True to fully_shard_model" in str(raised.value)
+    toy = sharded("optim", decoupled=True)
+    with pytest.raises(ConfigurationError, match=r"attaches them as \.decoupled_grad"):
+        prepared(toy, use_decoupled_grad=False)
+    with pytest.raises(ConfigurationError, match=r"AdamW reads gradients from \.grad"):
         fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters()))
-    found["torch"] = str(raised.value)
     toy = sharded("optim", decoupled=False)
     optimizer = prepared(toy, capturable=True)
     toy.run_cycle(1)
     optimizer.grad_scale = torch.ones(())  # as a GradScaler leaves it
-    with pytest.raises(CapabilityNotBuiltError) as refused:
+    with pytest.raises(CapabilityNotBuiltError, match="GradScaler"):
         optimizer.step()
-    found["scale"] = str(refused.value)
-    return found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("decoupled", [True, False])
-def test_training_follows_adamw(ranks: RankPool, strategy: str, decoupled: bool) -> None:
-    def adamw(parameters: Any) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(parameters, lr=LR, weight_decay=DECAY)
-
-    expected, _ = train(NAME, 2, 2, 3, adamw)
-    for found in ranks.run(trained, strategy, decoupled, 2):
-        for name, value in expected.items():
-            torch.testing.assert_close(found[name].double(), value.double(), rtol=1e-3, atol=1e-4)
-
-
-@pytest.mark.parametrize(("world", "whole"), [(2, False), (4, False), (2, True)])
-def test_state_is_saved_and_loaded(ranks: RankPool, world: int, whole: bool) -> None:
-    """As shards, uneven ones too, and as whole tensors."""
-    assert all(ranks.run(through_a_state_dict, world, whole))
-
-
-def test_a_sharded_checkpoint_knows_where_its_states_lie(ranks: RankPool, tmp_path: Path) -> None:
-    assert all(ranks.run(through_files, tmp_path / "saved"))
-
-
-def test_a_second_copy_of_main_weights_is_warned_about_with_its_bytes(ranks: RankPool) -> None:
-    for both, none, halves in zip(
-        ranks.run(warned_of, torch.float32, True),
-        ranks.run(warned_of, torch.float32, False),
-        ranks.run(warned_of, None, True),
-        strict=True,
-    ):
-        assert "second copy" in both[0]
-        assert " B on this rank" in both[0]
-        assert both[1] == "4.0"
-        assert none == ["0.0"]
-        assert halves == ["2.0"]  # BF16 main weights, and what they lack to FP32
-
-
-def test_gradients_and_scales_that_would_not_arrive_are_refused(ranks: RankPool) -> None:
-    found = ranks.run(refusals)[0]
-    assert "nothing would be trained" in found["read"]
-    assert "use_decoupled_grad=True to fully_shard_model" in found["read"]
-    assert "attaches them as .decoupled_grad" in found["attached"]
-    assert "AdamW reads gradients from .grad" in found["torch"]
-    assert "GradScaler" in found["scale"]

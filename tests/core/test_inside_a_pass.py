@@ -20,10 +20,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from bench.validate.scenario import live_bytes, set_aside
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.events import EVENT_KINDS, UNIT_KINDS, Event
-from oracle.ranks import RankPool, mesh, on_two_axes
+from oracle.ranks import mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 UNITS, WIDTH, HIDDEN = 4, 16, 64
 UNIT_BYTES = 8 * (2 * WIDTH * HIDDEN + WIDTH + HIDDEN)
@@ -139,89 +139,54 @@ def looks_of_two_steps(strategy: str, outer: str, allocator: str = "storage_resi
 
 
 @pytest.mark.parametrize(("strategy", "outer"), CELLS)
-def test_the_ledger_has_what_exists_in_the_middle_of_a_pass(
-    ranks: RankPool, strategy: str, outer: str
-) -> None:
-    for looks in ranks.run(looks_of_two_steps, strategy, outer):
-        assert len(looks) == 2 * UNITS + 1
-        wrong = [look for look in looks if abs(look.unbooked) > SMALL_BYTES]
-        assert not wrong, wrong
+def test_the_ledger_has_what_exists_in_the_middle_of_a_pass(strategy: str, outer: str) -> None:
+    looks = looks_of_two_steps(strategy, outer)
+    assert len(looks) == 2 * UNITS + 1
+    wrong = [look for look in looks if abs(look.unbooked) > SMALL_BYTES]
+    assert not wrong, wrong
 
 
 @pytest.mark.parametrize("allocator", ["storage_resize", "temporary"])
-def test_the_ledger_has_the_weights_that_autograd_holds(ranks: RankPool, allocator: str) -> None:
-    for looks in ranks.run(looks_of_two_steps, "optim_grads_params", "one axis", allocator):
-        wrong = [look for look in looks if look.weights[0] > look.weights[1]]
-        assert not wrong, wrong
-        assert max(look.weights[0] for look in looks) >= UNIT_BYTES
+def test_the_ledger_has_the_weights_that_autograd_holds(allocator: str) -> None:
+    looks = looks_of_two_steps("optim_grads_params", "one axis", allocator)
+    wrong = [look for look in looks if look.weights[0] > look.weights[1]]
+    assert not wrong, wrong
+    assert max(look.weights[0] for look in looks) >= UNIT_BYTES, looks
 
 
 @pytest.mark.parametrize("outer", AXES)
-def test_two_units_are_whole_the_one_that_computes_and_the_next(
-    ranks: RankPool, outer: str
-) -> None:
+def test_two_units_are_whole_the_one_that_computes_and_the_next(outer: str) -> None:
     last = UNITS - 1
     wanted = {f"forward {n}": {n, min(n + 1, last)} for n in range(UNITS)}
     wanted |= {"between": {last}} | {f"backward {n}": {n, max(n - 1, 0)} for n in range(UNITS)}
-    for looks in ranks.run(looks_of_two_steps, "optim_grads_params", outer):
-        found = {look.where: set(look.whole) for look in looks}
-        assert all(found[where] <= units for where, units in wanted.items()), found
-        assert all(int(where[-1]) in units for where, units in found.items() if "ward" in where)
+    looks = looks_of_two_steps("optim_grads_params", outer)
+    found = {look.where: set(look.whole) for look in looks}
+    assert all(found[where] <= units for where, units in wanted.items()), found
+    assert all(int(where[-1]) in units for where, units in found.items() if "ward" in where)
 
 
-def order_of_a_step(outer: str) -> list[tuple[str, str]]:
+@pytest.mark.parametrize("outer", AXES)
+def test_the_next_gather_begins_before_a_unit_is_left_or_released(outer: str) -> None:
     model, optimizer = built("optim_grads_params", outer, Watch())
     train(model, optimizer)
     seen: list[Event] = []
     model.events.subscribe(seen.append, kinds=(*EVENT_KINDS, *UNIT_KINDS))
     train(model, optimizer)
-    return [(f"{event.kind} {event.operation}".strip(), event.bucket) for event in seen]
-
-
-@pytest.mark.parametrize("outer", AXES)
-def test_the_next_gather_begins_before_a_unit_is_left_or_released(
-    ranks: RankPool, outer: str
-) -> None:
-    for events in ranks.run(order_of_a_step, outer):
-        for kind, step in (("forward", 1), ("backward", -1)):
-            for number in range(UNITS):
-                following = number + step
-                if not 0 <= following < UNITS:
-                    continue
-                at = events.index((f"enter {kind}", f"units.{number}"))
-                rest = events[at:]
-                left = rest.index((f"leave {kind}", f"units.{number}"))
-                gather = ("collective all_gather", f"units.{following}/0")
-                ahead = gather in rest[:left] or gather in events[:at]
-                assert ahead, (kind, number, rest[: left + 1])
-                released = rest.index(("release", f"units.{number}/0"))
-                entered = rest.index((f"enter {kind}", f"units.{following}"))
-                assert released < entered or kind == "backward", (kind, number)
-
-
-LOADS = ("model", "optimizer")
-
-
-def kept_by_loading(strategy: str, what: str) -> tuple[list[str], int]:
-    """Loaded weights that live on after loading, and bytes that two steps after it hold more.
-
-    A loaded optimizer's state is the new one, as in torch.
-    """
-    set_aside()
-    try:
-        model, optimizer = built(strategy, "one axis", Watch())
-        train(model, optimizer)
-        gc.collect()
-        before = live_bytes()
-        target = model if what == "model" else optimizer
-        refs = load_own_state(target)
-        kept = [n for n, ref in refs.items() if what == "model" and ref() is not None]
-        for _ in range(2):
-            train(model, optimizer)
-        gc.collect()
-        return kept, live_bytes() - before
-    finally:
-        gc.unfreeze()
+    events = [(f"{event.kind} {event.operation}".strip(), event.bucket) for event in seen]
+    for kind, step in (("forward", 1), ("backward", -1)):
+        for number in range(UNITS):
+            following = number + step
+            if not 0 <= following < UNITS:
+                continue
+            at = events.index((f"enter {kind}", f"units.{number}"))
+            rest = events[at:]
+            left = rest.index((f"leave {kind}", f"units.{number}"))
+            gather = ("collective all_gather", f"units.{following}/0")
+            ahead = gather in rest[:left] or gather in events[:at]
+            assert ahead, (kind, number, rest[: left + 1])
+            released = rest.index(("release", f"units.{number}/0"))
+            entered = rest.index((f"enter {kind}", f"units.{following}"))
+            assert released < entered or kind == "backward", (kind, number)
 
 
 def load_own_state(target: Any) -> dict[str, weakref.ref[Any]]:
@@ -241,11 +206,26 @@ def load_own_state(target: Any) -> dict[str, weakref.ref[Any]]:
     return {name: weakref.ref(value) for name, value in found.items()}
 
 
-@pytest.mark.parametrize("what", LOADS)
+@pytest.mark.parametrize("what", ["model", "optimizer"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_loading_keeps_nothing_of_what_was_loaded(
-    ranks: RankPool, strategy: str, what: str
-) -> None:
-    for kept, more in ranks.run(kept_by_loading, strategy, what):
-        assert kept == []
-        assert more < SMALL_BYTES
+def test_loading_keeps_nothing_of_what_was_loaded(strategy: str, what: str) -> None:
+    """Nor do two steps after it hold more.
+
+    A loaded optimizer's state is the new one, as in torch.
+    """
+    set_aside()
+    try:
+        model, optimizer = built(strategy, "one axis", Watch())
+        train(model, optimizer)
+        gc.collect()
+        before = live_bytes()
+        refs = load_own_state(model if what == "model" else optimizer)
+        if what == "model":
+            assert [name for name, ref in refs.items() if ref() is not None] == []
+        for _ in range(2):
+            train(model, optimizer)
+        gc.collect()
+        more = live_bytes() - before
+        assert more < SMALL_BYTES, more
+    finally:
+        gc.unfreeze()

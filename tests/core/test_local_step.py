@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from conformance.judging import same
 from mfsdp_core import fully_shard_optimizer
 from mfsdp_core.state import local_step
 from mfsdp_core.state.local_step import LocalStep
-from oracle.ranks import RankPool
 from oracle.sharded import shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME = "aligned_stack"
 
@@ -34,21 +34,22 @@ def trained(build: str, options: dict[str, Any], *, local: bool) -> tuple[Any, d
     return toy.full_parameters(), optimizer.state_dict()
 
 
-def equal_to_the_dispatcher(build: str, options: dict[str, Any]) -> list[bool]:
+def compare_with_the_dispatcher(build: str, options: dict[str, Any]) -> None:
+    """Bit by bit."""
     fast, fast_state = trained(build, options, local=True)
     slow, slow_state = trained(build, options, local=False)
-    found = [torch.equal(fast[name], slow[name]) for name in slow]
-    found.append(fast_state["param_groups"] == slow_state["param_groups"])
+    same("weights", fast, slow)
+    same("groups", fast_state["param_groups"], slow_state["param_groups"])
+    assert slow_state["state"]
     for index, wanted in slow_state["state"].items():
         values = fast_state["state"][index]
-        found.append(list(values) == list(wanted))
+        assert list(values) == list(wanted)
         for name, value in wanted.items():
-            found.append(type(values[name]) is type(value))
+            found = values[name]
+            assert type(found) is type(value), name
             if isinstance(value, DTensor):
-                found.append(values[name].placements == value.placements)
-                found.append(values[name].shape == value.shape)
-                found.append(torch.equal(values[name].to_local(), value.to_local()))
-    return found
+                assert (found.placements, found.shape) == (value.placements, value.shape), name
+                same(name, found.to_local(), value.to_local())
 
 
 @pytest.mark.parametrize(
@@ -59,31 +60,9 @@ def equal_to_the_dispatcher(build: str, options: dict[str, Any]) -> list[bool]:
     ],
 )
 def test_a_step_on_local_tensors_equals_the_step_on_dtensors_bit_by_bit(
-    ranks: RankPool, build: str, options: dict[str, Any]
+    build: str, options: dict[str, Any]
 ) -> None:
-    for found in ranks.run(equal_to_the_dispatcher, build, options):
-        assert found
-        assert all(found)
-
-
-def cut(build: str, options: dict[str, Any], elements: int) -> list[bool]:
-    """As `equal_to_the_dispatcher`, in pieces of so many elements; and whether there were any."""
-    steps: list[int] = []
-    whole, local_step.PIECE_ELEMENTS = local_step.PIECE_ELEMENTS, elements
-    pieces = local_step._Swapped._pieces
-
-    def counted(self: Any, *arguments: Any) -> Any:
-        stand_ins = pieces(self, *arguments)
-        steps.append(len(stand_ins))
-        return stand_ins
-
-    local_step._Swapped._pieces = counted  # type: ignore[method-assign]
-    try:
-        found = equal_to_the_dispatcher(build, options)
-    finally:
-        local_step.PIECE_ELEMENTS = whole
-        local_step._Swapped._pieces = pieces  # type: ignore[method-assign]
-    return [*found, bool(steps), all(number > 1 for number in steps)]
+    compare_with_the_dispatcher(build, options)
 
 
 @pytest.mark.sample
@@ -104,32 +83,39 @@ def cut(build: str, options: dict[str, Any], elements: int) -> list[bool]:
     ],
 )
 def test_a_step_in_pieces_equals_the_step_as_a_whole_bit_by_bit(
-    ranks: RankPool, build: str, options: dict[str, Any], elements: int
+    build: str, options: dict[str, Any], elements: int
 ) -> None:
-    for found in ranks.run(cut, build, options, elements):
-        assert all(found), found
+    """elements: of a piece, of which there are several."""
+    steps: list[int] = []
+    pieces = local_step._Swapped._pieces
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        stand_ins = pieces(self, *arguments)
+        steps.append(len(stand_ins))
+        return stand_ins
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_step, "PIECE_ELEMENTS", elements)
+        patch.setattr(local_step._Swapped, "_pieces", counted)
+        compare_with_the_dispatcher(build, options)
+    assert steps
+    assert min(steps) > 1, steps
 
 
-def state_kept_in_place() -> list[bool]:
-    """Whether pieces leave the optimizer the very state tensors that it had."""
-    local_step.PIECE_ELEMENTS, whole = 16, local_step.PIECE_ELEMENTS
+def test_pieces_leave_state_tensors_where_they_are() -> None:
     toy = shard(NAME, "optim_grads_params", 2, torch.float32)
     optimizer = torch.optim.AdamW(toy.model.parameters(), lr=0.1)
     fully_shard_optimizer(optimizer)
     seen = []
-    for step in range(3):
-        toy.run_cycle(1, step)
-        optimizer.step()
-        optimizer.zero_grad()
-        seen.append([id(v) for state in optimizer.state.values() for v in state.values()])
-    local_step.PIECE_ELEMENTS = whole
-    steps = {float(state["step"]) for state in optimizer.state.values()}
-    return [seen[0] == seen[1] == seen[2], steps == {3.0}]
-
-
-def test_pieces_leave_state_tensors_where_they_are(ranks: RankPool) -> None:
-    for found in ranks.run(state_kept_in_place):
-        assert all(found)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_step, "PIECE_ELEMENTS", 16)
+        for step in range(3):
+            toy.run_cycle(1, step)
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append([id(v) for state in optimizer.state.values() for v in state.values()])
+    assert seen[0] == seen[1] == seen[2]
+    assert {float(state["step"]) for state in optimizer.state.values()} == {3.0}
 
 
 class Watching(torch.optim.SGD):
@@ -144,22 +130,17 @@ class Watching(torch.optim.SGD):
         return super().step(closure)
 
 
-def seen_by_a_class_of_its_own() -> list[bool]:
+def test_an_optimizer_of_an_unknown_class_sees_dtensors() -> None:
     toy = shard(NAME, "optim_grads_params", 2, torch.float32)
     optimizer = Watching(toy.model.parameters())
     fully_shard_optimizer(optimizer)
     toy.run_cycle(1)
     optimizer.step()
-    return optimizer.seen
+    assert optimizer.seen
+    assert all(optimizer.seen)
 
 
-def test_an_optimizer_of_an_unknown_class_sees_dtensors(ranks: RankPool) -> None:
-    for seen in ranks.run(seen_by_a_class_of_its_own):
-        assert seen
-        assert all(seen)
-
-
-def after_a_step_that_raises() -> list[bool]:
+def test_a_step_that_raises_leaves_parameters_gradients_and_state_as_they_were() -> None:
     toy = shard(NAME, "optim_grads_params", 2, torch.float32)
     parameters = list(toy.model.parameters())
     plain = torch.nn.Parameter(torch.ones(2))
@@ -167,7 +148,11 @@ def after_a_step_that_raises() -> list[bool]:
     optimizer = torch.optim.AdamW([*parameters, plain], lr=0.1)
     toy.run_cycle(1)
     LocalStep(optimizer, optimizer.step)()
-    before = {k: type(v) for k, v in optimizer.state[parameters[0]].items()}
+
+    def kinds() -> dict[str, type]:
+        return {k: type(v) for k, v in optimizer.state[parameters[0]].items()}
+
+    before = kinds()
 
     def broken() -> None:
         raise RuntimeError("in the middle of a step")
@@ -175,18 +160,9 @@ def after_a_step_that_raises() -> list[bool]:
     with pytest.raises(RuntimeError, match="in the middle"):
         LocalStep(optimizer, broken)()
     held = optimizer.param_groups[0]["params"]
-    return [
-        all(one is other for one, other in zip(held, [*parameters, plain], strict=True)),
-        {k: type(v) for k, v in optimizer.state[parameters[0]].items()} == before,
-        issubclass(before["exp_avg"], DTensor),
-        len(optimizer.state) == len(held),
-        plain.grad is not None,
-        all(p.grad is not None for p in parameters),
-    ]
-
-
-def test_a_step_that_raises_leaves_parameters_gradients_and_state_as_they_were(
-    ranks: RankPool,
-) -> None:
-    for found in ranks.run(after_a_step_that_raises):
-        assert all(found), found
+    assert all(one is other for one, other in zip(held, [*parameters, plain], strict=True))
+    assert kinds() == before
+    assert issubclass(before["exp_avg"], DTensor)
+    assert len(optimizer.state) == len(held)
+    assert plain.grad is not None
+    assert all(p.grad is not None for p in parameters)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
 from oracle.hybrid import PAIRS, hybrid, hybrid_mesh
 from oracle.models import TOYS
-from oracle.ranks import GROUP_SIZES, WORLD, RankPool, mesh
+from oracle.ranks import GROUP_SIZES, mesh
 from oracle.sharded import STRATEGIES, Sharded, shard
+
+pytestmark = pytest.mark.on_ranks
 
 F64, F32, B16 = torch.float64, torch.float32, torch.bfloat16
 Dtypes = tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype | None]
@@ -52,77 +55,9 @@ def policy_of(dtypes: Dtypes) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(*dtypes[1:])
 
 
-def differences(
-    toy: Sharded,
-    strategy: tuple[str, str],
-    coordinate: Coordinate,
-    dtypes: Dtypes,
-    allocation: AllocationConfig | None = None,
-) -> Iterator[str]:
-    """Train one step; say where the ledger and the model disagree, at each of its stages."""
-
-    def compare(when: str, **arguments: Any) -> Iterator[str]:
-        expected = predicted(
-            toy.name, strategy, coordinate, dtypes, allocation=allocation, **arguments
-        )
-        found = toy.model.ledger.bytes_by_category()
-        if found != expected.bytes_by_category():
-            yield (
-                f"{toy.name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
-                f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
-            )
-
-    yield from compare("as built")
-    trainable = [p for p in toy.model.parameters() if p.requires_grad]
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
-    toy.run_cycle(1)
-    yield from compare("with gradients", gradients_attached=True)
-    optimizer.step()
-    optimizer.zero_grad()
-    yield from compare("after zero_grad", optimizer=ADAM)
-
-
-def on_one_axis(strategy: str, group_size: int, cases: list[Dtypes]) -> list[str]:
-    """In a rank."""
-    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
-    return [
-        line
-        for name in TOYS
-        for dtypes in cases
-        for line in differences(
-            shard(name, strategy, group_size, dtypes[0], mixed_precision_policy=policy_of(dtypes)),
-            (strategy, "no_shard"),
-            coordinate,
-            dtypes,
-        )
-    ]
-
-
-def with_pools(group_size: int, dtypes: Dtypes, allocation: AllocationConfig) -> list[str]:
-    """In a rank."""
-    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
-    return [
-        line
-        for name in ("unequal_units", "conv_linear")
-        for strategy in ("optim_grads", "optim_grads_params")
-        for line in differences(
-            shard(
-                name,
-                strategy,
-                group_size,
-                dtypes[0],
-                mixed_precision_policy=policy_of(dtypes),
-                **arguments_of(allocation),
-            ),
-            (strategy, "no_shard"),
-            coordinate,
-            dtypes,
-            allocation=allocation,
-        )
-    ]
-
-
-def arguments_of(allocation: AllocationConfig) -> dict[str, Any]:
+def arguments_of(allocation: AllocationConfig | None) -> dict[str, Any]:
+    if allocation is None:
+        return {}
     return {
         "allocator": allocation.allocator,
         "pool_slots": allocation.slots,
@@ -130,34 +65,47 @@ def arguments_of(allocation: AllocationConfig) -> dict[str, Any]:
     }
 
 
-def handed_over_decoupled(group_size: int, strategy: str) -> list[str]:
-    """In a rank: BF16 main gradients for FP32 main weights, which would be cast otherwise."""
-    dtypes: Dtypes = (B16, F32, B16, B16)
+def compare(
+    toy: Sharded,
+    strategy: tuple[str, str],
+    coordinate: Coordinate,
+    dtypes: Dtypes,
+    allocation: AllocationConfig | None = None,
+) -> None:
+    """The ledger with the model at each stage of a step."""
+
+    def same_bytes(when: str, **arguments: Any) -> None:
+        expected = predicted(
+            toy.name, strategy, coordinate, dtypes, allocation=allocation, **arguments
+        )
+        found = toy.model.ledger.bytes_by_category()
+        assert found == expected.bytes_by_category(), (
+            f"{toy.name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
+            f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
+        )
+
+    same_bytes("as built")
+    trainable = [p for p in toy.model.parameters() if p.requires_grad]
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
+    toy.run_cycle(1)
+    same_bytes("with gradients", gradients_attached=True)
+    optimizer.step()
+    optimizer.zero_grad()
+    same_bytes("after zero_grad", optimizer=ADAM)
+
+
+def on_one_axis(
+    strategy: str,
+    group_size: int,
+    cases: list[Dtypes],
+    names: Iterable[str] = tuple(TOYS),
+    allocation: AllocationConfig | None = None,
+) -> None:
     coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
-    found = []
-    for decoupled in (False, True):
-        toy = shard(
-            "conv_linear",
-            strategy,
-            group_size,
-            B16,
-            mixed_precision_policy=policy_of(dtypes),
-            use_decoupled_grad=decoupled,
-        )
-        toy.run_cycle(1)
-        names = PolicyNames("float32", "bfloat16", "bfloat16", decoupled)
-        expected = memory_at_rest(
-            facts_of("conv_linear", B16),
-            parse_strategy(strategy, "no_shard"),
-            coordinate,
-            names,
-            gradients_attached=True,
-        )
-        if toy.model.ledger.bytes_by_category() != expected.bytes_by_category():
-            found.append(f"{decoupled}: {toy.model.ledger.bytes_by_category()}, {expected}")
-        if ("cast gradient" in expected.bytes_by_line()) == decoupled:
-            found.append(f"{decoupled}: {expected.bytes_by_line()}")
-    return found
+    for name, dtypes in product(names, cases):
+        options = {"mixed_precision_policy": policy_of(dtypes), **arguments_of(allocation)}
+        toy = shard(name, strategy, group_size, dtypes[0], **options)
+        compare(toy, (strategy, "no_shard"), coordinate, dtypes, allocation)
 
 
 def on_two_axes(
@@ -165,58 +113,35 @@ def on_two_axes(
     outer: str,
     outer_size: int,
     cases: list[Dtypes],
-    names: list[str],
+    names: Iterable[str],
     allocation: AllocationConfig | None = None,
-) -> list[str]:
-    """In a rank."""
+) -> None:
     axes = hybrid_mesh(outer_size)
-    coordinate = Coordinate(
-        axes.get_local_rank("inner"),
-        axes.size(1),
-        axes.get_local_rank("outer"),
-        outer_size,
-        has_outer_axis=True,
-    )
-    return [
-        line
-        for name in names
-        for dtypes in cases
-        for line in differences(
-            hybrid(
-                inner,
-                outer,
-                outer_size,
-                dtypes[0],
-                name,
-                mixed_precision_policy=policy_of(dtypes),
-                unused_parameters="zero",  # the model counts state of every parameter
-                **({} if allocation is None else arguments_of(allocation)),
-            ),
-            (inner, outer),
-            coordinate,
-            dtypes,
-            allocation,
-        )
-    ]
+    inner_place = (axes.get_local_rank("inner"), axes.size(1))
+    outer_place = (axes.get_local_rank("outer"), outer_size)
+    coordinate = Coordinate(*inner_place, *outer_place, has_outer_axis=True)
+    for name, dtypes in product(names, cases):
+        options = {"mixed_precision_policy": policy_of(dtypes), **arguments_of(allocation)}
+        options["unused_parameters"] = "zero"  # the model counts state of every parameter
+        toy = hybrid(inner, outer, outer_size, dtypes[0], name, **options)
+        compare(toy, (inner, outer), coordinate, dtypes, allocation)
 
 
 @pytest.mark.sample
-@pytest.mark.processes
 @pytest.mark.parametrize(("group_size", "dtypes"), [(1, BF16), (2, FP32), (4, BF16)])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_ledger_equals_the_model_to_the_byte(
-    ranks: RankPool, strategy: str, group_size: int, dtypes: Dtypes
+    strategy: str, group_size: int, dtypes: Dtypes
 ) -> None:
-    assert ranks.run(on_one_axis, strategy, group_size, [dtypes]) == [[]] * WORLD
+    on_one_axis(strategy, group_size, [dtypes])
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_the_ledger_equals_the_model_on_two_axes(ranks: RankPool, inner: str, outer: str) -> None:
-    assert ranks.run(on_two_axes, inner, outer, 2, [BF16], UNEVEN) == [[]] * WORLD
+def test_the_ledger_equals_the_model_on_two_axes(inner: str, outer: str) -> None:
+    on_two_axes(inner, outer, 2, [BF16], UNEVEN)
 
 
-@pytest.mark.processes
+@pytest.mark.parametrize("strategy", ["optim_grads", "optim_grads_params"])
 @pytest.mark.parametrize(
     "allocation",
     [
@@ -227,43 +152,49 @@ def test_the_ledger_equals_the_model_on_two_axes(ranks: RankPool, inner: str, ou
     ids=lambda a: f"{a.allocator}-{a.persistent_fallback}",
 )
 def test_pools_are_counted_to_the_byte_from_the_start(
-    ranks: RankPool, allocation: AllocationConfig
+    allocation: AllocationConfig, strategy: str
 ) -> None:
-    assert ranks.run(with_pools, 2, BF16, allocation) == [[]] * WORLD
+    on_one_axis(strategy, 2, [BF16], ("unequal_units", "conv_linear"), allocation)
 
 
-@pytest.mark.processes
 @pytest.mark.parametrize("outer", ["no_shard", "optim"])
-def test_the_pool_of_the_outer_reduction_is_counted_too(ranks: RankPool, outer: str) -> None:
+def test_the_pool_of_the_outer_reduction_is_counted_too(outer: str) -> None:
     pooled = AllocationConfig("max_pool", 2)
-    inner = "optim_grads_params"
-    found = ranks.run(on_two_axes, inner, outer, 2, [BF16], ["conv_linear"], pooled)
-    assert found == [[]] * WORLD
+    on_two_axes("optim_grads_params", outer, 2, [BF16], ["conv_linear"], pooled)
 
 
-@pytest.mark.processes
+@pytest.mark.parametrize("is_decoupled", [False, True])
 @pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
-def test_decoupled_gradients_are_never_counted_as_cast(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(handed_over_decoupled, 2, strategy) == [[]] * WORLD
+def test_decoupled_gradients_are_never_counted_as_cast(strategy: str, is_decoupled: bool) -> None:
+    """BF16 main gradients for FP32 main weights, which would be cast otherwise."""
+    coordinate = Coordinate(mesh(2).get_local_rank("dp"), 2)
+    policy = policy_of((B16, F32, B16, B16))
+    options = {"mixed_precision_policy": policy, "use_decoupled_grad": is_decoupled}
+    toy = shard("conv_linear", strategy, 2, B16, **options)
+    toy.run_cycle(1)
+    expected = memory_at_rest(
+        facts_of("conv_linear", B16),
+        parse_strategy(strategy, "no_shard"),
+        coordinate,
+        PolicyNames("float32", "bfloat16", "bfloat16", is_decoupled),
+        gradients_attached=True,
+    )
+    found = toy.model.ledger.bytes_by_category()
+    assert found == expected.bytes_by_category(), (found, expected)
+    assert ("cast gradient" in expected.bytes_by_line()) != is_decoupled, expected
 
 
 @pytest.mark.nightly
-@pytest.mark.processes
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_ledger_equals_the_model_in_every_dtype(
-    ranks: RankPool, strategy: str, group_size: int
-) -> None:
-    found = ranks.run(on_one_axis, strategy, group_size, POLICIES, seconds=240.0)
-    assert found == [[]] * WORLD
+def test_the_ledger_equals_the_model_in_every_dtype(strategy: str, group_size: int) -> None:
+    on_one_axis(strategy, group_size, POLICIES)
 
 
 @pytest.mark.nightly
-@pytest.mark.processes
 @pytest.mark.parametrize("outer_size", [1, 2, 4])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_the_ledger_equals_the_model_on_every_mesh_in_every_dtype(
-    ranks: RankPool, inner: str, outer: str, outer_size: int
+    inner: str, outer: str, outer_size: int
 ) -> None:
-    found = ranks.run(on_two_axes, inner, outer, outer_size, POLICIES, list(TOYS), seconds=400.0)
-    assert found == [[]] * WORLD
+    on_two_axes(inner, outer, outer_size, POLICIES, TOYS)

@@ -11,13 +11,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from oracle.cycles import Twins, gathered
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import RankPool
-from oracle.reference import expected_gradient, relative_difference
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME = "linear_stack"
 
@@ -86,60 +85,41 @@ def data_rank(name: str) -> tuple[int, int]:
     return number, size
 
 
-def gradient_errors(name: str, inner: str, outer: str) -> list[float]:
-    model: Any = fully_shard_model(
+def compare(name: str, inner: str, outer: str) -> None:
+    """Gradients of cycles with those of one process."""
+    model = fully_shard_model(
         build(NAME, torch.float64),
         fsdp_unit_modules=list(TOYS[NAME].units),
         zero_dp_strategy=inner,
         outer_dp_sharding_strategy=outer,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=torch.float64),
+        sync_model_each_microbatch=False,
         **arguments(name),
     )
-    rank, size = data_rank(name)
-    errors = []
-    for cycle, microbatches in enumerate((1, 2)):
-        for j in range(microbatches):
-            model.set_model_auto_sync(j == microbatches - 1)
-            loss(model(batch(NAME, rank, j, torch.float64, cycle))).backward()
-        found = {
-            key.removeprefix("module."): gather_full(p.grad) for key, p in model.named_parameters()
-        }
-        expected = expected_gradient(NAME, size, microbatches, torch.float64, cycle)
-        errors.append(relative_difference(found, expected))
-        model.zero_grad_buffer()
-    return errors
+    plain = build(NAME, torch.float64)
+    Twins(model, plain, loss, inputs, *data_rank(name), gathered).compare_gradients()
 
 
-def flattened_mesh_itself(named: bool) -> list[int]:
-    """Ranks that a parameter is sharded over when the flattened mesh is the argument."""
-    root = root_mesh("dp2_cp2")
-    flat = root["dp", "cp"]._flatten("dp_cp")
-    model = fully_shard_model(
-        build(NAME), device_mesh=flat, **({"dp_shard_dim": "dp_cp"} if named else {})
-    )
-    return next(model.parameters()).device_mesh.mesh.tolist()
+def inputs(rank: int, microbatch: int, cycle: int) -> torch.Tensor:
+    return batch(NAME, rank, microbatch, torch.float64, cycle)
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
 @pytest.mark.parametrize("name", SHAPES)
-def test_only_the_named_dimensions_share_parameters_and_gradients(
-    ranks: RankPool, name: str, inner: str
-) -> None:
-    for errors in ranks.run(gradient_errors, name, inner, "no_shard"):
-        assert max(errors) < 1e-12
+def test_only_the_named_dimensions_share_parameters_and_gradients(name: str, inner: str) -> None:
+    compare(name, inner, "no_shard")
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("inner", STRATEGIES[1:])
 @pytest.mark.parametrize("name", HYBRID)
-def test_an_outer_dimension_stands_beside_a_flattened_one(
-    ranks: RankPool, name: str, inner: str
-) -> None:
-    for errors in ranks.run(gradient_errors, name, inner, "optim"):
-        assert max(errors) < 1e-12
+def test_an_outer_dimension_stands_beside_a_flattened_one(name: str, inner: str) -> None:
+    compare(name, inner, "optim")
 
 
-@pytest.mark.parametrize("named", [False, True])
-def test_a_flattened_mesh_may_be_the_argument_itself(ranks: RankPool, named: bool) -> None:
-    assert ranks.run(flattened_mesh_itself, named) == [[0, 1, 2, 3]] * 4
+@pytest.mark.parametrize("where", [{}, {"dp_shard_dim": "dp_cp"}])
+def test_a_flattened_mesh_may_be_the_argument_itself(where: dict[str, str]) -> None:
+    flat = root_mesh("dp2_cp2")["dp", "cp"]._flatten("dp_cp")
+    model = fully_shard_model(build(NAME), device_mesh=flat, **where)
+    assert next(model.parameters()).device_mesh.mesh.tolist() == [0, 1, 2, 3]

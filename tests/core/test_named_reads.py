@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +25,11 @@ from mfsdp_core import (
 )
 from mfsdp_core.errors import LifecycleError, MismatchedReadError
 from mfsdp_core.uneven_dtensor import gather_and_compute_chunk_metadata
-from oracle.beside_torch import beside, own_batch, refusal
+from oracle.beside_torch import beside, own_batch
 from oracle.models import Chain, loss
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import mesh
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 WAY = ("optim_grads_params", "storage_resize")
 #: Reads of one weight; ranks that give them different weights of one shape must hear of it.
@@ -50,34 +49,34 @@ READS: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-def read_in_other_orders() -> dict[str, tuple[str, str, bool]]:
-    """Per read what both ways round say, and whether the same read together is then right."""
+@pytest.mark.parametrize("what", READS)
+def test_ranks_that_read_weights_in_other_orders_all_hear_of_it(what: str) -> None:
+    """Both ways round, and read together they are right again."""
     pair = beside(Chain, WAY)
-    rank = mesh(2).get_local_rank("dp")
-    first, second = (pair.model.module.blocks[i].up.weight for i in (0, 1))
-    found = {}
-    for what, read in READS.items():
-        ordered = (first, second) if rank == 0 else (second, first)
-        said = [refusal(partial(read, w), MismatchedReadError) for w in ordered]
-        whole = pair.plain.blocks[0].up.weight
-        together = torch.equal(gather_full(first), whole)
-        found[what] = (*said, together)
-    return found
+    both = [pair.model.module.blocks[i].up.weight for i in (0, 1)]
+    for own in (0, 1):
+        chosen = both[own] if mesh(2).get_local_rank("dp") == 0 else both[1 - own]
+        with pytest.raises(MismatchedReadError, match="rank 1 reads") as refused:
+            READS[what](chosen)
+        said = str(refused.value)
+        names = [f"blocks.{number}.up.weight" for number in (own, 1 - own)]
+        assert said.index(names[0]) < said.index(names[1]), said
+    assert torch.equal(gather_full(both[0]), pair.plain.blocks[0].up.weight)
 
 
-def read_different_things(folder: Path) -> list[str]:
-    """What is said where the ranks do not do the same with the model."""
+def test_ranks_that_do_different_things_all_hear_of_it(tmp_path: Path) -> None:
     pair = beside(Chain, WAY)
     model, is_first = pair.model, mesh(2).get_local_rank("dp") == 0
     optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters()))
     loss(model(own_batch(0))).backward()
     weight = model.module.blocks[0].up.weight
-    said = [refusal(lambda: gather_full(weight if is_first else weight.grad), MismatchedReadError)]
-    optimizer.step()
-    moments = optimizer.state[weight]
-    chosen = moments["exp_avg" if is_first else "exp_avg_sq"]
     pulled = copy.deepcopy(model.module)
     unit = pulled.blocks[0 if is_first else 1]
+
+    def read_a_moment() -> None:
+        optimizer.step()
+        moments = optimizer.state[weight]
+        gather_full(moments["exp_avg" if is_first else "exp_avg_sq"])
 
     def evaluate() -> None:
         with torch.no_grad():
@@ -87,44 +86,61 @@ def read_different_things(folder: Path) -> list[str]:
         if is_first:
             export_state_dict(model)
         else:
-            save_checkpoint(folder / "checkpoint", model)
+            save_checkpoint(tmp_path / "checkpoint", model)
 
-    actions: tuple[Callable[[], Any], ...] = (
-        lambda: gather_full(chosen),
-        lambda: gather_full(weight) if is_first else weight.norm().item(),
-        lambda: weight.norm(1 if is_first else 2).item(),
-        evaluate,
-        write,
-        lambda: save_safetensors(folder / "files", model, max_file_bytes=300 if is_first else 3000),
-    )
-    return said + [refusal(action, MismatchedReadError) for action in actions]
+    def write_files() -> None:
+        save_safetensors(tmp_path / "files", model, max_file_bytes=300 if is_first else 3000)
+
+    name = "blocks.0.up.weight"
+    for action, words in (
+        (lambda: gather_full(weight if is_first else weight.grad), [f"gradient of {name}"]),
+        (read_a_moment, [f"exp_avg of {name}", "exp_avg_sq of"]),
+        (
+            lambda: gather_full(weight) if is_first else weight.norm().item(),
+            [f"redistribute of linalg_vector_norm on {name}"],
+        ),
+        (
+            lambda: weight.norm(1 if is_first else 2).item(),
+            ["_NormPartial(1)", "_NormPartial(2)"],
+        ),
+        (evaluate, [name, "blocks.1.up.weight"]),
+        (write, ["export_state_dict()", "save_checkpoint()"]),
+        (write_files, ["export of"]),
+    ):
+        with pytest.raises(MismatchedReadError) as refused:
+            action()
+        assert all(one in str(refused.value) for one in words), (words, refused.value)
 
 
-def read_alone() -> str:
-    """What a rank is told whose peers do not read, after reads with another time limit."""
+def test_a_rank_that_reads_alone_is_told_at_the_time_limit() -> None:
+    """After reads with another time limit."""
     patient = fully_shard_model(Chain(), device_mesh=mesh(4), dp_shard_dim="dp")
     gather_full(patient.module.head.weight)
     group = dist.new_group(list(range(4)), timeout=timedelta(seconds=1))
     torch.manual_seed(0)
     model = fully_shard_model(Chain(), device_mesh=DeviceMesh.from_group(group, "cpu"))
     weight = model.module.head.weight
-    alone = dist.get_rank() == 2
-    said = refusal(lambda: gather_full(weight), MismatchedReadError) if alone else ""
+    if dist.get_rank() == 2:
+        with pytest.raises(MismatchedReadError, match=r"rank 2 reads head\.weight") as refused:
+            gather_full(weight)
+        words = "only 1 of the ranks [0, 1, 2, 3] came within 1 s"
+        assert words in str(refused.value), refused.value
     dist.barrier()
     assert gather_full(weight).shape == weight.shape
-    return said
 
 
-def one_number() -> tuple[float, float, float]:
-    """Norm and sum of a weight, as this rank sees them, and the true norm."""
+def test_a_norm_as_a_number_is_the_same_on_every_rank() -> None:
     pair = beside(Chain, WAY)
     weight = pair.model.module.head.weight.detach()
-    return weight.norm().item(), float(weight.sum()), float(pair.plain.head.weight.detach().norm())
+    own = torch.tensor([weight.norm().item(), float(weight.sum())], dtype=torch.float64)
+    both = [torch.empty_like(own) for _ in range(2)]
+    dist.all_gather(both, own, group=mesh(2).get_group("dp"))
+    assert torch.equal(*both), both
+    assert own[0].item() == pytest.approx(float(pair.plain.head.weight.detach().norm()), rel=1e-12)
 
 
-def ask_for_storage() -> list[str]:
-    pair = beside(Chain, WAY)
-    model = pair.model
+def test_asking_for_storage_names_what_to_call() -> None:
+    model = beside(Chain, WAY).model
     weight = model.module.head.weight
     asked: tuple[Callable[[], Any], ...] = (
         weight.data_ptr,
@@ -132,48 +148,7 @@ def ask_for_storage() -> list[str]:
         model.state_dict()["module.head.weight"].storage,
         weight.detach().mul(2).data_ptr,
     )
-    return [refusal(action, LifecycleError) for action in asked]
-
-
-def test_ranks_that_read_weights_in_other_orders_all_hear_of_it(ranks: RankPool) -> None:
-    for rank, found in enumerate(ranks.run(read_in_other_orders)):
-        for what, (first, second, together) in found.items():
-            for said, own in ((first, 0), (second, 1)):
-                names = [f"blocks.{number}.up.weight" for number in (own, 1 - own)]
-                assert "rank 1 reads" in said, (what, rank, said)
-                assert said.index(names[0]) < said.index(names[1]), (what, rank, said)
-            assert together, (what, rank)
-
-
-def test_ranks_that_do_different_things_all_hear_of_it(ranks: RankPool, tmp_path: Path) -> None:
-    for said in ranks.run(read_different_things, tmp_path):
-        gradient, moment, norm, kinds, copied, written, files = said
-        assert "gradient of blocks.0.up.weight" in gradient
-        assert "exp_avg of blocks.0.up.weight" in moment
-        assert "exp_avg_sq of" in moment
-        assert "redistribute of linalg_vector_norm on blocks.0.up.weight" in norm
-        assert "_NormPartial(1)" in kinds
-        assert "_NormPartial(2)" in kinds
-        assert "blocks.0.up.weight" in copied
-        assert "blocks.1.up.weight" in copied
-        assert "export_state_dict()" in written
-        assert "save_checkpoint()" in written
-        assert "export of" in files
-
-
-def test_a_rank_that_reads_alone_is_told_at_the_time_limit(ranks: RankPool) -> None:
-    said = ranks.run(read_alone)
-    assert "rank 2 reads head.weight" in said[2]
-    assert "only 1 of the ranks [0, 1, 2, 3] came within 1 s" in said[2]
-
-
-def test_a_norm_as_a_number_is_the_same_on_every_rank(ranks: RankPool) -> None:
-    (norm, total, wanted), (other, other_total, _) = ranks.run(one_number)[:2]
-    assert norm == other == pytest.approx(wanted, rel=1e-12)
-    assert total == other_total
-
-
-def test_asking_for_storage_names_what_to_call(ranks: RankPool) -> None:
-    for said in ranks.run(ask_for_storage)[0]:
-        assert "export_state_dict(model)" in said
-        assert "save_safetensors(path, model)" in said
+    for action in asked:
+        with pytest.raises(LifecycleError, match=r"export_state_dict\(model\)") as refused:
+            action()
+        assert "save_safetensors(path, model)" in str(refused.value)

@@ -9,30 +9,30 @@ import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.errors import GradAlreadyReducedError
-from oracle.ranks import RankPool
-from oracle.reference import expected_gradient, relative_difference
 from oracle.sharded import STRATEGIES, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME = "aligned_stack"
 WHOLE_GRADIENT = ("no_shard", "optim")
 
 
-def after_the_error(strategy: str) -> float:
-    """Gradient error of a cycle that follows a refused one and a `zero_grad_buffer`."""
+@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
+def test_zero_grad_makes_a_model_usable_again_after_a_refused_reduction(strategy: str) -> None:
     toy = shard(NAME, strategy, 2, torch.float64)
     toy.run_cycle(1)
     with pytest.raises(GradAlreadyReducedError):
         toy.run_cycle(1)
     toy.model.zero_grad_buffer()
     toy.run_cycle(2, cycle=1)
-    expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
-    return relative_difference(toy.full_gradient(), expected)
+    toy.compare_gradient(2, cycle=1)
 
 
-def error_after_a_failure(strategy: str, phase: str) -> float:
-    """Gradient error of a cycle that follows a pass in which a hook of the second unit raised."""
+@pytest.mark.sample
+@pytest.mark.parametrize("phase", ["forward", "backward"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_pass_that_raised_leaves_no_trace_after_zero_grad(strategy: str, phase: str) -> None:
+    """A hook of the second unit raised."""
     toy = shard(NAME, strategy, 2, torch.float64)
 
     def fail(*_: Any) -> None:
@@ -48,11 +48,14 @@ def error_after_a_failure(strategy: str, phase: str) -> float:
     hook.remove()
     toy.model.zero_grad_buffer()
     toy.run_cycle(2, cycle=1)
-    expected = expected_gradient(NAME, 2, 2, torch.float64, 1)
-    return relative_difference(toy.full_gradient(), expected)
+    toy.compare_gradient(2, cycle=1)
 
 
-def communication_peak_bytes(strategy: str, comm: torch.dtype) -> int:
+@pytest.mark.parametrize("comm", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
+def test_no_communication_buffer_exists_where_no_dtype_changes(
+    strategy: str, comm: torch.dtype
+) -> None:
     policy = MixedPrecisionPolicy(torch.float32, torch.float32, comm, reduce_dtype=comm)
     # Direct exchange needs memory for what arrives, whatever the dtypes.
     toy = shard(NAME, strategy, 2, mixed_precision_policy=policy, transport="native")
@@ -61,29 +64,5 @@ def communication_peak_bytes(strategy: str, comm: torch.dtype) -> int:
         toy.run_cycle(2, cycle)
         optimizer.step()
         optimizer.zero_grad()
-    peaks: dict[str, int] = toy.model.ledger.peak_bytes_by_category()
-    return peaks["communication_buffers"]
-
-
-@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
-def test_zero_grad_makes_a_model_usable_again_after_a_refused_reduction(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert max(ranks.run(after_the_error, strategy)) <= 1e-12
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("phase", ["forward", "backward"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_pass_that_raised_leaves_no_trace_after_zero_grad(
-    ranks: RankPool, strategy: str, phase: str
-) -> None:
-    assert max(ranks.run(error_after_a_failure, strategy, phase)) <= 1e-12
-
-
-@pytest.mark.parametrize("strategy", WHOLE_GRADIENT)
-def test_no_communication_buffer_exists_where_no_dtype_changes(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert ranks.run(communication_peak_bytes, strategy, torch.float32) == [0] * 4
-    assert min(ranks.run(communication_peak_bytes, strategy, torch.bfloat16)) > 0
+    peak = toy.model.ledger.peak_bytes_by_category()["communication_buffers"]
+    assert (peak > 0) == (comm is torch.bfloat16), peak

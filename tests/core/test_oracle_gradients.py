@@ -9,47 +9,13 @@ import pytest
 import torch
 
 from oracle.models import TOYS
-from oracle.ranks import GROUP_SIZES, RankPool
-from oracle.reference import expected_gradient, relative_difference
+from oracle.ranks import GROUP_SIZES
+from oracle.reference import compare, expected_gradient
 from oracle.sharded import STRATEGIES, STYLES, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 TOLERANCE = {torch.float32: 1e-6, torch.float64: 1e-12}
-
-
-def gradient_errors(
-    name: str, strategy: str, group_size: int, dtype: torch.dtype, style: str
-) -> dict[int, float]:
-    """Relative difference by number of microbatches, each with a fresh model."""
-    errors = {}
-    for microbatches in (1, 2, 3, 4):
-        toy = shard(name, strategy, group_size, dtype)
-        toy.run_cycle(microbatches, style=style)
-        expected = expected_gradient(name, group_size, microbatches, dtype)
-        errors[microbatches] = relative_difference(toy.full_gradient(), expected)
-    return errors
-
-
-def errors_of_three_cycles(name: str, strategy: str, group_size: int) -> list[float]:
-    toy = shard(name, strategy, group_size, torch.float64)
-    errors = []
-    for cycle in (0, 1, 2):
-        toy.run_cycle(2, cycle)
-        expected = expected_gradient(name, group_size, 2, torch.float64, cycle)
-        errors.append(relative_difference(toy.full_gradient(), expected))
-        toy.model.zero_grad_buffer()
-    return errors
-
-
-def error_with(arguments: dict[str, Any], strategy: str, group_size: int, divisor: float) -> float:
-    """Gradient error where half the sum over ranks is expected divided by `divisor`."""
-    toy = shard("root_owned", strategy, group_size, torch.float64, **arguments)
-    toy.run_cycle(3)
-    toy.model.scale_gradients(0.5)
-    expected = expected_gradient("root_owned", group_size, 3, torch.float64)
-    scaled = {key: value * group_size / divisor / 2 for key, value in expected.items()}
-    return relative_difference(toy.full_gradient(), scaled)
 
 
 def every_model() -> list[Any]:
@@ -74,20 +40,24 @@ def every_model() -> list[Any]:
 
 @pytest.mark.parametrize(("name", "strategy", "group_size", "dtype"), every_model())
 def test_gradients_agree_with_the_reference_for_one_to_four_microbatches(
-    ranks: RankPool, name: str, strategy: str, group_size: int, dtype: torch.dtype
+    name: str, strategy: str, group_size: int, dtype: torch.dtype
 ) -> None:
-    for errors in ranks.run(gradient_errors, name, strategy, group_size, dtype, "no_sync"):
-        assert max(errors.values()) <= TOLERANCE[dtype], errors
+    for microbatches in (1, 2, 3, 4):
+        toy = shard(name, strategy, group_size, dtype)
+        toy.run_cycle(microbatches)
+        toy.compare_gradient(microbatches, relative=TOLERANCE[dtype])
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("style", [style for style in STYLES if style != "no_sync"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_way_to_mark_the_last_microbatch_gives_the_same_gradient(
-    ranks: RankPool, strategy: str, style: str
+    strategy: str, style: str
 ) -> None:
-    for errors in ranks.run(gradient_errors, "linear_stack", strategy, 2, torch.float64, style):
-        assert max(errors.values()) <= 1e-12, errors
+    for microbatches in (1, 2, 3, 4):
+        toy = shard("linear_stack", strategy, 2, torch.float64)
+        toy.run_cycle(microbatches, style=style)
+        toy.compare_gradient(microbatches)
 
 
 @pytest.mark.sample
@@ -95,31 +65,31 @@ def test_every_way_to_mark_the_last_microbatch_gives_the_same_gradient(
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("name", ["tied_embedding", "root_owned"])
 def test_cycles_separated_by_zero_grad_are_independent(
-    ranks: RankPool, name: str, strategy: str, group_size: int
+    name: str, strategy: str, group_size: int
 ) -> None:
-    for errors in ranks.run(errors_of_three_cycles, name, strategy, group_size):
-        assert max(errors) <= 1e-12, errors
+    toy = shard(name, strategy, group_size, torch.float64)
+    for cycle in (0, 1, 2):
+        toy.run_cycle(2, cycle)
+        toy.compare_gradient(2, cycle)
+        toy.model.zero_grad_buffer()
+
+
+#: What half the sum over two ranks is divided by.
+SWITCHES = [
+    *(("overlap_param_gather", False, strategy, 2) for strategy in STRATEGIES),
+    *(("average_in_collective", True, strategy, 2) for strategy in STRATEGIES),
+    *(("calculate_per_token_loss", True, strategy, 1) for strategy in STRATEGIES),
+    *(("overlap_grad_reduce", False, strategy, 2) for strategy in ("no_shard", "optim")),
+]
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize(
-    ("switch", "value", "divisor"),
-    [
-        ("overlap_param_gather", False, 2),
-        ("average_in_collective", True, 2),
-        ("calculate_per_token_loss", True, 1),
-    ],
-)
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize(("switch", "value", "strategy", "divisor"), SWITCHES)
 def test_switches_of_schedule_and_averaging_give_the_promised_gradient(
-    ranks: RankPool, strategy: str, switch: str, value: bool, divisor: float
+    switch: str, value: bool, strategy: str, divisor: float
 ) -> None:
-    assert max(ranks.run(error_with, {switch: value}, strategy, 2, divisor)) <= 1e-12
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
-def test_reduction_after_the_backward_pass_gives_the_same_gradient(
-    ranks: RankPool, strategy: str
-) -> None:
-    arguments = {"overlap_grad_reduce": False}
-    assert max(ranks.run(error_with, arguments, strategy, 2, 2.0)) <= 1e-12
+    toy = shard("root_owned", strategy, 2, torch.float64, **{switch: value})
+    toy.run_cycle(3)
+    toy.model.scale_gradients(0.5)
+    expected = expected_gradient("root_owned", 2, 3, torch.float64)
+    compare(toy.full_gradient(), {key: mean / divisor for key, mean in expected.items()})

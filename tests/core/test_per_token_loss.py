@@ -18,14 +18,14 @@ from mfsdp_core import (
     clip_grad_norm_,
     fully_shard_model,
     fully_shard_optimizer,
-    gather_full,
 )
+from oracle.cycles import gathered, named
 from oracle.models import TOYS, WIDTH, build
-from oracle.ranks import RankPool, mesh, on_two_axes
-from oracle.reference import relative_difference
+from oracle.ranks import mesh, on_two_axes
+from oracle.reference import compare
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME, WORLD, MICROBATCHES, CLIP = "linear_stack", 4, 2, 0.05
 PAIRS: list[tuple[str, str | None]] = [
@@ -64,10 +64,8 @@ def twin_step(twin: nn.Module, optimizer: torch.optim.Optimizer, cycle: int) -> 
     return norm
 
 
-def training_error(
-    inner: str, outer: str | None, finish_first: bool, more: dict[str, Any]
-) -> float:
-    """Of norms and weights after three steps; every rank scales by its own count of all tokens."""
+def compare_training(inner: str, outer: str | None, *, finish_first: bool, **more: Any) -> None:
+    """Norms and weights of three steps; every rank scales by its own count of all tokens."""
     model: Any = fully_shard_model(
         build(NAME, torch.float64),
         fsdp_unit_modules=list(TOYS[NAME].units),
@@ -81,7 +79,6 @@ def training_error(
     optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
     twin = build(NAME, torch.float64)
     reference = torch.optim.AdamW(twin.parameters(), lr=0.01)
-    worst = 0.0
     for cycle in range(3):
         total = torch.zeros(())
         for j in range(MICROBATCHES):
@@ -94,29 +91,26 @@ def training_error(
         norm = float(clip_grad_norm_(model, CLIP))
         optimizer.step()
         optimizer.zero_grad()
-        worst = max(worst, abs(norm / twin_step(twin, reference, cycle) - 1))
-    found = {key.removeprefix("module."): gather_full(p) for key, p in model.named_parameters()}
+        expected = twin_step(twin, reference, cycle)
+        assert abs(norm / expected - 1) < 1e-10, f"norm {norm}, expected {expected}"
     wanted = {key: p.detach() for key, p in twin.named_parameters()}
-    return max(worst, relative_difference(found, wanted))
+    compare(gathered(dict(named(model))), wanted, 1e-10)
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_three_steps_on_unequal_token_counts_equal_one_process(
-    ranks: RankPool, inner: str, outer: str | None
+    inner: str, outer: str | None
 ) -> None:
-    assert max(ranks.run(training_error, inner, outer, True, {})) < 1e-10
+    compare_training(inner, outer, finish_first=True)
 
 
 @pytest.mark.parametrize("inner", STRATEGIES)
-def test_scaling_finishes_what_the_cycle_still_owes(ranks: RankPool, inner: str) -> None:
+def test_scaling_finishes_what_the_cycle_still_owes(inner: str) -> None:
     # Nobody marks the last microbatch: un-reduced gradients must not be what is scaled.
-    assert max(ranks.run(training_error, inner, "no_shard", False, {})) < 1e-10
+    compare_training(inner, "no_shard", finish_first=False)
 
 
 @pytest.mark.parametrize(("inner", "outer"), [("optim", None), ("optim_grads_params", "optim")])
-def test_a_sum_per_token_wins_over_means_in_collectives(
-    ranks: RankPool, inner: str, outer: str | None
-) -> None:
-    more = {"average_in_collective": True}
-    assert max(ranks.run(training_error, inner, outer, True, more)) < 1e-10
+def test_a_sum_per_token_wins_over_means_in_collectives(inner: str, outer: str | None) -> None:
+    compare_training(inner, outer, finish_first=True, average_in_collective=True)

@@ -11,52 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_
-from oracle.beside_torch import WAYS, beside, distance, own_batch
+from oracle.beside_torch import WAYS, Pair, beside, near, own_batch
 from oracle.models import Chain, loss
-from oracle.ranks import RankPool
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
-def hooked_before_sharding(way: tuple[str, str]) -> float:
-    """A hook of the bare parameter sees each rank's own gradient, as under DDP."""
-
-    def factory() -> nn.Module:
-        chain = Chain()
-        chain.head.weight.register_hook(lambda g: g * 0.5)
-        return chain
-
-    pair = beside(factory, way)
+def backward(pair: Pair) -> None:
     for module in pair.both:
         loss(module(own_batch(1))).backward()
-    return pair.worst_gradient()
-
-
-def clipped_then_scaled(way: tuple[str, str]) -> list[float]:
-    """Norms of BF16 main gradients after clip, scale, and both in the other order."""
-    pair = beside(Chain, way, dtype=torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy())
-    norms = []
-    for first in ("clip", "scale"):
-        loss(pair.model(own_batch(1).bfloat16())).backward()
-        if first == "scale":
-            pair.model.scale_gradients(0.5)
-        clip_grad_norm_(pair.model, 1e-3)
-        if first == "clip":
-            pair.model.scale_gradients(0.5)
-        norms.append(float(clip_grad_norm_(pair.model, float("inf"))))
-        pair.model.zero_grad()
-    return norms
-
-
-def transformed(way: tuple[str, str]) -> list[float]:
-    """Errors of a gradient of inputs, a batch of calls and a second derivative by `torch.func`."""
-    pair = beside(Chain, way)
-    x = own_batch(0)
-    gradients = [torch.func.grad(lambda v, f=f: loss(f(v)))(x) for f in pair.both]
-    mapped = [torch.func.vmap(f)(x).detach() for f in pair.both]
-    bent = [torch.func.jacrev(torch.func.grad(lambda v, f=f: loss(f(v))))(x[0]) for f in pair.both]
-    pairs = (gradients, mapped, [one.detach() for one in bent])
-    return [distance(found, wanted) for wanted, found in pairs]
 
 
 #: Losses through transforms, whose graphs lie below those that the transforms make.
@@ -68,61 +31,73 @@ TRANSFORMS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
 )
 
 
-def trained_through_transforms(way: tuple[str, str]) -> list[float]:
-    """Errors of gradients of parameters."""
+def train_through_transforms(way: tuple[str, str]) -> None:
     pair = beside(Chain, way)
-    errors = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of forward mode
         for transform in TRANSFORMS:
             for module in pair.both:
                 transform(module, own_batch(0)).backward()
-            errors.append(pair.worst_gradient())
+            pair.compare_gradients()
             pair.zero_grad()
-    return errors
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_what_transforms_compute_is_trained_through(ranks: RankPool, way: tuple[str, str]) -> None:
-    for errors in ranks.run(trained_through_transforms, way):
-        assert max(errors) < 1e-12, errors
+def test_what_transforms_compute_is_trained_through(way: tuple[str, str]) -> None:
+    train_through_transforms(way)
 
 
-def test_memory_that_is_made_while_a_transform_runs_outlives_it(ranks: RankPool) -> None:
-    for errors in ranks.run(trained_through_transforms, ("optim_grads_params", "temporary")):
-        assert max(errors) < 1e-12, errors
+def test_memory_that_is_made_while_a_transform_runs_outlives_it() -> None:
+    train_through_transforms(("optim_grads_params", "temporary"))
 
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_transforms_of_functions_are_those_of_plain_torch(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for errors in ranks.run(transformed, way):
-        assert max(errors) < 1e-12
+def test_transforms_of_functions_are_those_of_plain_torch(way: tuple[str, str]) -> None:
+    """A gradient of inputs, a batch of calls and a second derivative."""
+    plain, model = beside(Chain, way).both
+    x = own_batch(0)
+    for what, transform in (
+        ("gradient", lambda f: torch.func.grad(lambda v: loss(f(v)))(x)),
+        ("batch", lambda f: torch.func.vmap(f)(x)),
+        ("second", lambda f: torch.func.jacrev(torch.func.grad(lambda v: loss(f(v))))(x[0])),
+    ):
+        near(what, transform(model), transform(plain))
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_hooks_of_before_sharding_run_on_the_gradient_of_the_rank(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    assert max(ranks.run(hooked_before_sharding, way)) < 1e-12
+def test_hooks_of_before_sharding_run_on_the_gradient_of_the_rank(way: tuple[str, str]) -> None:
+    """As under DDP."""
+
+    def factory() -> nn.Module:
+        chain = Chain()
+        chain.head.weight.register_hook(lambda g: g * 0.5)
+        return chain
+
+    pair = beside(factory, way)
+    backward(pair)
+    pair.compare_gradients()
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_scaling_keeps_what_clipping_did(ranks: RankPool, way: tuple[str, str]) -> None:
-    for clipped_first, scaled_first in ranks.run(clipped_then_scaled, way):
-        assert clipped_first == pytest.approx(0.5e-3, rel=0.02)
-        assert scaled_first == pytest.approx(1e-3, rel=0.02)
+def test_scaling_keeps_what_clipping_did(way: tuple[str, str]) -> None:
+    """Norms of BF16 main gradients after clip, scale, and both in the other order."""
+    pair = beside(Chain, way, dtype=torch.bfloat16, mixed_precision_policy=MixedPrecisionPolicy())
+    for first, wanted in (("clip", 0.5e-3), ("scale", 1e-3)):
+        loss(pair.model(own_batch(1).bfloat16())).backward()
+        if first == "scale":
+            pair.model.scale_gradients(0.5)
+        clip_grad_norm_(pair.model, 1e-3)
+        if first == "clip":
+            pair.model.scale_gradients(0.5)
+        norm = float(clip_grad_norm_(pair.model, float("inf")))
+        assert norm == pytest.approx(wanted, rel=0.02), f"{first} first: {norm}"
+        pair.model.zero_grad()
 
 
-def one_of_nan() -> float:
-    """The worst gradient of a pair that is right except for one NaN."""
+def test_a_gradient_of_nan_is_a_wrong_one() -> None:
+    """Of the comparison itself."""
     pair = beside(Chain, WAYS[0])
-    for module in pair.both:
-        loss(module(own_batch(1))).backward()
+    backward(pair)
     next(iter(pair.model.parameters())).grad.to_local().view(-1)[0] = torch.nan
-    return pair.worst_gradient()
-
-
-def test_a_gradient_of_nan_is_a_wrong_one(ranks: RankPool) -> None:
-    assert ranks.run(one_of_nan) == [torch.inf] * 4
+    with pytest.raises(AssertionError, match="off by inf"):
+        pair.compare_gradients()

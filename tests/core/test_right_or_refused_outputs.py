@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from conformance.judging import refuses
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.beside_torch import WAYS, beside, own_batch
 from oracle.models import Block, Chain, loss
-from oracle.ranks import RankPool
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 class Prompted(nn.Module):
@@ -74,18 +74,23 @@ class Given(nn.Module):
         return y * rows.sum(), self.scale.view_as(self.scale)
 
 
-def given_weights(way: tuple[str, str], gift: str) -> tuple[float, list[str]]:
-    """Gradient error, with what is said of the first two calls, one without a graph."""
-    pair = beside(lambda: Given(gift), way, units=[Giving])
-    with torch.no_grad():
-        said = [refusal(lambda: pair.model(own_batch(1)), LifecycleError)]
-    said.append(refusal(lambda: pair.model(own_batch(1)), LifecycleError))
-    if any(said):
-        return 0.0, said
-    for module in pair.both:
-        y, scale = module(own_batch(1))
-        loss(y * scale).backward()
-    return pair.worst_gradient(), said
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_unit_that_returns_its_weights_is_right_or_refused(way: tuple[str, str]) -> None:
+    """With and without a graph."""
+    for gift in GIFTS:
+        pair = beside(lambda gift=gift: Given(gift), way, units=[Giving])
+        if way[0] == "optim_grads_params":
+            words = "Giving returned its own weights"
+            with torch.no_grad():
+                refuses(LifecycleError, words, pair.model, own_batch(1))
+            refuses(LifecycleError, words, pair.model, own_batch(1))
+            continue
+        with torch.no_grad():
+            pair.model(own_batch(1))
+        for module in pair.both:
+            y, scale = module(own_batch(1))
+            loss(y * scale).backward()
+        pair.compare_gradients()
 
 
 def _is_of_a_pass(one: object) -> bool:
@@ -93,14 +98,18 @@ def _is_of_a_pass(one: object) -> bool:
     return isinstance(one, torch.Tensor) or type(one).__module__.startswith("mfsdp_core")
 
 
-def leaf_inputs(way: tuple[str, str]) -> list[float]:
-    """Error, and objects that a pass has left alive, after passes with and without backward."""
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_leaf_input_gathers_neither_hooks_nor_graphs(way: tuple[str, str]) -> None:
+    """After passes with and without backward."""
     pair = beside(Prompted, way, units=[WithPrompt])
     prompts = [torch.ones(8, dtype=torch.float64, requires_grad=True) for _ in range(2)]
     for module, prompt in zip(pair.both, prompts, strict=True):
         loss(module(own_batch(0), prompt)).backward()
-    assert prompts[0].grad is not None
-    errors = [pair.worst_gradient(), float((prompts[0].grad - prompts[1].grad).norm())]
+    pair.compare_gradients()
+    plain, found = (prompt.grad for prompt in prompts)
+    assert plain is not None
+    assert found is not None
+    assert float((found - plain).norm()) < 1e-12
     pair.zero_grad()
     counts = []
     for step in range(12):
@@ -111,66 +120,29 @@ def leaf_inputs(way: tuple[str, str]) -> list[float]:
         del value
         if step in (5, 11):
             gc.collect()
-            counts.append(len(prompts[1]._backward_hooks or ()))
-            counts.append(sum(_is_of_a_pass(one) for one in gc.get_objects()))
-    return [*errors, counts[2] - counts[0], counts[3] - counts[1]]
+            hooks = len(prompts[1]._backward_hooks or ())
+            counts.append((hooks, sum(_is_of_a_pass(one) for one in gc.get_objects())))
+    assert counts[0] == counts[1], counts
 
 
-def other_threads(way: tuple[str, str]) -> float:
-    """A backward pass on another thread than the forward pass."""
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_backward_pass_on_another_thread_is_that_of_plain_torch(way: tuple[str, str]) -> None:
     pair = beside(Chain, way)
     for module in pair.both:
         thread = threading.Thread(target=loss(module(own_batch(1))).backward)
         thread.start()
         thread.join()
-    return pair.worst_gradient()
+    pair.compare_gradients()
 
 
-def recorded(way: tuple[str, str]) -> tuple[list[str], float]:
-    """Refusals of what records a forward pass, then the gradients of a step after them."""
-    pair = beside(Chain, way)
+def test_recording_a_sharded_forward_pass_is_refused_and_training_goes_on() -> None:
+    pair = beside(Chain, WAYS[-1])
     batch = (own_batch(1),)
+    words = "expected a module that is not sharded"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # torch.jit
-        said = [
-            refusal(lambda: torch.jit.trace(pair.model, batch), LifecycleError),
-            refusal(lambda: torch.export.export(pair.model.module, batch), LifecycleError),
-        ]
+        refuses(LifecycleError, words, torch.jit.trace, pair.model, batch)
+        refuses(LifecycleError, words, torch.export.export, pair.model.module, batch)
     for module in pair.both:
         loss(module(own_batch(1))).backward()
-    return said, pair.worst_gradient()
-
-
-def test_recording_a_sharded_forward_pass_is_refused_and_training_goes_on(ranks: RankPool) -> None:
-    for said, error in ranks.run(recorded, WAYS[-1]):
-        assert all("expected a module that is not sharded" in words for words in said), said
-        assert error < 1e-12
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_unit_that_returns_its_weights_is_right_or_refused(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for gift in GIFTS:
-        for error, said in ranks.run(given_weights, way, gift):
-            if way[0] == "optim_grads_params":
-                assert all("Giving returned its own weights" in words for words in said), gift
-            else:
-                assert (said, error < 1e-12) == (["", ""], True), gift
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_leaf_input_gathers_neither_hooks_nor_graphs(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for error, of_leaf, hooks, objects in ranks.run(leaf_inputs, way):
-        assert error < 1e-12
-        assert of_leaf < 1e-12
-        assert (hooks, objects) == (0, 0)
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_backward_pass_on_another_thread_is_that_of_plain_torch(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    assert max(ranks.run(other_threads, way)) < 1e-12
+    pair.compare_gradients()

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 from torch.torch_version import TorchVersion
 
+from conformance.judging import refuses
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, beside, distance, own_batch, refusal
+from oracle.beside_torch import WAYS, beside, distance, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, on_two_axes
+from oracle.ranks import on_two_axes
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 class Uneven(nn.Module):
@@ -119,30 +120,8 @@ def _is_shard(tensor: Tensor) -> bool:
     return isinstance(tensor, DTensor) and any(p.is_shard() for p in tensor.placements)
 
 
-def computed(way: tuple[str, str]) -> dict[str, float]:
-    """By computation, the largest error on all weights and their gradients."""
-    pair = beside(Uneven, way)
-    for module in pair.both:
-        loss(module(own_batch(0, 4, 8))).backward()
-    return worst_errors(pair.plain, pair.model)
-
-
-def computed_on_two_axes(outer_strategy: int) -> dict[str, float]:
-    torch.manual_seed(3)
-    plain = Uneven().double()
-    model = fully_shard_model(
-        copy.deepcopy(plain),
-        fsdp_unit_modules=[Block],
-        zero_dp_strategy="optim_grads_params",
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        **on_two_axes(outer_strategy),
-    )
-    loss(model(torch.ones(4, 8, dtype=torch.float64))).backward()
-    return worst_errors(plain, model)
-
-
-def worst_errors(plain: nn.Module, model: nn.Module) -> dict[str, float]:
-    worst: dict[str, float] = dict.fromkeys(COMPUTED, 0.0)
+def compare_computed(plain: nn.Module, model: nn.Module) -> None:
+    """All computations on all weights and their gradients."""
     sharded = {n.removeprefix("module."): p for n, p in model.named_parameters()}
     for name, parameter in plain.named_parameters():
         gradient = sharded[name].grad
@@ -156,8 +135,7 @@ def worst_errors(plain: nn.Module, model: nn.Module) -> dict[str, float]:
                 if what in {"std", "in another dtype", "softmax"} and parameter.numel() == 1:
                     continue
                 error = _error(function(shard), function(whole))
-                worst[what] = max(worst[what], error)
-    return worst
+                assert error < 1e-6, f"{what} of {name}: off by {error:.3g}"
 
 
 def _error(found: Any, wanted: Any) -> float:
@@ -185,9 +163,43 @@ PENALTIES: tuple[Callable[[Tensor], Tensor], ...] = (
 )
 
 
-def penalised(way: tuple[str, str]) -> list[float]:
-    """Errors of weights after a step of a penalty that is computed from them, and nothing else."""
-    errors = []
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_parameters_without_elements_take_part(way: tuple[str, str]) -> None:
+    pair = beside(Hollow, way)
+    for module in pair.both:
+        loss(module(own_batch(0))).backward()
+    pair.compare_gradients()
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_statistics_of_weights_and_gradients_are_those_of_whole_tensors(
+    way: tuple[str, str],
+) -> None:
+    pair = beside(Uneven, way)
+    for module in pair.both:
+        loss(module(own_batch(0, 4, 8))).backward()
+    compare_computed(*pair.both)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("outer_strategy", [0, 1])
+def test_statistics_are_right_on_two_axes(outer_strategy: int) -> None:
+    torch.manual_seed(3)
+    plain = Uneven().double()
+    model = fully_shard_model(
+        copy.deepcopy(plain),
+        fsdp_unit_modules=[Block],
+        zero_dp_strategy="optim_grads_params",
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+        **on_two_axes(outer_strategy),
+    )
+    loss(model(torch.ones(4, 8, dtype=torch.float64))).backward()
+    compare_computed(plain, model)
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_penalties_of_weights_move_them_as_plain_torch(way: tuple[str, str]) -> None:
+    """A step of a penalty that is computed from the weights, and nothing else."""
     for penalty in PENALTIES:
         pair = beside(Uneven, way)
         for module in pair.both:
@@ -196,64 +208,19 @@ def penalised(way: tuple[str, str]) -> list[float]:
                 fully_shard_optimizer(optimizer)
             sum(penalty(parameter) for parameter in module.parameters()).backward()
             optimizer.step()
-        errors.append(pair.worst_weight())
+        pair.compare_weights()
     assert torch._C._len_torch_dispatch_stack() == 0
-    return errors
 
 
-def refused(way: tuple[str, str]) -> list[str]:
-    """What is said where a whole tensor would be changed, or a gradient be lost."""
-    pair = beside(Uneven, way)
+def test_what_the_shard_would_not_follow_is_refused() -> None:
+    """Where a whole tensor would be changed, or a gradient be lost."""
+    pair = beside(Uneven, WAYS[3])
     weight = pair.model.module.scale
-
-    def penalty() -> None:
-        (loss(pair.model(own_batch(0, 4, 8))) + weight.full_tensor().norm()).backward()
-
-    return [
-        refusal(lambda: weight.detach()[0].fill_(0.0), LifecycleError),
-        refusal(lambda: weight.detach().view(1, -1)[0].view(-1).mul_(0.0), LifecycleError),
-        refusal(lambda: weight.detach().__setitem__(0, 1.0), LifecycleError),
-        refusal(lambda: weight.detach().view(-1).zero_(), LifecycleError),
-        refusal(lambda: nn.init.constant_(weight.data[:2], 0.0), LifecycleError),
-        refusal(penalty, LifecycleError),
-    ]
-
-
-def hollow(way: tuple[str, str]) -> float:
-    pair = beside(Hollow, way)
-    for module in pair.both:
-        loss(module(own_batch(0))).backward()
-    return pair.worst_gradient()
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_parameters_without_elements_take_part(ranks: RankPool, way: tuple[str, str]) -> None:
-    assert max(ranks.run(hollow, way)) < 1e-12
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_statistics_of_weights_and_gradients_are_those_of_whole_tensors(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for errors in ranks.run(computed, way):
-        assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("outer_strategy", [0, 1])
-def test_statistics_are_right_on_two_axes(ranks: RankPool, outer_strategy: int) -> None:
-    for errors in ranks.run(computed_on_two_axes, outer_strategy):
-        assert {what: error for what, error in errors.items() if not error < 1e-6} == {}
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_penalties_of_weights_move_them_as_plain_torch(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    assert max(max(errors) for errors in ranks.run(penalised, way)) < 1e-12
-
-
-def test_what_the_shard_would_not_follow_is_refused(ranks: RankPool) -> None:
-    for *writes, penalty in ranks.run(refused, WAYS[3]):
-        assert all("that the shard does not follow" in said for said in writes), writes
-        assert "from the model's forward alone" in penalty
+    words = "that the shard does not follow"
+    refuses(LifecycleError, words, weight.detach()[0].fill_, 0.0)
+    refuses(LifecycleError, words, weight.detach().view(1, -1)[0].view(-1).mul_, 0.0)
+    refuses(LifecycleError, words, weight.detach().__setitem__, 0, 1.0)
+    refuses(LifecycleError, words, weight.detach().view(-1).zero_)
+    refuses(LifecycleError, words, nn.init.constant_, weight.data[:2], 0.0)
+    penalised = loss(pair.model(own_batch(0, 4, 8))) + weight.full_tensor().norm()
+    refuses(LifecycleError, "from the model's forward alone", penalised.backward)

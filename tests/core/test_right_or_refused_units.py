@@ -11,11 +11,10 @@ from torch.nn import functional
 
 from mfsdp_core import fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError, LifecycleError, UnitSelectionError
-from oracle.beside_torch import WAYS, beside, own_batch, refusal
+from oracle.beside_torch import WAYS, beside, own_batch
 from oracle.models import Chain
-from oracle.ranks import RankPool
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 class Attending(nn.Module):
@@ -57,69 +56,57 @@ class Holding(nn.Module):
         return x @ self.held[0]
 
 
-def attend(way: Sequence[str]) -> float:
-    pair = beside(Attending, way, units=[nn.Linear])
-    for module in pair.both:
-        module(own_batch(1, 2, 4, 8)).square().sum().backward()
-    return pair.worst_gradient()
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_the_output_projection_of_torchs_attention_belongs_to_what_is_around(
-    ranks: RankPool, way: Sequence[str]
-) -> None:
-    assert max(ranks.run(attend, way)) < 1e-12
-
-
-def compute_outside(kind: type[nn.Module], way: Sequence[str]) -> str:
-    model = beside(kind, way, units=[nn.Linear]).model
-    return refusal(lambda: model(own_batch(1)), LifecycleError)
-
-
-@pytest.mark.parametrize("kind", [Borrowing, Penalised])
-@pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids="-".join)
-def test_a_weight_used_outside_of_its_unit_is_refused_in_words(
-    ranks: RankPool, kind: type[nn.Module], way: Sequence[str]
-) -> None:
-    for said in ranks.run(compute_outside, kind, way):
-        assert "used while its unit was not running" in said
-
-
-def select(kind: type[nn.Module], unit: type[nn.Module]) -> str:
-    return refusal(lambda: fully_shard_model(kind(), fsdp_unit_modules=[unit]), ConfigurationError)
-
-
-def test_a_unit_that_nobody_calls_and_a_weight_without_a_shape_are_refused(ranks: RankPool) -> None:
-    assert issubclass(UnitSelectionError, ConfigurationError)
-    assert "no forward()" in ranks.run(select, Holding, nn.ParameterList)[0]
-    assert "Run the module once" in ranks.run(select, Lazy, nn.Linear)[0]
-
-
 class Lazy(nn.Sequential):
     def __init__(self) -> None:
         super().__init__(nn.LazyLinear(8), nn.Linear(8, 8))
 
 
-def name_inputs(way: Sequence[str]) -> tuple[str, bool]:
-    """What the step says after a backward pass to named shards, and after an ordinary one."""
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_the_output_projection_of_torchs_attention_belongs_to_what_is_around(
+    way: Sequence[str],
+) -> None:
+    pair = beside(Attending, way, units=[nn.Linear])
+    for module in pair.both:
+        module(own_batch(1, 2, 4, 8)).square().sum().backward()
+    pair.compare_gradients()
+
+
+@pytest.mark.parametrize("kind", [Borrowing, Penalised])
+@pytest.mark.parametrize("way", [WAYS[0], WAYS[3]], ids="-".join)
+def test_a_weight_used_outside_of_its_unit_is_refused_in_words(
+    kind: type[nn.Module], way: Sequence[str]
+) -> None:
+    model = beside(kind, way, units=[nn.Linear]).model
+    with pytest.raises(LifecycleError, match="used while its unit was not running"):
+        model(own_batch(1))
+
+
+@pytest.mark.parametrize(
+    ("kind", "unit", "words"),
+    [(Holding, nn.ParameterList, "no forward\\(\\)"), (Lazy, nn.Linear, "Run the module once")],
+)
+def test_a_unit_that_nobody_calls_and_a_weight_without_a_shape_are_refused(
+    kind: type[nn.Module], unit: type[nn.Module], words: str
+) -> None:
+    assert issubclass(UnitSelectionError, ConfigurationError)
+    with pytest.raises(ConfigurationError, match=words):
+        fully_shard_model(kind(), fsdp_unit_modules=[unit])
+
+
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_gradients_asked_for_by_the_name_of_a_shard_are_refused(way: Sequence[str]) -> None:
     model = beside(Chain, way).model
     optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
     shards = list(model.parameters())
     model(own_batch(1)).square().sum().backward(inputs=shards)
-    said = refusal(optimizer.step, LifecycleError)
+    words = r"backward\(inputs=...\) cannot name sharded parameters"
+    with pytest.raises(LifecycleError, match=words):
+        optimizer.step()
     optimizer.zero_grad()
     optimizer.step()  # without a forward pass it does nothing, as under plain torch
-    assert refusal(lambda: model(own_batch(1)[:, :3]), RuntimeError)
+    with pytest.raises(RuntimeError):
+        model(own_batch(1)[:, :3])
     optimizer.step()  # nor after one that has raised
     model(own_batch(1)).square().sum().backward()
     optimizer.step()
-    return said, any(shard.grad is not None for shard in shards)
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_gradients_asked_for_by_the_name_of_a_shard_are_refused(
-    ranks: RankPool, way: Sequence[str]
-) -> None:
-    for said, has_gradients in ranks.run(name_inputs, way):
-        assert "backward(inputs=...) cannot name sharded parameters" in said
-        assert has_gradients
+    assert any(shard.grad is not None for shard in shards)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from conformance.judging import same
 from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
 from mfsdp_core.errors import ConfigurationError
-from oracle.ranks import RankPool, mesh, on_two_axes
+from oracle.ranks import mesh, on_two_axes
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 WIDTH = 16
 
@@ -90,59 +92,6 @@ def sharded(module: nn.Module, strategy: str, outer: str | None = None, **argume
     )
 
 
-def differences_from_eager(strategy: str, outer: str | None) -> list[str]:
-    """Parameters, buffers, attributes and an output that are not those of the eager model."""
-    wanted, model = eager(), sharded(on_meta(), strategy, outer)
-    values = {**dict(wanted.named_parameters()), **dict(wanted.named_buffers())}
-    found = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
-    bad = [name for name in values if not torch.equal(gather_full(found[name]), values[name])]
-    bad += sorted(found.keys() ^ values.keys())
-    tokens = torch.arange(10).view(2, 5) % 11
-    with torch.no_grad():
-        wanted.eval()
-        model.eval()
-        if not torch.equal(model(tokens[:, 0]), wanted(tokens[:, 0])):
-            bad.append("output")
-    if getattr(model.module.layers[2].up.weight, "marked", None) != "kept":
-        bad.append("attribute")
-    if model.module.output.weight is not model.module.embedding.weight:
-        bad.append("tie")
-    return bad
-
-
-class Watched(nn.Linear):
-    """A layer that notes, whenever it is initialised, how much of the model is in memory."""
-
-    model: nn.Module
-    seen: list[int]
-
-    def reset_parameters(self) -> None:
-        super().reset_parameters()
-        if hasattr(type(self), "model"):
-            real = [p.detach() for p in type(self).model.parameters() if not p.is_meta]
-            local = [p.to_local() if isinstance(p, DTensor) else p for p in real]
-            storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local}
-            type(self).seen.append(sum(storages.values()))
-
-
-def most_bytes_at_once() -> tuple[int, int]:
-    """The largest number of bytes of parameters while initialising, and those of the model."""
-    with torch.device("meta"):
-        module = nn.Sequential(*(Watched(64, 64) for _ in range(8)))
-    whole = sum(p.numel() * p.element_size() for p in module.parameters())
-    Watched.model, Watched.seen = module, []
-    fully_shard_model(
-        module,
-        device_mesh=mesh(4),
-        dp_shard_dim="dp",
-        fsdp_unit_modules=[Watched],
-        init_model_with_meta_device=True,
-        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
-    )
-    assert len(Watched.seen) == 8
-    return max(Watched.seen), whole
-
-
 class Helpless(nn.Module):
     """Owns a parameter and cannot initialise it."""
 
@@ -183,8 +132,37 @@ class Rounded(nn.Linear):
         weight.clear_high_precision_init_val = lambda: vars(weight).clear()
 
 
-def main_weights_of_rounded_ones(strategy: str) -> tuple[bool, bool, bool]:
-    """Whether main weights are what was drawn, what a forward pass reads is rounded, all is let go.
+def meta(module: Callable[[], nn.Module]) -> nn.Module:
+    with torch.device("meta"):
+        return module()
+
+
+LAYOUTS = [*((strategy, None) for strategy in STRATEGIES[1:]), ("optim_grads_params", "optim")]
+
+
+@pytest.mark.parametrize(("strategy", "outer"), LAYOUTS)
+def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
+    strategy: str, outer: str | None
+) -> None:
+    """Buffers, attributes, ties and an output as well."""
+    wanted, model = eager(), sharded(on_meta(), strategy, outer)
+    values = {**dict(wanted.named_parameters()), **dict(wanted.named_buffers())}
+    found = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
+    assert found.keys() == values.keys()
+    for name, value in values.items():
+        same(name, gather_full(found[name]), value.detach())
+    tokens = torch.arange(10).view(2, 5) % 11
+    with torch.no_grad():
+        wanted.eval()
+        model.eval()
+        same("output", model(tokens[:, 0]), wanted(tokens[:, 0]))
+    assert model.module.layers[2].up.weight.marked == "kept"
+    assert model.module.output.weight is model.module.embedding.weight
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(strategy: str) -> None:
+    """A forward pass reads them rounded, and what was kept is let go.
 
     Beside a parameter of the same bucket that has kept nothing.
     """
@@ -197,42 +175,87 @@ def main_weights_of_rounded_ones(strategy: str) -> tuple[bool, bool, bool]:
         init_model_with_meta_device=True,
         mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
     )
-    first, last = (gather_full(layer.weight) for layer in model.module)
+    first, last = (gather_full(layer.weight).detach() for layer in model.module)
     drawn, ones = torch.arange(64).view(8, 8) / 3, torch.eye(8, dtype=torch.bfloat16)
+    same("main weights", first, drawn)
     with torch.no_grad():
-        read = model(ones)
-        expected = F.linear(F.linear(ones, drawn.bfloat16()), last.bfloat16())
-    is_let_go = not hasattr(model.module[0].weight, "get_high_precision_init_val")
-    return torch.equal(first, drawn), torch.equal(read, expected), is_let_go
+        wanted = F.linear(F.linear(ones, drawn.bfloat16()), last.bfloat16())
+        same("output", model(ones), wanted)
+    assert not hasattr(model.module[0].weight, "get_high_precision_init_val")
 
 
-def meta(module: Callable[[], nn.Module]) -> nn.Module:
+class Watched(nn.Linear):
+    """A layer that notes, whenever it is initialised, how much of the model is in memory."""
+
+    model: nn.Module
+    seen: list[int]
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        if hasattr(type(self), "model"):
+            real = [p.detach() for p in type(self).model.parameters() if not p.is_meta]
+            local = [p.to_local() if isinstance(p, DTensor) else p for p in real]
+            storages = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for p in local}
+            type(self).seen.append(sum(storages.values()))
+
+
+def test_the_whole_model_is_never_in_memory() -> None:
     with torch.device("meta"):
-        return module()
+        module = nn.Sequential(*(Watched(64, 64) for _ in range(8)))
+    whole = sum(p.numel() * p.element_size() for p in module.parameters())
+    Watched.model, Watched.seen = module, []
+    fully_shard_model(
+        module,
+        device_mesh=mesh(4),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Watched],
+        init_model_with_meta_device=True,
+        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
+    )
+    assert len(Watched.seen) == 8
+    # One unit, and shards of those that are finished.
+    assert max(Watched.seen) <= whole / 8 + whole / 4, Watched.seen
 
 
-def refusals() -> list[str]:
-    linear: Callable[[], nn.Module] = lambda: nn.Linear(4, 4)  # noqa: E731 - three short builders
-    cases: list[tuple[nn.Module, dict[str, Any]]] = [
-        (nn.Sequential(meta(linear)), {}),
-        (meta(linear), {"init_model_with_meta_device": True, "zero_dp_strategy": 0}),
-        (nn.Sequential(meta(Helpless)), {"init_model_with_meta_device": True}),
-        (meta(lambda: Growing(4, 4)), {"init_model_with_meta_device": True}),
-        (
-            meta(Meddling),
-            {"init_model_with_meta_device": True, "fsdp_unit_modules": [nn.Linear]},
-        ),
-    ]
-    messages = []
-    for module, arguments in cases:
-        with pytest.raises(ConfigurationError) as caught:
-            fully_shard_model(module, device_mesh=mesh(4), dp_shard_dim="dp", **arguments)
-        messages.append(str(caught.value))
-    return messages
+#: A module on the meta device, how it is sharded, and what is said.
+REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
+    "not asked for": (
+        lambda: nn.Sequential(meta(lambda: nn.Linear(4, 4))),
+        {"init_model_with_meta_device": False},
+        "0 have tensors on the meta device",
+    ),
+    "not sharded": (
+        lambda: meta(lambda: nn.Linear(4, 4)),
+        {"zero_dp_strategy": 0},
+        "saves nothing under no_shard",
+    ),
+    "helpless": (
+        lambda: nn.Sequential(meta(Helpless)),
+        {},
+        "0 (Helpless) have neither",
+    ),
+    "growing": (
+        lambda: meta(lambda: Growing(4, 4)),
+        {},
+        "reset_parameters() of Growing replaced weight",
+    ),
+    "meddling": (
+        lambda: meta(Meddling),
+        {"fsdp_unit_modules": [nn.Linear]},
+        "unit.weight were set by reset_parameters() of a module above",
+    ),
+}
 
 
-def step_of_an_optimizer_built_on_meta() -> list[bool]:
-    """Whether `fully_shard` swaps the parameters of an optimizer that was built over meta ones."""
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_initialised_is_refused_by_name(case: str) -> None:
+    module, arguments, words = REFUSED[case]
+    arguments = {"init_model_with_meta_device": True, "device_mesh": mesh(4), **arguments}
+    with pytest.raises(ConfigurationError, match=re.escape(words)):
+        fully_shard_model(module(), dp_shard_dim="dp", **arguments)
+
+
+def test_an_optimizer_over_meta_parameters_gets_the_shards() -> None:
     module = on_meta()
     optimizer = torch.optim.SGD(module.parameters(), lr=1)
     model, optimizer = fully_shard(
@@ -244,41 +267,6 @@ def step_of_an_optimizer_built_on_meta() -> list[bool]:
         init_model_with_meta_device=True,
     )
     known = {id(parameter) for parameter in model.parameters()}
-    return [id(p) in known for group in optimizer.param_groups for p in group["params"]]
-
-
-LAYOUTS = [*((strategy, None) for strategy in STRATEGIES[1:]), ("optim_grads_params", "optim")]
-
-
-@pytest.mark.parametrize(("strategy", "outer"), LAYOUTS)
-def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
-    ranks: RankPool, strategy: str, outer: str | None
-) -> None:
-    assert ranks.run(differences_from_eager, strategy, outer) == [[]] * 4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert ranks.run(main_weights_of_rounded_ones, strategy) == [(True, True, True)] * 4
-
-
-def test_the_whole_model_is_never_in_memory(ranks: RankPool) -> None:
-    for most, whole in ranks.run(most_bytes_at_once):
-        assert most <= whole / 8 + whole / 4  # one unit, and shards of those that are finished
-
-
-def test_what_cannot_be_initialised_is_refused_by_name(ranks: RankPool) -> None:
-    for not_asked, whole, helpless, growing, meddling in ranks.run(refusals):
-        assert "0 have tensors on the meta device" in not_asked
-        assert "saves nothing under no_shard" in whole
-        assert "0 (Helpless) have neither" in helpless
-        assert "reset_parameters() of Growing replaced weight" in growing
-        assert "unit.weight were set by reset_parameters() of a module above" in meddling
-
-
-def test_an_optimizer_over_meta_parameters_gets_the_shards(ranks: RankPool) -> None:
-    for answers in ranks.run(step_of_an_optimizer_built_on_meta):
-        assert answers
-        assert all(answers)
+    held = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert held
+    assert known.issuperset(held)

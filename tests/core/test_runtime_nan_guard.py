@@ -14,15 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.testing.workers import ForkServer, WorkersError
+from conformance.judging import same
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import NonFiniteGradientError
 from mfsdp_core.runtime.nan_guard import all_finite
 from oracle.models import Block
-from oracle.ranks import RankPool
 from oracle.ranks import mesh_of_every_replica as mesh
 from oracle.sharded import STRATEGIES
-
-pytestmark = pytest.mark.processes
 
 NAN, INF = float("nan"), float("inf")
 CHECKS = ("report_nan_in_param_grad", "check_for_nan_in_grad")
@@ -102,31 +100,29 @@ def accumulate(model: Any, *poisons: float) -> None:
     model.finish_grad_sync()
 
 
-def error_of_third_microbatch(
-    strategy: str, check: str, poison: float, fused: bool
-) -> tuple[str, int, tuple[str, ...], int, bool]:
-    """The error's text and fields, this rank, and whether a clean cycle follows zero_grad.
-
-    Clean is what counts its microbatches, from 0 again.
-    """
+def third_microbatch(strategy: str, check: str, poison: float, fused: bool) -> str:
+    """What is said of poison there; a cycle after zero_grad is clean, and counts from 0 again."""
     model = chain(strategy, fused, **{check: True})
     at_rest = model.ledger.bytes_by_category()
     with pytest.raises(NonFiniteGradientError) as caught:
         accumulate(model, 1.0, 1.0, poison)
     model.zero_grad_buffer()
-    clean = model.ledger.bytes_by_category() == at_rest
+    same("bytes at rest", model.ledger.bytes_by_category(), at_rest)
     for _ in range(2):
         run(model)
     model.finish_grad_sync()
     gradients = dict(model.named_parameters())
     local = gradients["module.blocks.1.weight"].grad.to_local()
-    clean &= bool(torch.equal(local, torch.full_like(local, 2.0)))
+    same("a clean gradient", local, torch.full_like(local, 2.0))
     model.zero_grad_buffer()
     with pytest.raises(NonFiniteGradientError) as again:
         accumulate(model, poison)
-    clean &= again.value.microbatch == 0
+    assert again.value.microbatch == 0, again.value
     error = caught.value
-    return str(error), error.rank, error.parameters, error.microbatch, clean
+    assert error.rank == dist.get_rank(), error
+    assert error.parameters == ("blocks.1.weight", "blocks.1.alias"), error
+    assert error.microbatch == 2, error
+    return str(error)
 
 
 def found_with(poison: float, **arguments: Any) -> str:
@@ -143,23 +139,6 @@ def found_with(poison: float, **arguments: Any) -> str:
     return ""
 
 
-def overflow_of_the_cast(check: bool) -> str:
-    """A finite FP32 gradient that FP16 cannot hold."""
-    policy = MixedPrecisionPolicy(main_params_dtype=torch.float32, grad_comm_dtype=torch.float16)
-    return found_with(1e6, mixed_precision_policy=policy, check_for_nan_in_grad=check)
-
-
-def raised_by_the_end_of_backward(strategy: str) -> tuple[int, ...]:
-    """Auto-sync: the check runs inside `backward`, and the next cycle is clean."""
-    model = chain(strategy, check_for_nan_in_grad=True)
-    model.set_model_auto_sync(True)
-    with pytest.raises(NonFiniteGradientError):
-        run(model, poison=NAN)
-    model.zero_grad_buffer()
-    run(model)
-    return tuple(int(torch.isfinite(p.grad.to_local()).all()) for p in model.parameters())
-
-
 @pytest.mark.parametrize("values", [[1e38] * 8, [0.0], [-INF, 1.0], [NAN], [INF, -INF], []])
 def test_finite_is_what_torch_calls_finite_even_where_the_sum_overflows(
     values: list[float],
@@ -169,64 +148,61 @@ def test_finite_is_what_torch_calls_finite_even_where_the_sum_overflows(
 
 
 @pytest.mark.sample
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("poison", [NAN, -INF])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_report_names_rank_parameter_and_microbatch(
-    ranks: RankPool, strategy: str, poison: float, fused: bool
+    strategy: str, poison: float, fused: bool
 ) -> None:
-    found = ranks.run(error_of_third_microbatch, strategy, CHECKS[0], poison, fused)
-    for number, (text, rank, parameters, microbatch, clean) in enumerate(found):
-        assert rank == number
-        assert parameters == ("blocks.1.weight", "blocks.1.alias")
-        assert microbatch == 2
-        assert clean
-        kinds = "1 NaN and 0 Inf" if math.isnan(poison) else "0 NaN and 1 Inf"
-        assert f"rank {number}: expected a finite gradient of blocks.1.weight = " in text
-        assert f"found {kinds} among 8 elements in microbatch 2 of the cycle" in text
+    text = third_microbatch(strategy, CHECKS[0], poison, fused)
+    kinds = "1 NaN and 0 Inf" if math.isnan(poison) else "0 NaN and 1 Inf"
+    wanted = f"rank {dist.get_rank()}: expected a finite gradient of blocks.1.weight = "
+    assert wanted in text, text
+    assert f"found {kinds} among 8 elements in microbatch 2 of the cycle" in text, text
 
 
 @pytest.mark.sample
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_buffer_is_looked_at_before_it_is_reduced(
-    ranks: RankPool, strategy: str, fused: bool
-) -> None:
-    found = ranks.run(error_of_third_microbatch, strategy, CHECKS[1], NAN, fused)
+def test_a_buffer_is_looked_at_before_it_is_reduced(strategy: str, fused: bool) -> None:
+    text = third_microbatch(strategy, CHECKS[1], NAN, fused)
     whole = strategy in {"no_shard", "optim"}
     when = "in the sum of microbatches 0 to 2" if whole else "in microbatch 2"
-    for number, (text, rank, parameters, microbatch, clean) in enumerate(found):
-        assert rank == number
-        assert parameters == ("blocks.1.weight", "blocks.1.alias")
-        assert microbatch == 2
-        assert clean
-        assert f"{when} of the cycle, before its reduction" in text
+    assert f"{when} of the cycle, before its reduction" in text, text
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_check_raises_out_of_a_backward_pass_that_ends_its_cycle(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert ranks.run(raised_by_the_end_of_backward, strategy) == [(1,) * 18] * 4
+def test_the_check_raises_out_of_a_backward_pass_that_ends_its_cycle(strategy: str) -> None:
+    """Auto-sync: the check runs inside `backward`, and the next cycle is clean."""
+    model = chain(strategy, check_for_nan_in_grad=True)
+    model.set_model_auto_sync(True)
+    with pytest.raises(NonFiniteGradientError):
+        run(model, poison=NAN)
+    model.zero_grad_buffer()
+    run(model)
+    finite = [bool(torch.isfinite(p.grad.to_local()).all()) for p in model.parameters()]
+    assert finite == [True] * 18
 
 
-def test_an_overflow_of_the_communication_dtype_is_found(ranks: RankPool) -> None:
-    for text in ranks.run(overflow_of_the_cast, True):
-        assert "0 NaN and 1 Inf" in text
-    assert ranks.run(overflow_of_the_cast, False) == [""] * 4
+@pytest.mark.on_ranks
+def test_an_overflow_of_the_communication_dtype_is_found() -> None:
+    """A finite FP32 gradient that FP16 cannot hold."""
+    policy = MixedPrecisionPolicy(main_params_dtype=torch.float32, grad_comm_dtype=torch.float16)
+    text = found_with(1e6, mixed_precision_policy=policy, check_for_nan_in_grad=True)
+    assert "0 NaN and 1 Inf" in text, text
+    assert found_with(1e6, mixed_precision_policy=policy, check_for_nan_in_grad=False) == ""
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("check", CHECKS)
-def test_finite_gradients_pass_every_check(ranks: RankPool, check: str) -> None:
-    assert ranks.run(found_with, 1.0) == [""] * 4
-    assert ranks.run(found_with, NAN) == [""] * 4  # off by default
-    for text in ranks.run(_found_by, check):
-        assert "1 NaN" in text
-
-
-def _found_by(check: str) -> str:
+def test_finite_gradients_pass_every_check(check: str) -> None:
+    assert found_with(1.0) == ""
+    assert found_with(NAN) == ""  # off by default
     assert found_with(1.0, **{check: True}) == ""
-    return found_with(NAN, **{check: True})
+    assert "1 NaN" in found_with(NAN, **{check: True})
 
 
 def lone_rank(poisoned: dict[int, int]) -> None:

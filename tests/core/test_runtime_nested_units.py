@@ -7,12 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.judging import same
 from oracle.beside_torch import Pair, beside, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES
 
-RECOMPUTE = ("none", "reentrant", "non-reentrant")
+pytestmark = pytest.mark.on_ranks
 
 
 class Gate(nn.Module):
@@ -80,11 +80,39 @@ def nested(strategy: str, recompute: str, which: str) -> Pair:
     )
 
 
-def error_of_two_cycles(strategy: str, recompute: str, which: str) -> tuple[float, bool]:
-    """Largest gradient error, and whether what is held at rest stays the same."""
+def owners(which: str) -> dict[str, set[str]]:
+    """Parameters by the unit that owns them."""
+    context = nested("optim_grads_params", "none", which).model._context
+    assert [unit.index for unit in context.units] == list(range(len(context.units)))
+    found: dict[str, set[str]] = {}
+    for unit in (context.root, *context.units):
+        for group in unit.groups:
+            names = {managed.names[0] for managed in group.parameters}
+            found.setdefault(unit.name, set()).update(names)
+    return found
+
+
+def test_units_inside_units_own_their_parameters_where_all_matches_are_asked_for() -> None:
+    found = owners("all")
+    assert "stages.1" not in found  # no parameter of its own
+    assert not any(name.endswith("gate") for name in found)
+    stage = {"stages.0.enter.weight", "stages.0.enter.bias", "stages.0.blocks.0.up.weight"}
+    assert found["stages.0"] == stage, found
+    assert found[""] == {"stages.0.blocks.1.down.weight", "head.weight", "head.bias"}, found
+    assert "stages.2.blocks.0.up.bias" in found["stages.2.blocks.0"], found
+    assert set(owners("outermost")) == {"", "stages.0", "stages.1", "stages.2"}
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("which", ["all", "outermost"])
+@pytest.mark.parametrize("recompute", ["none", "reentrant", "non-reentrant"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
+    strategy: str, recompute: str, which: str
+) -> None:
     pair = nested(strategy, recompute, which)
     model = pair.model
-    worst, at_rest = 0.0, model.ledger.bytes_by_category()
+    at_rest = model.ledger.bytes_by_category()
     for cycle in range(2):
         for j in range(2):
             x = own_batch(10 * cycle + j, 3, 8).requires_grad_()
@@ -94,46 +122,6 @@ def error_of_two_cycles(strategy: str, recompute: str, which: str) -> tuple[floa
             with torch.no_grad():
                 model(x)
         model.finish_grad_sync()
-        worst = max(worst, pair.worst_gradient())
+        pair.compare_gradients()
         pair.zero_grad()
-    return worst, model.ledger.bytes_by_category() == at_rest
-
-
-def owners(which: str) -> dict[str, set[str]]:
-    """Parameters by the unit that owns them."""
-    context = nested("optim_grads_params", "none", which).model._context
-    found: dict[str, set[str]] = {}
-    for unit in (context.root, *context.units):
-        for group in unit.groups:
-            names = {managed.names[0] for managed in group.parameters}
-            found.setdefault(unit.name, set()).update(names)
-    assert [unit.index for unit in context.units] == list(range(len(context.units)))
-    return found
-
-
-@pytest.mark.processes
-def test_units_inside_units_own_their_parameters_where_all_matches_are_asked_for(
-    ranks: RankPool,
-) -> None:
-    for found in ranks.run(owners, "all"):
-        assert "stages.1" not in found  # no parameter of its own
-        assert not any(name.endswith("gate") for name in found)
-        stage = {"stages.0.enter.weight", "stages.0.enter.bias", "stages.0.blocks.0.up.weight"}
-        assert found["stages.0"] == stage
-        assert found[""] == {"stages.0.blocks.1.down.weight", "head.weight", "head.bias"}
-        assert "stages.2.blocks.0.up.bias" in found["stages.2.blocks.0"]
-    for found in ranks.run(owners, "outermost"):
-        assert set(found) == {"", "stages.0", "stages.1", "stages.2"}
-
-
-@pytest.mark.sample
-@pytest.mark.processes
-@pytest.mark.parametrize("which", ["all", "outermost"])
-@pytest.mark.parametrize("recompute", RECOMPUTE)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
-    ranks: RankPool, strategy: str, recompute: str, which: str
-) -> None:
-    for error, clean in ranks.run(error_of_two_cycles, strategy, recompute, which):
-        assert error < 1e-12
-        assert clean
+    same("bytes at rest", model.ledger.bytes_by_category(), at_rest)

@@ -10,10 +10,9 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.events import Event
 from oracle.models import batch, build
-from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME = "aligned_stack"
 
@@ -33,32 +32,16 @@ def events_of_a_step(prefetch: bool) -> list[tuple[str, str]]:
     ]
 
 
-def shapes_outside_a_pass(strategy: str) -> list[bool]:
-    """Whether modules show shards: before, after a forward, after a backward pass."""
-    toy = shard(NAME, strategy, 2)
-
-    def shards() -> bool:
-        return all(isinstance(p, DTensor) for p in toy.model.parameters())
-
-    seen = [shards()]
-    value = toy.forward()
-    seen.append(shards())
-    value.backward()
-    return [*seen, shards()]
+def test_the_next_unit_is_gathered_while_one_computes() -> None:
+    events = events_of_a_step(True)
+    prefetched = [bucket for kind, bucket in events if kind == "prefetch"]
+    first, last = "blocks.0/0", "blocks.2/0"
+    assert prefetched == [first, "blocks.1/0", last, last, "blocks.1/0", first], prefetched
+    # Unit 1's gather is on the wire before unit 0 has been released.
+    assert events.index(("all_gather", "blocks.1/0")) < events.index(("release", first))
 
 
-def test_the_next_unit_is_gathered_while_one_computes(ranks: RankPool) -> None:
-    for events in ranks.run(events_of_a_step, True):
-        prefetched = [bucket for kind, bucket in events if kind == "prefetch"]
-        first, last = "blocks.0/0", "blocks.2/0"
-        assert prefetched == [first, "blocks.1/0", last, last, "blocks.1/0", first]
-        # Unit 1's gather is on the wire before unit 0 has been released.
-        gathers = [i for i, e in enumerate(events) if e == ("all_gather", "blocks.1/0")]
-        assert gathers[0] < events.index(("release", first))
-
-
-def waits_of_a_forward_pass() -> list[str]:
-    """Gathers of units as they begin, and as somebody waits for them."""
+def test_the_next_gather_begins_before_this_one_is_waited_for() -> None:
     toy = shard(NAME, 3, 2)
     said: list[str] = []
     for unit in toy.model._context.units:
@@ -76,53 +59,50 @@ def waits_of_a_forward_pass() -> list[str]:
         weights.issue, weights.complete = issue, complete
     with torch.no_grad():
         toy.forward()
-    return list(dict.fromkeys(said))
+    assert said.index("begin blocks.1") < said.index("wait blocks.0"), said
+    assert said.index("begin blocks.2") < said.index("wait blocks.1"), said
 
 
-def test_the_next_gather_begins_before_this_one_is_waited_for(ranks: RankPool) -> None:
-    for said in ranks.run(waits_of_a_forward_pass):
-        assert said.index("begin blocks.1") < said.index("wait blocks.0")
-        assert said.index("begin blocks.2") < said.index("wait blocks.1")
-
-
-def test_prefetching_changes_the_order_only(ranks: RankPool) -> None:
-    with_it = ranks.run(events_of_a_step, True)
-    without = ranks.run(events_of_a_step, False)
-    for ahead, plain in zip(with_it, without, strict=True):
-        assert not any(kind == "prefetch" for kind, _ in plain)
-        assert sorted(e for e in ahead if e[0] != "prefetch") == sorted(plain)
+def test_prefetching_changes_the_order_only() -> None:
+    ahead, plain = events_of_a_step(True), events_of_a_step(False)
+    assert not any(kind == "prefetch" for kind, _ in plain)
+    assert sorted(e for e in ahead if e[0] != "prefetch") == sorted(plain)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_modules_show_shards_whenever_no_pass_runs(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(shapes_outside_a_pass, strategy) == [[True, True, True]] * 4
+def test_modules_show_shards_whenever_no_pass_runs(strategy: str) -> None:
+    toy = shard(NAME, strategy, 2)
+
+    def are_shards() -> bool:
+        return all(isinstance(p, DTensor) for p in toy.model.parameters())
+
+    assert are_shards()
+    value = toy.forward()
+    assert are_shards()
+    value.backward()
+    assert are_shards()
 
 
-def most_units_at_once() -> int:
-    """Units whose compute weights exist at the same time, at most, over a training step."""
+def test_two_units_at_most_are_materialised_at_once() -> None:
     toy = shard(NAME, 3, 2)
     held: set[str] = set()
-    most = 0
+    counts = []
 
     def follow(event: Event) -> None:
-        nonlocal most
         if event.kind == "materialise":
             held.add(event.bucket)
         elif event.kind == "release":
             held.discard(event.bucket)
-        most = max(most, len(held))
+        counts.append(len(held))
 
     toy.model.events.subscribe(follow)
     toy.run_cycle(2)
-    return most
+    assert max(counts) == 2
 
 
-def test_two_units_at_most_are_materialised_at_once(ranks: RankPool) -> None:
-    assert ranks.run(most_units_at_once) == [2] * 4
-
-
-def frozen_outputs_after_loading(strategy: str) -> bool:
-    """Whether a frozen weight that was loaded after a forward pass is what the next one uses."""
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_loading_reaches_the_compute_copies_of_frozen_weights(strategy: str) -> None:
+    """After a forward pass that has read the former ones."""
     toy = shard("frozen", strategy, 4)
     value = batch("frozen", 0, 0, torch.float32)
     with torch.no_grad():
@@ -130,11 +110,4 @@ def frozen_outputs_after_loading(strategy: str) -> bool:
         wanted = build("frozen", seed=8)
         state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
         toy.model.load_state_dict(state)
-        return torch.equal(toy.model(value), wanted(value))
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_loading_reaches_the_compute_copies_of_frozen_weights(
-    ranks: RankPool, strategy: str
-) -> None:
-    assert ranks.run(frozen_outputs_after_loading, strategy) == [True] * 4
+        assert torch.equal(toy.model(value), wanted(value))

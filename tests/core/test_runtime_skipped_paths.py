@@ -12,13 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from conformance.judging import same
 from mfsdp_core.events import Event
 from oracle.beside_torch import Pair, beside
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import mesh
 from oracle.sharded import STRATEGIES
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 #: What a rank does with each of five units: r runs it, s skips it, d runs it and drops the result,
 #: p runs it without its branch. By case, one string per rank.
@@ -100,10 +101,25 @@ def run_case(pair: Pair, case: str, cycle: int) -> None:
     model.finish_grad_sync()
 
 
-def errors_by_case(strategy: str, recompute: str, prefetch: bool) -> dict[str, float]:
-    """Gradient error of each case, cycle after cycle on one model; infinite where bytes leak."""
+DAILY = (("optim_grads", "reentrant", True), ("optim_grads_params", "non-reentrant", False))
+
+
+def combinations() -> list[Any]:
+    """Daily two strategies with the two kinds of recomputation."""
+    return [
+        pytest.param(*way, marks=() if way in DAILY else pytest.mark.nightly)
+        for way in itertools.product(
+            STRATEGIES, ("none", "reentrant", "non-reentrant"), (True, False)
+        )
+    ]
+
+
+@pytest.mark.parametrize(("strategy", "recompute", "prefetch"), combinations())
+def test_paths_that_differ_between_ranks_give_the_gradient_of_one_process(
+    strategy: str, recompute: str, prefetch: bool
+) -> None:
+    """Cycle after cycle on one model, which holds no more at rest after any of them."""
     pair = sharded(strategy, recompute, overlap_param_gather=prefetch)
-    errors = {}
     run_case(pair, "all run", 0)
     pair.zero_grad()
     at_rest = pair.model.ledger.bytes_by_category()
@@ -111,15 +127,13 @@ def errors_by_case(strategy: str, recompute: str, prefetch: bool) -> dict[str, f
         if recompute == "reentrant" and any("d" in path for path in PATHS[case]):
             continue  # docs/core-limits.md: the one thing that ranks must not do differently
         run_case(pair, case, cycle)
-        errors[case] = pair.worst_gradient()
+        pair.compare_gradients()
         pair.zero_grad()
-        if pair.model.ledger.bytes_by_category() != at_rest:
-            errors[case] = float("inf")
-    return errors
+        same(f"bytes at rest after {case}", pair.model.ledger.bytes_by_category(), at_rest)
 
 
-def collectives_of(case: str) -> tuple[Counter[str], int]:
-    """Collectives by operation under optim_grads_params, and most units materialised at once."""
+@pytest.mark.parametrize("case", ["all run", "neighbours", "a branch of two units"])
+def test_every_rank_issues_the_same_collectives_and_holds_two_units_at_most(case: str) -> None:
     model = sharded("optim_grads_params", "none").model
     counts: Counter[str] = Counter()
     held: set[str] = set()
@@ -139,35 +153,6 @@ def collectives_of(case: str) -> tuple[Counter[str], int]:
     model.events.subscribe(follow)
     loss(model(inputs(rank, 0, 0), PATHS[case][rank])).backward()
     model.finish_grad_sync()
-    return counts, most
-
-
-DAILY = (("optim_grads", "reentrant", True), ("optim_grads_params", "non-reentrant", False))
-
-
-def combinations() -> list[Any]:
-    """Daily two strategies with the two kinds of recomputation."""
-    return [
-        pytest.param(*way, marks=() if way in DAILY else pytest.mark.nightly)
-        for way in itertools.product(
-            STRATEGIES, ("none", "reentrant", "non-reentrant"), (True, False)
-        )
-    ]
-
-
-@pytest.mark.parametrize(("strategy", "recompute", "prefetch"), combinations())
-def test_paths_that_differ_between_ranks_give_the_gradient_of_one_process(
-    ranks: RankPool, strategy: str, recompute: str, prefetch: bool
-) -> None:
-    for errors in ranks.run(errors_by_case, strategy, recompute, prefetch, seconds=200):
-        assert max(errors.values()) < 1e-12, errors
-
-
-@pytest.mark.parametrize("case", ["all run", "neighbours", "a branch of two units"])
-def test_every_rank_issues_the_same_collectives_and_holds_two_units_at_most(
-    ranks: RankPool, case: str
-) -> None:
-    for counts, most in ranks.run(collectives_of, case):
-        # Five units of two buckets, gathered forward and backward; the root has four.
-        assert counts == {"all_gather": 20, "reduce_scatter": 14}
-        assert most == 2
+    # Five units of two buckets, gathered forward and backward; the root has four.
+    assert counts == {"all_gather": 20, "reduce_scatter": 14}, counts
+    assert most == 2, most

@@ -11,12 +11,13 @@ from torch import nn
 
 import mfsdp_core
 from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import near
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import RankPool, mesh, two_axes
-from oracle.reference import Named, relative_difference
+from oracle.ranks import mesh, on_two_axes
+from oracle.reference import compare
 from oracle.sharded import STRATEGIES, Sharded
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 NAME, RANKS, STEPS = "linear_stack", 2, 4
 
@@ -50,19 +51,20 @@ def plain() -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
     return model, mean_loss
 
 
-def parameters_of(model: nn.Module) -> Named:
-    return {name: p.detach().clone() for name, p in model.named_parameters()}
-
-
-def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
-    """A GradScaler; in step 1 a single rank overflows, so that all of them must skip the step."""
+@pytest.mark.parametrize(
+    ("strategy", "fused"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
+)
+def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
+    strategy: str, fused: bool
+) -> None:
+    """In step 1."""
     make = lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused)  # noqa: E731
     toy, optimizer = sharded(strategy, make)
     model, mean_loss = plain()
     reference = make(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    reference_scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
-    scales = []
+    scaler, reference_scaler = (
+        torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)
+    )
     for step in range(STEPS):
         overflow = float("inf") if step == 1 else 1.0
         mine = overflow if mesh(RANKS).get_local_rank("dp") == 1 else 1.0
@@ -78,19 +80,9 @@ def with_scaler(strategy: str, fused: bool) -> tuple[float, list[list[float]]]:
         nn.utils.clip_grad_norm_(model.parameters(), 0.5)
         reference_scaler.step(reference)
         reference_scaler.update()
-        scales.append([scaler.get_scale(), reference_scaler.get_scale()])
-    return relative_difference(toy.full_parameters(), parameters_of(model)), scales
-
-
-@pytest.mark.parametrize(
-    ("strategy", "fused"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
-)
-def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
-    ranks: RankPool, strategy: str, fused: bool
-) -> None:
-    for error, scales in ranks.run(with_scaler, strategy, fused):
-        assert error < 1e-12
-        assert all(ours == theirs for ours, theirs in scales)
+        assert scaler.get_scale() == reference_scaler.get_scale(), step
+    wanted = {name: p.detach() for name, p in model.named_parameters()}
+    compare(toy.full_parameters(), wanted)
 
 
 class WithBuffers(nn.Module):
@@ -109,8 +101,12 @@ class WithBuffers(nn.Module):
         return self.last(x)
 
 
-def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
-    """EMA or SWA of a sharded module beside that of the same module in plain torch."""
+@pytest.mark.parametrize(
+    ("strategy", "ema"),
+    [(name, index % 2 == 1) for index, name in enumerate((*STRATEGIES, "hybrid"))],
+)
+def test_averaged_weights_are_those_of_plain_torch(strategy: str, ema: bool) -> None:
+    """EMA or SWA of the module inside."""
     averaging: dict[str, Any] = {"use_buffers": True}
     if ema:
         # torch's own averages in one go cannot mix shards with buffers.
@@ -122,9 +118,7 @@ def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
     make = lambda m: torch.optim.SGD(m.parameters(), lr=0.1)  # noqa: E731
     where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
     if strategy == "hybrid":
-        axes, group = two_axes()
-        where = {"device_mesh": axes, "dp_shard_dim": "inner", "dp_outer_dim": "outer"}
-        where |= {"hybrid_fsdp_group": group, "outer_dp_sharding_strategy": "optim"}
+        where = on_two_axes("optim")
     model, optimizer = mfsdp_core.fully_shard(
         module,
         make(module),
@@ -143,42 +137,20 @@ def averaged_weights(strategy: str, ema: bool) -> tuple[float, list[str]]:
             chosen.step()
         average.update_parameters(model.module)
         plain_average.update_parameters(plain_module)
-    said = []
-    try:
+    with pytest.raises(LifecycleError, match="no_grad"):
         average(values[0])
-    except LifecycleError as error:
-        said.append(str(error))
     with torch.no_grad():
         average.eval()
-        before, plain_before = average(values[0]), plain_average.eval()(values[0])
+        near("before", average(values[0]), plain_average.eval()(values[0]), 1e-5)
         torch.optim.swa_utils.update_bn(values, average)
         torch.optim.swa_utils.update_bn(values, plain_average)
-        after, plain_after = average(values[1]), plain_average(values[1])
+        after = average(values[1])
+        near("after", after, plain_average(values[1]), 1e-5)
         again = torch.optim.swa_utils.AveragedModel(average.module)
         assert torch.equal(again(values[1]), average(values[1]))
-        differs = not torch.allclose(model.eval()(values[1]), after)
-    for refused in (lambda: torch.optim.swa_utils.AveragedModel(model),):
-        try:
-            refused()
-        except LifecycleError as error:
-            said.append(str(error))
-    found = {"before": before, "after": after}
+        assert not torch.allclose(model.eval()(values[1]), after)
+    with pytest.raises(LifecycleError, match=r"AveragedModel\(model\.module\)"):
+        torch.optim.swa_utils.AveragedModel(model)
     # The model goes on where it was: its own weights were not touched.
-    wanted = {"before": plain_before, "after": plain_after}
     optimizer.zero_grad()
     model.train()(values[0]).square().mean().backward()
-    assert differs
-    return relative_difference(found, wanted), said
-
-
-@pytest.mark.parametrize(
-    ("strategy", "ema"),
-    [(name, index % 2 == 1) for index, name in enumerate((*STRATEGIES, "hybrid"))],
-)
-def test_averaged_weights_are_those_of_plain_torch(
-    ranks: RankPool, strategy: str, ema: bool
-) -> None:
-    for error, said in ranks.run(averaged_weights, strategy, ema):
-        assert error < 1e-5
-        assert "no_grad" in said[0]
-        assert "AveragedModel(model.module)" in said[1]

@@ -11,13 +11,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.testing.quantised import quantised
+from conformance.judging import same
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer, gather_full
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from oracle import transformer_engine as te
 from oracle.models import Lone
-from oracle.ranks import RankPool, mesh, on_two_axes
+from oracle.ranks import mesh, on_two_axes
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 RECIPES = {
     "delayed": te.DelayedScaling,
@@ -123,61 +124,21 @@ def sharded(model: nn.Module, axes: str, strategy: Any, **options: Any) -> Any:
     policy = MixedPrecisionPolicy(torch.float32, torch.float32)
     options = {"mixed_precision_policy": policy, "fsdp_unit_modules": [Unit, Lone], **options}
     if axes in ("one", "fsdp"):
-        return fully_shard_model(
-            model, device_mesh=mesh(RANKS[axes])["dp"], zero_dp_strategy=strategy, **options
-        )
-    where = on_two_axes(int(axes == "hfsdp"))
-    return fully_shard_model(model, zero_dp_strategy=strategy, **where, **options)
+        options["device_mesh"] = mesh(RANKS[axes])["dp"]
+    else:
+        options |= on_two_axes(int(axes == "hfsdp"))
+    return fully_shard_model(model, zero_dp_strategy=strategy, **options)
 
 
-def trained(recipe: str, axes: str, strategy: Any, fuses: bool) -> dict[str, Any]:
-    """Losses of this rank; what layers computed with at last, and the main weights behind it."""
-    with te.installed():
-        model = sharded(primary(recipe, fuse_wgrad_accumulation=fuses), axes, strategy)
-        optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-        losses, seen, earlier = [], {}, {}
-        raws: dict[str, Any] = {}
-        names = {id(m): f"{name}.weight" for name, m in model.module.named_modules()}
+def with_sgd(model: Any) -> Any:
+    return fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
 
-        def look(module: nn.Module, args: Any, output: Tensor) -> None:
-            weight: Any = module.weight
-            name = names[id(module)]
-            raws[name] = weight
-            seen[name] = [weight.dequantize()]
-            # The head is the root's, whose columns come with the gradient of its output.
-            tensor = args[0] if name == "3.weight" else output
-            if tensor.requires_grad:
-                tensor.register_hook(lambda _g: seen[name].append(weight.columns().clone()) or None)
 
-        hooks = [m for m in model.modules() if isinstance(m, te.Linear)]
-        for module in hooks:
-            module.register_forward_hook(look)
-        rank = torch.distributed.get_rank() % (1 if axes == "one" else 4)
-        for step in range(STEPS):
-            main = {n: gather_full(p) for n, p in model.module.named_parameters()}
-            with te.autocast(recipe=RECIPES[recipe]()):
-                value = model(batch(step, rank)).square().mean()
-            value.backward()
-            losses.append(float(value.detach()))
-            wrong = [
-                (name, b)
-                for name, both in seen.items()
-                for b, found in enumerate(both)
-                for then in [earlier.get(name, [])]
-                if not torch.equal(
-                    found, quantised(recipe, main[name], torch.float32, then, backward=b)
-                )
-            ]
-            earlier = {name: [value] for name, value in main.items()}
-            optimizer.step()
-            optimizer.zero_grad()
-        held = sum(map(codes_of, raws.values()))
-        return {
-            "losses": losses,
-            "wrong": wrong,
-            "seen": sum(map(len, seen.values())),
-            "held": held,
-        }
+def codes_of(raw: Any) -> int:
+    """Bytes of a weight's codes, and of copies of them."""
+    names = ("_data", "_rowwise_data", "_columnwise_data", "_transpose")
+    found = [getattr(raw, name, None) for name in names]
+    return sum(codes.untyped_storage().nbytes() for codes in found if codes is not None)
 
 
 FLAT = "optim_grads_params"
@@ -197,34 +158,65 @@ RANKS = {"one": 1, "fsdp": 2, "hsdp": 4, "hfsdp": 4}
 
 @pytest.mark.parametrize(("recipe", "axes", "strategy"), CASES)
 def test_codes_are_those_of_one_process_and_so_are_losses(
-    ranks: RankPool, recipe: str, axes: str, strategy: str
+    recipe: str, axes: str, strategy: str
 ) -> None:
     """Rows and columns, with scales over parts of all ranks; and no codes are left of units."""
     fuses = strategy != "optim"
-    found = ranks.run(trained, recipe, axes, strategy, fuses)
-    wanted = expected(recipe, RANKS[axes])
-    for rank, one in enumerate(found):
-        assert one["losses"] == pytest.approx(wanted[rank % RANKS[axes]], rel=1e-5)
-        # Reciprocals of reciprocals: delayed scales differ in their last bit.
-        assert recipe == "delayed" or not one["wrong"]
-        assert one["seen"] == 16
+    with te.installed():
+        model = sharded(primary(recipe, fuse_wgrad_accumulation=fuses), axes, strategy)
+        optimizer = with_sgd(model)
+        # What layers compute with, and the main weights behind it.
+        losses, seen, earlier = [], {}, {}
+        raws: dict[str, Any] = {}
+        names = {id(m): f"{name}.weight" for name, m in model.module.named_modules()}
+
+        def look(module: nn.Module, args: Any, output: Tensor) -> None:
+            weight: Any = module.weight
+            name = names[id(module)]
+            raws[name] = weight
+            seen[name] = [weight.dequantize()]
+            # The head is the root's, whose columns come with the gradient of its output.
+            tensor = args[0] if name == "3.weight" else output
+            if tensor.requires_grad:
+                tensor.register_hook(lambda _g: seen[name].append(weight.columns().clone()) or None)
+
+        for module in [m for m in model.modules() if isinstance(m, te.Linear)]:
+            module.register_forward_hook(look)
+        rank = torch.distributed.get_rank() % RANKS[axes]
+        for step in range(STEPS):
+            main = {n: gather_full(p).detach() for n, p in model.module.named_parameters()}
+            with te.autocast(recipe=RECIPES[recipe]()):
+                value = model(batch(step, rank)).square().mean()
+            value.backward()
+            losses.append(float(value.detach()))
+            assert sum(map(len, seen.values())) == 16
+            for name, both in seen.items():
+                # Reciprocals of reciprocals: delayed scales differ in their last bit.
+                for backward, found in enumerate(both if recipe != "delayed" else []):
+                    then = earlier.get(name, [])
+                    wanted = quantised(recipe, main[name], torch.float32, then, backward=backward)
+                    assert torch.equal(found, wanted), (step, name, backward)
+            earlier = {name: [value] for name, value in main.items()}
+            optimizer.step()
+            optimizer.zero_grad()
         # The head belongs to the root, which stays: its rows, and its columns or their copy.
-        assert strategy != FLAT or one["held"] <= 2 * 16 * 32
+        held = sum(map(codes_of, raws.values()))
+        assert strategy != FLAT or held <= 2 * 16 * 32, held
+    assert losses == pytest.approx(expected(recipe, RANKS[axes])[rank], rel=1e-5)
 
 
 def losses_of(recipe: str, recomputes: bool = False, **options: Any) -> tuple[list[float], Any]:
     """Of this rank, and the model."""
-    model = primary(recipe, dtype=options.pop("dtype", torch.float32))
+    model = primary(recipe)
     for unit in model.modules():
         if isinstance(unit, Unit):
             unit.recomputes = recomputes
     model = sharded(model, "fsdp", FLAT, **options)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
+    optimizer = with_sgd(model)
     found = []
     for step in range(STEPS):
         with te.autocast(recipe=RECIPES[recipe]()):
-            x = batch(step, mesh(2).get_local_rank("dp"))
-            value = model(x.to(next(model.parameters()).dtype)).square().mean()
+            value = model(batch(step, mesh(2).get_local_rank("dp"))).square().mean()
         value.backward()
         found.append(float(value.detach()))
         optimizer.step()
@@ -232,22 +224,16 @@ def losses_of(recipe: str, recomputes: bool = False, **options: Any) -> tuple[li
     return found, model
 
 
-def recomputed(recipe: str) -> bool:
+@pytest.mark.parametrize("recipe", ["block", "mxfp8"])
+def test_recomputed_activations_read_rows_again(recipe: str) -> None:
     with te.installed():
         plain, _ = losses_of(recipe)
         again, _ = losses_of(recipe, recomputes=True, enable_fine_grained_param_gather=True)
-    return plain == again
+    assert plain == again
 
 
-def codes_of(raw: Any) -> int:
-    """Bytes of a weight's codes, and of copies of them."""
-    names = ("_data", "_rowwise_data", "_columnwise_data", "_transpose")
-    found = [getattr(raw, name, None) for name in names]
-    return sum(codes.untyped_storage().nbytes() for codes in found if codes is not None)
-
-
-def on_the_wire(recipe: str) -> dict[str, Any]:
-    """Gathers of one unit's codes in a step, and the most bytes of compute weights ever there."""
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(recipe: str) -> None:
     with te.installed():
         model = sharded(primary(recipe), "fsdp", FLAT)
         at_rest = sum(
@@ -256,125 +242,93 @@ def on_the_wire(recipe: str) -> dict[str, Any]:
             for managed in group.parameters
             if group.plan.unit and group.plan.primary
         )
+        assert at_rest == 0
         model(batch(0, 0)).square().mean().backward()
-        gathers = [
-            (r.bucket, r.payload_bytes)
-            for r in model.wire_log
-            if r.bucket.startswith("0/") and r.dtype == "uint8"
-        ]
-        return {
-            "gathers": gathers,
-            "at_rest": at_rest,
-            "compute": model.ledger.peak_bytes_by_category()["compute_weights"],
-        }
+    gathers = [
+        (r.bucket, r.payload_bytes)
+        for r in model.wire_log
+        if r.bucket.startswith("0/") and r.dtype == "uint8"
+    ]
+    elements = 2 * 32 * 144 + 2 * 32
+    assert 2 * elements <= sum(size for _, size in gathers) <= 2.05 * elements, gathers
+    assert len(gathers) == 2 * len(dict(gathers)), gathers  # forward and backward
+    assert model.ledger.peak_bytes_by_category()["compute_weights"] < 4 * elements
 
 
-def kept(keep: bool) -> tuple[list[float], bool]:
-    """Losses; whether the copies of columns outlive a step."""
+def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept() -> None:
+    losses = {}
     with te.installed():
-        found, model = losses_of("current", keep_fp8_transpose_cache=keep)
-        raws = [g.parameters[0].raw for g in model._groups() if g.plan.unit and g.plan.primary]
-        return found, all(raw._transpose is not None for raw in raws)
-
-
-def reloaded(recipe: str, weights_alone: bool) -> list[bool]:
-    """Main weights of another model are loaded: whether extra state is left out, and outputs are
-    the same, to the bit. weights_alone: as a model of plain layers saves them."""
-    with te.installed():
-        _, source = losses_of(recipe)
-        state = source.state_dict()
-        given = {n: v for n, v in state.items() if not (weights_alone and "_extra_state" in n)}
-        target = sharded(primary(recipe), "fsdp", FLAT)
-        target.load_state_dict(given, strict=not weights_alone)
-        with torch.no_grad():
-            same = torch.equal(source(batch(9, 0)), target(batch(9, 0)))
-        return [len(given) < len(state), same]
-
-
-def refusals() -> dict[str, str]:
-    found = {}
-    cases: dict[str, tuple[dict[str, Any], Any]] = {
-        "no main weights": (
-            {"mixed_precision_policy": MixedPrecisionPolicy(None)},
-            ConfigurationError,
-        ),
-        "another kind": ({}, CapabilityNotBuiltError),
-        "no columns": ({}, ConfigurationError),
-        "meta": ({"init_model_with_meta_device": True}, CapabilityNotBuiltError),
-    }
-    for case, (options, error) in cases.items():
-        with te.installed():
-            model = primary("mxfp8")
-            weight: Any = model[0].up.weight
-            if case == "another kind":
-                weight.__class__ = type("NVFP4Tensor", (type(weight),), {})
-            if case == "no columns":
-                weight._columnwise_data = None
-            if case == "meta":
-                model[0].up.weight = nn.Parameter(torch.empty(144, 32, device="meta"))
-                model[0].up.reset_parameters = lambda: None
-            with pytest.raises(error) as raised:
-                sharded(model, "fsdp", FLAT, **options)
-        found[case] = str(raised.value)
-    return found
-
-
-def without_values() -> tuple[str, bool]:
-    """The warning, and whether main weights are the decoded ones."""
-    with te.installed():
-        model = primary("current", preserve=False)
-        wanted = model[0].up.weight.dequantize()
-        with pytest.warns(RuntimeWarning) as warned:
-            ours = sharded(model, "fsdp", FLAT)
-        name = "0.up.weight"
-        found = gather_full(dict(ours.module.named_parameters())[name])
-    return str(warned[0].message), torch.equal(found, wanted)
-
-
-@pytest.mark.parametrize("recipe", ["block", "mxfp8"])
-def test_recomputed_activations_read_rows_again(ranks: RankPool, recipe: str) -> None:
-    assert all(ranks.run(recomputed, recipe))
-
-
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
-def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(
-    ranks: RankPool, recipe: str
-) -> None:
-    for one in ranks.run(on_the_wire, recipe):
-        elements = 2 * 32 * 144 + 2 * 32
-        sent = sum(size for _, size in one["gathers"])
-        assert 2 * elements <= sent <= 2.05 * elements
-        assert len(one["gathers"]) == 2 * len(dict(one["gathers"]))  # forward and backward
-        assert one["compute"] < 4 * elements
-        assert one["at_rest"] == 0
-
-
-def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept(ranks: RankPool) -> None:
-    (dropped, are_left), (stayed, stay) = (ranks.run(kept, keep)[0] for keep in (False, True))
-    assert dropped == stayed
-    assert (are_left, stay) == (False, True)
+        for keep in (False, True):
+            losses[keep], model = losses_of("current", keep_fp8_transpose_cache=keep)
+            raws = [g.parameters[0].raw for g in model._groups() if g.plan.unit and g.plan.primary]
+            assert all(raw._transpose is not None for raw in raws) == keep
+    assert losses[False] == losses[True]
 
 
 @pytest.mark.parametrize(
     ("recipe", "weights_alone"), [("current", False), ("mxfp8", False), ("mxfp8", True)]
 )
-def test_loading_main_weights_quantises_them_again(
-    ranks: RankPool, recipe: str, weights_alone: bool
+def test_loading_main_weights_quantises_them_again(recipe: str, weights_alone: bool) -> None:
+    """In another model, to the bit. weights_alone: as a model of plain layers saves them.
+
+    Extra state is saved and may be left out.
+    """
+    with te.installed():
+        _, source = losses_of(recipe)
+        state = source.state_dict()
+        given = {n: v for n, v in state.items() if not (weights_alone and "_extra_state" in n)}
+        assert (len(given) < len(state)) == weights_alone
+        target = sharded(primary(recipe), "fsdp", FLAT)
+        target.load_state_dict(given, strict=not weights_alone)
+        with torch.no_grad():
+            same("outputs", target(batch(9, 0)), source(batch(9, 0)))
+
+
+def another_kind(layer: Any) -> None:
+    layer.weight.__class__ = type("NVFP4Tensor", (type(layer.weight),), {})
+
+
+def no_columns(layer: Any) -> None:
+    layer.weight._columnwise_data = None
+
+
+def on_meta(layer: Any) -> None:
+    layer.weight = nn.Parameter(torch.empty(144, 32, device="meta"))
+    layer.reset_parameters = lambda: None
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "error", "words"),
+    [
+        (
+            *(None, {"mixed_precision_policy": MixedPrecisionPolicy(None)}),
+            *(ConfigurationError, "main_params_dtype=None leaves no weights"),
+        ),
+        (another_kind, {}, CapabilityNotBuiltError, "NVFP4Tensor"),
+        (no_columns, {}, ConfigurationError, "_columnwise_data"),
+        (
+            *(on_meta, {"init_model_with_meta_device": True}),
+            *(CapabilityNotBuiltError, "meta device"),
+        ),
+    ],
+)
+def test_what_is_not_built_is_refused_in_words(
+    change: Any, options: dict[str, Any], error: type[Exception], words: str
 ) -> None:
-    """Extra state is saved and may be left out."""
-    for one in ranks.run(reloaded, recipe, weights_alone):
-        assert one == [weights_alone, True]
+    with te.installed():
+        model: Any = primary("mxfp8")
+        if change is not None:
+            change(model[0].up)
+        with pytest.raises(error, match=words):
+            sharded(model, "fsdp", FLAT, **options)
 
 
-def test_what_is_not_built_is_refused_in_words(ranks: RankPool) -> None:
-    found = ranks.run(refusals)[0]
-    assert "main_params_dtype=None leaves no weights" in found["no main weights"]
-    assert "NVFP4Tensor" in found["another kind"]
-    assert "_columnwise_data" in found["no columns"]
-    assert "meta device" in found["meta"]
-
-
-def test_main_weights_without_the_drawn_values_are_warned_about(ranks: RankPool) -> None:
-    for message, equal in ranks.run(without_values):
-        assert "preserve_high_precision_init_val=True" in message
-        assert equal
+def test_main_weights_without_the_drawn_values_are_warned_about() -> None:
+    """They are the decoded ones."""
+    with te.installed():
+        model: Any = primary("current", preserve=False)
+        wanted = model[0].up.weight.dequantize()
+        with pytest.warns(RuntimeWarning, match="preserve_high_precision_init_val=True"):
+            ours = sharded(model, "fsdp", FLAT)
+        found = gather_full(dict(ours.module.named_parameters())["0.up.weight"])
+    same("main weights", found.detach(), wanted)

@@ -16,11 +16,11 @@ from mfsdp_core import (
     fully_shard_optimizer,
     gather_full,
 )
-from oracle.beside_torch import WAYS, Pair, beside, mean_over_ranks, own_batch
+from oracle.beside_torch import WAYS, beside, mean_over_ranks, own_batch
 from oracle.models import Block, loss
-from oracle.ranks import RankPool, mesh, on_two_axes
+from oracle.ranks import mesh, on_two_axes
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 class Branched(nn.Module):
@@ -59,78 +59,76 @@ CYCLES = (
 )
 
 
-def trained(way: tuple[str, str]) -> list[float]:
-    """Largest error of gradients, norms and weights, with momentum and weight decay, per cycle."""
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_a_parameter_that_nobody_used_is_left_alone_as_by_plain_torch(way: tuple[str, str]) -> None:
+    """In gradients, norms and weights, with momentum and weight decay."""
     pair = beside(Branched, way, units=[WithBranch], sync_model_each_microbatch=False)
     optimizers = [
         torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
         for module in pair.both
     ]
     fully_shard_optimizer(optimizers[1])
-    errors = []
+    rank = mesh(2).get_local_rank("dp")
     for number, cycle in enumerate(CYCLES):
-        run_cycle(pair, number, cycle)
-        error = pair.worst_gradient()
+        for microbatch, branches in enumerate(cycle):
+            for module in pair.both:
+                batch = own_batch(10 * number + microbatch)
+                loss(module(batch, branches[rank])).backward()
+        pair.model.finish_grad_sync()
+        pair.compare_gradients()
         for parameter in pair.plain.parameters():
             parameter.grad = mean_over_ranks(parameter)
-        norms = [
-            float(nn.utils.clip_grad_norm_(pair.plain.parameters(), 1.0)),
-            float(clip_grad_norm_(pair.model, 1.0)),
-        ]
+        wanted = float(nn.utils.clip_grad_norm_(pair.plain.parameters(), 1.0))
+        assert abs(float(clip_grad_norm_(pair.model, 1.0)) - wanted) < 1e-12
         for optimizer in optimizers:
             optimizer.step()
-        errors.append(max(error, abs(norms[0] - norms[1]), pair.worst_weight()))
+        pair.compare_weights()
         for optimizer in optimizers:
             optimizer.zero_grad()
-    return errors
 
 
-def run_cycle(pair: Pair, number: int, cycle: tuple[tuple[str, str], ...]) -> None:
-    rank = mesh(2).get_local_rank("dp")
-    for microbatch, branches in enumerate(cycle):
-        for module in pair.both:
-            batch = own_batch(10 * number + microbatch)
-            loss(module(batch, branches[rank])).backward()
-    pair.model.finish_grad_sync()
-
-
-def names_without_gradients(outer_strategy: int) -> list[list[str]]:
-    """Names without a gradient, by cycle, over 2 x 2 ranks; rank 3 alone takes a branch."""
-    torch.manual_seed(0)
+@pytest.mark.parametrize("outer_strategy", [0, 1])
+def test_one_rank_of_a_hybrid_mesh_speaks_for_all(outer_strategy: int) -> None:
+    """Rank 3 of 2 x 2 alone takes a branch."""
     model = fully_shard_model(
         Branched(),
         fsdp_unit_modules=[WithBranch],
         mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16),
         **on_two_axes(outer_strategy),
     )
-    found = []
-    for branches in ("a", "1", ""):
+    names = [f"module.blocks.{i}.branch.{n}" for i in range(3) for n in ("weight", "bias")]
+    aside = ["module.aside.weight", "module.aside.bias"]
+    for branches, unused in (
+        ("a", names),
+        ("1", [*names[:2], *names[4:], *aside]),
+        ("", [*names, *aside]),
+    ):
         taken = branches if torch.distributed.get_rank() == 3 else ""
         loss(model(torch.ones(2, 8), taken)).backward()
-        found.append([name for name, p in model.named_parameters() if p.grad is None])
+        found = sorted(name for name, p in model.named_parameters() if p.grad is None)
+        assert found == sorted(unused), (branches, found)
         model.zero_grad()
-    return found
 
 
-def zeros_where_asked_for(way: tuple[str, str]) -> tuple[bool, bool, Counter[str]]:
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_zeros_can_be_had_without_a_message(way: tuple[str, str]) -> None:
     pair = beside(Branched, way, units=[WithBranch], unused_parameters="zero")
     kinds: Counter[str] = Counter()
     pair.model.events.subscribe(lambda event: kinds.update([event.kind]))
     loss(pair.model(own_batch(1), "")).backward()
-    unused = pair.model.module.aside.weight.grad
-    return unused is not None, bool((gather_full(unused) == 0).all()), kinds
+    assert bool((gather_full(pair.model.module.aside.weight.grad) == 0).all())
+    assert kinds["collective"] > 0
+    assert kinds["agreement"] == 0
 
 
-def messages_per_cycle(way: tuple[str, str]) -> list[int]:
-    """Agreements of a cycle of three microbatches, of one that nobody marks, and of an evaluation.
-
-    Their size in bytes comes last.
-    """
+@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
+def test_ranks_exchange_one_byte_per_parameter_and_cycle(way: tuple[str, str]) -> None:
+    """In a cycle of three microbatches, in one that nobody marks, and not in an evaluation."""
     pair = beside(Branched, way, units=[WithBranch], sync_model_each_microbatch=False)
     model: Any = pair.model
     seen: list[int] = []
     model.events.subscribe(lambda event: seen.append(event.payload_bytes), kinds=["agreement"])
-    counts = []
+    size = len(list(Branched().parameters()))
     for microbatch in range(3):
         if microbatch == 2:
             with model.sync():
@@ -138,47 +136,12 @@ def messages_per_cycle(way: tuple[str, str]) -> list[int]:
         else:
             loss(model(own_batch(microbatch), "a")).backward()
     model.finish_grad_sync()
-    counts.append(len(seen))
+    assert seen == [size]
     model.zero_grad()
     loss(model(own_batch(3), "a")).backward()
     model.finish_grad_sync()
     model.finish_grad_sync()
-    counts.append(len(seen))
+    assert seen == [size, size]
     with torch.no_grad():
         model(own_batch(4), "a")
-    return [*counts, len(seen), seen[0]]
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_parameter_that_nobody_used_is_left_alone_as_by_plain_torch(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    for errors in ranks.run(trained, way):
-        assert max(errors) < 1e-12, errors
-
-
-@pytest.mark.parametrize("outer_strategy", [0, 1])
-def test_one_rank_of_a_hybrid_mesh_speaks_for_all(ranks: RankPool, outer_strategy: int) -> None:
-    branches = [[f"module.blocks.{i}.branch.{n}" for n in ("weight", "bias")] for i in range(3)]
-    aside = ["module.aside.weight", "module.aside.bias"]
-    for found in ranks.run(names_without_gradients, outer_strategy):
-        assert sorted(found[0]) == sorted([*branches[0], *branches[1], *branches[2]])
-        assert sorted(found[1]) == sorted([*branches[0], *branches[2], *aside])
-        assert sorted(found[2]) == sorted([*branches[0], *branches[1], *branches[2], *aside])
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_zeros_can_be_had_without_a_message(ranks: RankPool, way: tuple[str, str]) -> None:
-    for exists, is_zero, kinds in ranks.run(zeros_where_asked_for, way):
-        assert exists
-        assert is_zero
-        assert kinds["collective"] > 0
-        assert kinds["agreement"] == 0
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_ranks_exchange_one_byte_per_parameter_and_cycle(
-    ranks: RankPool, way: tuple[str, str]
-) -> None:
-    parameters = len(list(Branched().parameters()))
-    assert ranks.run(messages_per_cycle, way) == [[1, 2, 2, parameters]] * 4
+    assert seen == [size, size]

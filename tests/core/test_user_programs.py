@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,76 +14,73 @@ from torch import nn
 
 import mfsdp_core
 from oracle.llama import llama
-from oracle.ranks import RankPool, mesh
-from oracle.reference import Named, relative_difference
+from oracle.ranks import mesh
+from oracle.reference import compare
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 RANKS = 4
-needs_transformers = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="transformers is not installed (pip install -e '.[dev]')",
-)
 
 
-@contextmanager
-def foreign_warnings() -> Iterator[None]:
-    """What other packages say about themselves is no failure."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-
-
-def whole_weights(model: nn.Module) -> Named:
+def compare_weights(model: nn.Module, plain: nn.Module, relative: float) -> None:
     """Gathered, under the names of the bare module."""
-    return {
+    found = {
         name.removeprefix("module."): mfsdp_core.gather_full(p.detach()).reshape(p.shape)
         for name, p in model.named_parameters()
     }
+    compare(found, {name: p.detach() for name, p in plain.named_parameters()}, relative)
 
 
-def trained_llama(
-    strategy: str, tied: bool, recompute: str | None
-) -> tuple[float, list[float], bool]:
-    """Three AdamW steps and a generation. recompute: None, "reentrant" or "non-reentrant"."""
+@pytest.mark.sample
+@pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None,
+    reason="transformers is not installed (pip install -e '.[dev]')",
+)
+@pytest.mark.parametrize(
+    ("tied", "recompute"),
+    [(False, None), (True, None), (True, "reentrant"), (False, "non-reentrant")],
+)
+def test_a_llama_of_transformers_trains_and_generates(tied: bool, recompute: str | None) -> None:
+    """Three AdamW steps and a generation."""
     ranks = 2
     axes = mesh(ranks)  # the others need not load transformers
-    with foreign_warnings():
-        plain, module = llama(tied), llama(tied)
-        for one in (plain, module):
-            if recompute is not None:
-                options = {"use_reentrant": recompute == "reentrant"}
-                one.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-            one.train()
-        reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
-        model, optimizer = mfsdp_core.fully_shard(
-            module,
-            torch.optim.AdamW(module.parameters(), lr=1e-2),
-            device_mesh=axes,
-            dp_shard_dim="dp",
-            fsdp_unit_modules=["transformers.models.llama.modeling_llama.LlamaDecoderLayer"],
-            zero_dp_strategy=strategy,
-        )
-        losses = []
-        for step in range(3):
-            generator = torch.Generator().manual_seed(step)
-            tokens = torch.randint(1, 61, (ranks, 9), generator=generator)
-            mine = tokens[dist.get_rank()][None]
-            optimizer.zero_grad()
-            model(input_ids=mine, labels=mine).loss.backward()
-            optimizer.step()
-            reference.zero_grad()
-            value = sum(plain(input_ids=row[None], labels=row[None]).loss for row in tokens) / ranks
-            value.backward()
-            losses.append(float(value.detach()))
-            reference.step()
-        prompt = torch.tensor([[3, 1, 4, 1, 5]])
-        texts = [
-            one.eval().generate(prompt, max_new_tokens=6, do_sample=False)
-            for one in (model.module, plain)
-        ]
-    wanted = {name: p.detach() for name, p in plain.named_parameters()}
-    return relative_difference(whole_weights(model), wanted), losses, torch.equal(*texts)
+    warnings.simplefilter("ignore")  # what other packages say about themselves
+    plain, module = llama(tied), llama(tied)
+    for one in (plain, module):
+        if recompute is not None:
+            options = {"use_reentrant": recompute == "reentrant"}
+            one.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+        one.train()
+    reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    model, optimizer = mfsdp_core.fully_shard(
+        module,
+        torch.optim.AdamW(module.parameters(), lr=1e-2),
+        device_mesh=axes,
+        dp_shard_dim="dp",
+        fsdp_unit_modules=["transformers.models.llama.modeling_llama.LlamaDecoderLayer"],
+        zero_dp_strategy="optim_grads_params",
+    )
+    losses = []
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        tokens = torch.randint(1, 61, (ranks, 9), generator=generator)
+        mine = tokens[dist.get_rank()][None]
+        optimizer.zero_grad()
+        model(input_ids=mine, labels=mine).loss.backward()
+        optimizer.step()
+        reference.zero_grad()
+        value = sum(plain(input_ids=row[None], labels=row[None]).loss for row in tokens) / ranks
+        value.backward()
+        losses.append(float(value.detach()))
+        reference.step()
+    assert losses[-1] < losses[0] + 1, losses
+    compare_weights(model, plain, 1e-4)
+    prompt = torch.tensor([[3, 1, 4, 1, 5]])
+    texts = [
+        one.eval().generate(prompt, max_new_tokens=6, do_sample=False)
+        for one in (model.module, plain)
+    ]
+    assert torch.equal(*texts), texts
 
 
 class ConvNet(nn.Module):
@@ -133,14 +129,15 @@ def images(step: int, microbatch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     return values, torch.randint(4, (RANKS, 4), generator=generator)
 
 
-def trained_convnet(strategy: str) -> tuple[float, float, bool]:
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
+def test_a_convolutional_network_with_batch_norm_trains(strategy: str) -> None:
     """SGD with momentum; each rank has statistics of its own batches, as under DDP."""
     make = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
     model, optimizer, plain, reference = sharded_convnet(strategy, make)
     statistics = {r: {k: v.clone() for k, v in plain.named_buffers()} for r in range(RANKS)}
+    rank = dist.get_rank()
     for step in range(3):
         values, labels = images(step)
-        rank = dist.get_rank()
         optimizer.zero_grad()
         nn.functional.cross_entropy(model(values[rank]), labels[rank]).backward()
         optimizer.step()
@@ -150,17 +147,13 @@ def trained_convnet(strategy: str) -> tuple[float, float, bool]:
             (nn.functional.cross_entropy(plain(values[r]), labels[r]) / RANKS).backward()
             statistics[r] = {k: v.clone() for k, v in plain.named_buffers()}
         reference.step()
-    wanted = {name: p.detach() for name, p in plain.named_parameters()}
+    compare_weights(model, plain, 1e-4)
     own = {k: v.double() for k, v in model.module.named_buffers()}
-    theirs = {k: v.double() for k, v in statistics[dist.get_rank()].items()}
-    plain.load_state_dict(statistics[dist.get_rank()], strict=False)
+    compare(own, {k: v.double() for k, v in statistics[rank].items()}, 1e-4)
+    plain.load_state_dict(statistics[rank], strict=False)
     with torch.no_grad():
         outputs = [one.eval()(images(9)[0][0]) for one in (model, plain)]
-    return (
-        relative_difference(whole_weights(model), wanted),
-        relative_difference(own, theirs),
-        torch.allclose(*outputs, atol=1e-5),
-    )
+    assert torch.allclose(*outputs, atol=1e-5)
 
 
 class Side:
@@ -195,18 +188,18 @@ class Side:
         return self.scaler.get_scale(), self.optimizer.param_groups[0]["lr"]
 
 
-def trained_with_everything(strategy: str) -> tuple[float, float, bool]:
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
+def test_a_mixed_precision_loop_with_all_its_companions_trains(strategy: str) -> None:
     """autocast, GradScaler, clipping, OneCycleLR, accumulation under no_sync, and an EMA.
 
-    Returns the error of the weights, that of the averaged model's outputs, and whether scales and
-    learning rates were those of plain torch after every step.
+    Scales and learning rates are those of plain torch after every step.
     """
     make = lambda p: torch.optim.AdamW(p, lr=1e-3)  # noqa: E731
     model, optimizer, plain, reference = sharded_convnet(
         strategy, make, sync_model_each_microbatch=False
     )
     ours, theirs = Side(model, optimizer, model.module), Side(plain, reference, plain)
-    rank, alike = dist.get_rank(), True
+    rank = dist.get_rank()
     for step in range(4):
         (first, first_labels), (second, second_labels) = images(step, 0), images(step, 1)
         with model.no_sync():
@@ -218,18 +211,16 @@ def trained_with_everything(strategy: str) -> tuple[float, float, bool]:
             for r in range(RANKS):
                 theirs.backward(values[r], labels[r])
         theirs.step(nn.utils.clip_grad_norm_)
-        alike = alike and ours.state() == theirs.state()
+        assert ours.state() == theirs.state(), step
+    compare_weights(model, plain, 0.02)
     with torch.no_grad():
         value = images(9)[0][0]
         # In training mode, since statistics differ: plain torch has seen the batches of all ranks.
         outputs = [side.average.train()(value) for side in (ours, theirs)]
-    wanted = {name: p.detach() for name, p in plain.named_parameters()}
-    error = relative_difference(whole_weights(model), wanted)
-    return error, float((outputs[0] - outputs[1]).abs().max()), alike
+    assert float((outputs[0] - outputs[1]).abs().max()) < 0.02
 
 
-def contiguous_weights() -> tuple[list[str], bool]:
-    """A channels_last network: what is warned of, and whether its outputs are plain torch's."""
+def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once() -> None:
     torch.manual_seed(9)
     module = ConvNet().to(memory_format=torch.channels_last)
     value = images(0)[0][0].to(memory_format=torch.channels_last)
@@ -239,48 +230,6 @@ def contiguous_weights() -> tuple[list[str], bool]:
         model = mfsdp_core.fully_shard_model(
             module, device_mesh=mesh(RANKS), dp_shard_dim="dp", fsdp_unit_modules=[nn.Sequential]
         )
-        same = torch.allclose(model(value), wanted, atol=1e-5)
-    return [str(warning.message) for warning in caught], same
-
-
-@pytest.mark.sample
-@needs_transformers
-@pytest.mark.parametrize(
-    ("tied", "recompute"),
-    [(False, None), (True, None), (True, "reentrant"), (False, "non-reentrant")],
-)
-def test_a_llama_of_transformers_trains_and_generates(
-    ranks: RankPool, tied: bool, recompute: str | None
-) -> None:
-    strategy = "optim_grads_params"
-    for error, losses, same_text in ranks.run(trained_llama, strategy, tied, recompute):
-        assert error < 1e-4
-        assert losses[-1] < losses[0] + 1
-        assert same_text
-
-
-@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
-def test_a_convolutional_network_with_batch_norm_trains(ranks: RankPool, strategy: str) -> None:
-    for weights, statistics, same_output in ranks.run(trained_convnet, strategy):
-        assert weights < 1e-4
-        assert statistics < 1e-4
-        assert same_output
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_a_mixed_precision_loop_with_all_its_companions_trains(
-    ranks: RankPool, strategy: str
-) -> None:
-    for weights, averaged, alike in ranks.run(trained_with_everything, strategy):
-        assert weights < 0.02
-        assert averaged < 0.02
-        assert alike
-
-
-def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once(
-    ranks: RankPool,
-) -> None:
-    for said, same in ranks.run(contiguous_weights):
-        assert len(said) == 1
-        assert "channels_last" in said[0]
-        assert same
+        assert torch.allclose(model(value), wanted, atol=1e-5)
+    assert len(caught) == 1, caught
+    assert "channels_last" in str(caught[0].message)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 from types import MethodType
 from typing import Any
 
@@ -12,6 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.testing.toy_models import Stack
+from conformance.judging import same
 from mfsdp_core import (
     Float8Reference,
     MixedPrecisionPolicy,
@@ -25,12 +27,12 @@ from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
-from oracle.ranks import WORLD, RankPool, mesh
+from oracle.ranks import mesh
 from oracle.seen_weights import weights_seen
 from oracle.sharded import STRATEGIES, Sharded, shard
 from oracle.toy_codecs import DoubledBack, Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 F32, B16 = torch.float32, torch.bfloat16
 NAMES = ("conv_linear", "frozen", "tied_embedding", "unequal_units")
@@ -54,27 +56,12 @@ def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(main, weight_codec=codec)
 
 
-def equal(one: list[Any], other: list[Any]) -> bool:
-    return len(one) == len(other) and all(
-        torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b
-        for a, b in zip(one, other, strict=True)
-    )
-
-
-def lossless_differs(strategy: str, size: int, arguments: dict[str, Any]) -> list[str]:
-    """In a rank: models that train otherwise than without the codec."""
-    return [
-        name
-        for name in NAMES
-        if not equal(
-            trained(shard(name, strategy, size, **arguments)),
-            trained(
-                shard(
-                    name, strategy, size, mixed_precision_policy=policy(TwoPayloads()), **arguments
-                )
-            ),
-        )
-    ]
+def compare_with_none(make: Any, **arguments: Any) -> None:
+    """A lossless codec with no codec, to the bit."""
+    for name in NAMES:
+        plain = trained(make(name=name, **arguments))
+        coded = make(name=name, mixed_precision_policy=policy(TwoPayloads()), **arguments)
+        same(name, trained(coded), plain)
 
 
 @pytest.mark.parametrize(
@@ -90,30 +77,15 @@ def lossless_differs(strategy: str, size: int, arguments: dict[str, Any]) -> lis
     ],
 )
 def test_a_lossless_codec_trains_to_the_bit_like_none(
-    ranks: RankPool, strategy: str, arguments: dict[str, Any]
+    strategy: str, arguments: dict[str, Any]
 ) -> None:
-    assert ranks.run(lossless_differs, strategy, 2, arguments) == [[]] * WORLD
-
-
-def hybrid_differs(inner: str, outer: str) -> list[str]:
-    """In a rank."""
-    coded = policy(TwoPayloads())
-    return [
-        name
-        for name in NAMES
-        if not equal(
-            trained(hybrid(inner, outer, 2, F32, name)),
-            trained(hybrid(inner, outer, 2, F32, name, mixed_precision_policy=coded)),
-        )
-    ]
+    compare_with_none(partial(shard, strategy=strategy, group_size=2), **arguments)
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_a_lossless_codec_trains_to_the_bit_like_none_on_two_axes(
-    ranks: RankPool, inner: str, outer: str
-) -> None:
-    assert ranks.run(hybrid_differs, inner, outer) == [[]] * WORLD
+def test_a_lossless_codec_trains_to_the_bit_like_none_on_two_axes(inner: str, outer: str) -> None:
+    compare_with_none(partial(hybrid, inner, outer, 2, F32))
 
 
 def quantised(whole: torch.Tensor) -> torch.Tensor:
@@ -122,23 +94,6 @@ def quantised(whole: torch.Tensor) -> torch.Tensor:
         return whole
     largest = whole.abs().max().float()
     return from_bytes(to_bytes(whole, largest), largest)
-
-
-def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
-    """In a rank: weights that modules see and that are not the whole tensor, quantised alone."""
-    found = []
-    for name in NAMES:
-        toy = shard(name, strategy, size, dtype, mixed_precision_policy=policy(ScaledBytes()))
-        assert all(value < 1e6 for value in trained(toy) if isinstance(value, float))
-        main, seen = toy.full_parameters(), weights_seen(toy)
-        assert len(seen) >= len(TOYS[name].units)
-        found += [
-            f"{name} {key}"
-            for key, value in seen.items()
-            if key in main  # a tied weight goes by its first name
-            if not torch.equal(quantised(main[key]).to(dtype), value)
-        ]
-    return found
 
 
 @pytest.mark.sample
@@ -151,61 +106,53 @@ def decoded_differs(strategy: str, size: int, dtype: torch.dtype) -> list[str]:
     ],
 )
 def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
-    ranks: RankPool, strategy: str, size: int, dtype: torch.dtype
+    strategy: str, size: int, dtype: torch.dtype
 ) -> None:
-    assert ranks.run(decoded_differs, strategy, size, dtype) == [[]] * WORLD
-
-
-def gathers(codec: Any) -> Counter[tuple[str, str, int]]:
-    """In a rank: what units gather in one forward and backward pass."""
-    toy = shard("linear_stack", "optim_grads_params", 2, mixed_precision_policy=policy(codec))
-    toy.run_cycle(1)
-    toy.model.wire_log.clear()
-    toy.run_cycle(1)
-    return Counter(
-        (r.bucket, r.dtype, r.payload_bytes)
-        for r in toy.model.wire_log
-        if r.operation == "all_gather" and r.bucket.startswith("blocks.")
-    )
+    for name in NAMES:
+        toy = shard(name, strategy, size, dtype, mixed_precision_policy=policy(ScaledBytes()))
+        assert all(value < 1e6 for value in trained(toy) if isinstance(value, float))
+        main, seen = toy.full_parameters(), weights_seen(toy)
+        assert len(seen) >= len(TOYS[name].units)
+        for key, value in seen.items():
+            if key in main:  # a tied weight goes by its first name
+                same(f"{name} {key}", value, quantised(main[key]).to(dtype))
 
 
 @pytest.mark.parametrize(("codec", "bytes_each"), [(ScaledBytes(), 1), (TwoPayloads(), 4)])
 def test_a_gather_sends_the_payload_of_its_pass_and_nothing_else(
-    ranks: RankPool, codec: Any, bytes_each: int
+    codec: Any, bytes_each: int
 ) -> None:
-    # A unit has matrices of 10 x 6 and 6 x 10, and vectors of 6, 6 and 10 elements.
-    expected = Counter(
-        {
-            (f"blocks.{unit}/{number}", dtype, size): 2
-            for unit in range(3)
-            for number, dtype, size in [(0, "float32", 4 * 22), (1, "uint8", 120 * bytes_each)]
-        }
+    """In one forward and backward pass."""
+    toy = shard("linear_stack", "optim_grads_params", 2, mixed_precision_policy=policy(codec))
+    toy.run_cycle(1)
+    toy.model.wire_log.clear()
+    toy.run_cycle(1)
+    found = Counter(
+        (r.bucket, r.dtype, r.payload_bytes)
+        for r in toy.model.wire_log
+        if r.operation == "all_gather" and r.bucket.startswith("blocks.")
     )
-    assert ranks.run(gathers, codec) == [expected] * WORLD
+    # A unit has matrices of 10 x 6 and 6 x 10, and vectors of 6, 6 and 10 elements.
+    expected = {
+        (f"blocks.{unit}/{number}", dtype, size): 2
+        for unit in range(3)
+        for number, dtype, size in [(0, "float32", 4 * 22), (1, "uint8", 120 * bytes_each)]
+    }
+    assert found == expected, found
 
 
-def ledger_differs(strategy: str, dtype: torch.dtype) -> list[str]:
-    """In a rank: toys whose memory at rest is not the model's, to the byte."""
-    found = []
+@pytest.mark.parametrize("codec", [ScaledBytes(), TwoPayloads()])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_payloads_are_counted_to_the_byte(strategy: str, codec: Any) -> None:
+    """At rest, as the memory model has them."""
     coordinate = Coordinate(mesh(2).get_local_rank("dp"), 2)
     for name in NAMES:
-        for codec in (ScaledBytes(), TwoPayloads()):
-            toy = shard(name, strategy, 2, dtype, mixed_precision_policy=policy(codec))
-            expected = memory_at_rest(
-                facts_of(name, dtype),
-                parse_strategy(strategy),
-                coordinate,
-                PolicyNames(),
-                codec=codec,
-            )
-            if toy.model.ledger.bytes_by_category() != expected.bytes_by_category():
-                found.append(f"{name}: {toy.model.ledger.bytes_by_category()} {expected}")
-    return found
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_payloads_are_counted_to_the_byte(ranks: RankPool, strategy: str) -> None:
-    assert ranks.run(ledger_differs, strategy, F32) == [[]] * WORLD
+        toy = shard(name, strategy, 2, F32, mixed_precision_policy=policy(codec))
+        expected = memory_at_rest(
+            facts_of(name, F32), parse_strategy(strategy), coordinate, PolicyNames(), codec=codec
+        ).bytes_by_category()
+        found = toy.model.ledger.bytes_by_category()
+        assert found == expected, (name, found, expected)
 
 
 def test_an_object_that_is_no_codec_is_refused() -> None:
@@ -213,76 +160,62 @@ def test_an_object_that_is_no_codec_is_refused() -> None:
         MixedPrecisionPolicy(weight_codec=Matrices())  # type: ignore[arg-type]
 
 
-def recomputed_differs(strategy: str, codec: Any, arguments: dict[str, Any]) -> list[str]:
-    """In a rank: what recomputation changes, of losses and gradients of two cycles."""
-    found = []
-    results = []
-    for recomputes in (True, False):
-        toy = shard("recomputed", strategy, 2, mixed_precision_policy=policy(codec), **arguments)
-        if not recomputes:
-            toy.model.module.hidden = MethodType(Stack.hidden, toy.model.module)
-        results.append(trained(toy, cycles=2))
-    if not equal(*results):
-        found.append(strategy)
-    return found
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("by_module", [False, True])
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads", "optim_grads_params"])
 def test_recomputation_reads_the_rows_and_the_backward_pass_the_columns(
-    ranks: RankPool, strategy: str, by_module: bool
+    strategy: str, by_module: bool
 ) -> None:
-    arguments = {"enable_fine_grained_param_gather": by_module}
-    assert ranks.run(recomputed_differs, strategy, DoubledBack(), arguments) == [[]] * WORLD
+    """Losses and weights of two cycles are those without recomputation."""
+    arguments: dict[str, Any] = {"enable_fine_grained_param_gather": by_module}
+    arguments["mixed_precision_policy"] = policy(DoubledBack())
+    recomputing, plain = (shard("recomputed", strategy, 2, **arguments) for _ in range(2))
+    plain.model.module.hidden = MethodType(Stack.hidden, plain.model.module)
+    same("training", trained(recomputing, cycles=2), trained(plain, cycles=2))
 
 
 class Inner(nn.Module):
     """A unit that recomputes a part of itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, recomputes: bool) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(6, 64), nn.Linear(64, 6)
+        self.recomputes = recomputes
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(checkpoint(self.first, x, use_reentrant=False).tanh())
+        inner = checkpoint(self.first, x, use_reentrant=False) if self.recomputes else self.first(x)
+        return self.second(inner.tanh())
 
 
-def recomputing_inside(by_module: bool) -> tuple[str, bool]:
-    """In a rank: what it says, and whether gradients are those without recomputation."""
-    gradients = []
-    for recomputes in (True, False):
-        torch.manual_seed(0)
-        module = nn.Sequential(nn.Linear(6, 6), Inner())
-        if not recomputes:
-            module[1].forward = lambda x, m=module[1]: m.second(m.first(x).tanh())
-        model = fully_shard_model(
-            module,
-            device_mesh=mesh(2),
-            dp_shard_dim="dp",
-            fsdp_unit_modules=[Inner],
-            mixed_precision_policy=policy(DoubledBack()),
-            enable_fine_grained_param_gather=by_module,
-        )
-        try:
-            model(torch.linspace(-1, 1, 12).view(2, 6)).square().mean().backward()
-        except CapabilityNotBuiltError as error:
-            return str(error), False
-        model.finish_grad_sync()
-        gradients.append([p.grad.to_local().clone() for p in model.parameters()])
-    return "", equal(*gradients)
+def recomputing_inside(by_module: bool, recomputes: bool) -> list[torch.Tensor]:
+    """Gradients of shards."""
+    torch.manual_seed(0)
+    model = fully_shard_model(
+        nn.Sequential(nn.Linear(6, 6), Inner(recomputes)),
+        device_mesh=mesh(2),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Inner],
+        mixed_precision_policy=policy(DoubledBack()),
+        enable_fine_grained_param_gather=by_module,
+    )
+    model(torch.linspace(-1, 1, 12).view(2, 6)).square().mean().backward()
+    model.finish_grad_sync()
+    return [p.grad.to_local().clone() for p in model.parameters()]
 
 
-def test_recomputation_inside_of_a_unit_is_refused_unless_modules_gather(ranks: RankPool) -> None:
-    assert ranks.run(recomputing_inside, True) == [("", True)] * WORLD
-    for said, _ in ranks.run(recomputing_inside, False):
-        assert "enable_fine_grained_param_gather=True" in said
+def test_recomputation_inside_of_a_unit_is_refused_unless_modules_gather() -> None:
+    same("gradients", recomputing_inside(True, True), recomputing_inside(True, False))
+    with pytest.raises(CapabilityNotBuiltError, match="enable_fine_grained_param_gather=True"):
+        recomputing_inside(False, True)
 
 
-def largest_bookings(recipe: str, strategy: str) -> dict[str, int]:
-    """In a rank: the most bytes that a bucket of a unit's matrices booked at once, by category."""
-    policy = MixedPrecisionPolicy(torch.float32, weight_codec=Float8Reference(recipe))
-    toy = shard("linear_stack", strategy, 2, torch.bfloat16, mixed_precision_policy=policy)
+@pytest.mark.sample
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
+@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+def test_no_whole_fp32_copy_of_a_quantised_weight_is_alive(recipe: str, strategy: str) -> None:
+    """Of the most bytes that a bucket of a unit's matrices booked at once, by category."""
+    codec = Float8Reference(recipe)  # type: ignore[arg-type]
+    toy = shard("linear_stack", strategy, 2, B16, mixed_precision_policy=policy(codec))
     seen = [*toy.model.ledger.alive()]
     toy.model.ledger.subscribe(seen.append)
     optimizer = fully_shard_optimizer(torch.optim.SGD(toy.model.parameters(), lr=0.1))
@@ -294,16 +227,6 @@ def largest_bookings(recipe: str, strategy: str) -> dict[str, int]:
     for booking in seen:
         if booking.bucket == "blocks.0/1":
             found[booking.category] = max(found.get(booking.category, 0), booking.count_bytes)
-    return found
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_no_whole_fp32_copy_of_a_quantised_weight_is_alive(
-    ranks: RankPool, recipe: str, strategy: str
-) -> None:
     # The matrices of a unit have 2 x 6 x 10 elements: 240 B decoded to BF16, 480 B in FP32.
-    for found in ranks.run(largest_bookings, recipe, strategy):
-        assert found["main_weights"] <= 480 * 3 // 4
-        assert 240 <= found["compute_weights"] < 480
+    assert found["main_weights"] <= 480 * 3 // 4, found
+    assert 240 <= found["compute_weights"] < 480, found

@@ -13,11 +13,11 @@ from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
-from oracle.ranks import GROUP_SIZES, WORLD, RankPool
+from oracle.ranks import GROUP_SIZES, WORLD
 from oracle.sharded import STRATEGIES, Sharded, shard
 from oracle.wire import Case, Traffic, expected_traffic
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 F32, B16 = torch.float32, torch.bfloat16
 #: Padded and split buckets, a frozen one, one tied over the root, recomputed activations.
@@ -43,10 +43,9 @@ def traffic_of_second_cycle(toy: Sharded, microbatches: int) -> Traffic:
     return Counter((r.operation, r.group, r.dtype, r.payload_bytes, r.bucket) for r in log)
 
 
-def differences(case: Case, names: list[str]) -> list[str]:
-    """In a rank: per toy model, what was sent beyond the account, and what was not sent of it."""
+def compare(case: Case, names: list[str]) -> None:
+    """What toy models send with the account."""
     policy = MixedPrecisionPolicy(F32, F32, case.comm)
-    found = []
     for name in names:
         arguments: dict[str, Any] = {"name": name, "mixed_precision_policy": policy}
         if case.outer is None:
@@ -56,30 +55,22 @@ def differences(case: Case, names: list[str]) -> list[str]:
         else:
             toy = hybrid(case.inner, case.outer, case.outer_size, case.compute, **arguments)
         sent = traffic_of_second_cycle(toy, case.microbatches)
-        expected = expected_traffic(
+        account = expected_traffic(
             facts_of(name, case.compute), case, partial(gathers_of_unit, name)
         )
-        if sent != expected:
-            found.append(f"{name} {case}: beyond {sent - expected}, missing {expected - sent}")
-    return found
+        assert sent == account, f"{name}: beyond {sent - account}, missing {account - sent}"
 
 
 @pytest.mark.sample
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_every_collective_of_a_cycle_is_accounted_for(
-    ranks: RankPool, strategy: str, group_size: int
-) -> None:
-    case = Case(strategy, None, group_size, 1, 2, B16, B16)
-    assert ranks.run(differences, case, SAMPLE) == [[]] * WORLD
+def test_every_collective_of_a_cycle_is_accounted_for(strategy: str, group_size: int) -> None:
+    compare(Case(strategy, None, group_size, 1, 2, B16, B16), SAMPLE)
 
 
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_every_collective_on_two_axes_is_accounted_for(
-    ranks: RankPool, inner: str, outer: str
-) -> None:
-    case = Case(inner, outer, 2, 2, 2, F32, B16)
-    assert ranks.run(differences, case, SAMPLE[:2]) == [[]] * WORLD
+def test_every_collective_on_two_axes_is_accounted_for(inner: str, outer: str) -> None:
+    compare(Case(inner, outer, 2, 2, 2, F32, B16), SAMPLE[:2])
 
 
 @pytest.mark.nightly
@@ -87,11 +78,10 @@ def test_every_collective_on_two_axes_is_accounted_for(
 @pytest.mark.parametrize("group_size", GROUP_SIZES)
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_collective_of_every_model_is_accounted_for(
-    ranks: RankPool, strategy: str, group_size: int, microbatches: int
+    strategy: str, group_size: int, microbatches: int
 ) -> None:
-    for compute, comm in ((F32, F32), (B16, F32), (F32, B16)):
-        case = Case(strategy, None, group_size, 1, microbatches, compute, comm)
-        assert ranks.run(differences, case, list(TOYS), seconds=120.0) == [[]] * WORLD
+    for dtypes in ((F32, F32), (B16, F32), (F32, B16)):
+        compare(Case(strategy, None, group_size, 1, microbatches, *dtypes), list(TOYS))
 
 
 @pytest.mark.nightly
@@ -99,7 +89,7 @@ def test_every_collective_of_every_model_is_accounted_for(
 @pytest.mark.parametrize("outer_size", [1, 2, 4])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_every_collective_on_every_mesh_is_accounted_for(
-    ranks: RankPool, inner: str, outer: str, outer_size: int, microbatches: int
+    inner: str, outer: str, outer_size: int, microbatches: int
 ) -> None:
-    case = Case(inner, outer, WORLD // outer_size, outer_size, microbatches, B16, F32)
-    assert ranks.run(differences, case, list(TOYS), seconds=120.0) == [[]] * WORLD
+    shape = (WORLD // outer_size, outer_size)
+    compare(Case(inner, outer, *shape, microbatches, B16, F32), list(TOYS))

@@ -36,27 +36,31 @@ class Pair:
         """Both modules, for what is done to one after the other."""
         return self.plain, self.model
 
-    def worst_gradient(self) -> float:
-        """Largest relative gradient error; the gradient of plain torch is the mean over ranks."""
+    def compare_gradients(self, relative: float = 1e-12) -> None:
+        """All of them; the gradient of plain torch is the mean over ranks.
+
+        Raises:
+            AssertionError: one differs, or is NaN.
+        """
         wanted = dict(self.plain.named_parameters())
-        worst = 0.0
         for name, found in self.model.named_parameters():
             # Collectives on every rank, whatever a single rank has found.
             mean = mean_over_ranks(wanted[name.removeprefix("module.")])
             full = None if found.grad is None else gather_full(found.grad)
-            if (full is None) != (mean is None):
-                return float("inf")
+            assert (full is None) == (mean is None), f"gradient of {name}: {full}, wanted {mean}"
             if full is not None and mean is not None:
-                worst = max(worst, distance(full, mean))
-        return worst
+                near(f"gradient of {name}", full, mean, relative)
 
-    def worst_weight(self) -> float:
-        """Largest relative difference between the main weights and those of plain torch."""
+    def compare_weights(self, relative: float = 1e-12) -> None:
+        """All main weights.
+
+        Raises:
+            AssertionError: one differs from that of plain torch, or is NaN.
+        """
         wanted = dict(self.plain.named_parameters())
-        return max(
-            distance(gather_full(found), wanted[name.removeprefix("module.")].detach())
-            for name, found in self.model.named_parameters()
-        )
+        for name, found in self.model.named_parameters():
+            value = wanted[name.removeprefix("module.")].detach()
+            near(name, gather_full(found).detach(), value, relative)
 
     def zero_grad(self) -> None:
         """Begin a new cycle on both sides."""
@@ -117,6 +121,17 @@ def distance(found: Tensor, wanted: Tensor) -> float:
     if size == 0:
         return 0.0 if apart == 0 else float("inf")
     return apart / size
+
+
+def near(what: str, found: Tensor, wanted: Tensor, relative: float = 1e-12) -> None:
+    """As `distance` has it; one row may stand for a scalar.
+
+    Raises:
+        AssertionError: further apart than `relative`, or other elements.
+    """
+    assert found.numel() == wanted.numel(), f"{what}: {tuple(found.shape)}, {tuple(wanted.shape)}"
+    apart = distance(found.reshape(wanted.shape), wanted)
+    assert apart < relative, f"{what}: off by {apart:.3g}, expected less than {relative:.3g}"
 
 
 def mean_over_ranks(parameter: Tensor) -> Tensor | None:

@@ -11,7 +11,6 @@ the optimizer is the mean over their losses, for experts as for everything else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -124,15 +123,6 @@ def tokens_of(rank: int, microbatch: int, cycle: int = 0) -> Tensor:
     """[tokens, width] of one data-parallel rank."""
     generator = torch.Generator().manual_seed(1_000_003 * cycle + 1_009 * rank + microbatch + 1)
     return torch.randn(len(ROUTE), WIDTH, generator=generator, dtype=torch.float64)
-
-
-def accumulate(
-    model: nn.Module, ranks: Iterable[int], microbatches: int, cycle: int, divisor: float
-) -> None:
-    """Add the twin's gradient: the sum of all losses, divided by `divisor`."""
-    for rank in ranks:
-        for j in range(microbatches):
-            (moe_loss(model(tokens_of(rank, j, cycle))) / divisor).backward()
 
 
 def moe_loss(output: Tensor) -> Tensor:

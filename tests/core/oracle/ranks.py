@@ -112,7 +112,8 @@ def call_once(call: FunctionCall) -> _Returned:
     torch.manual_seed(0)
     value, repeats = None, WORLD
     try:
-        value = call.run()
+        with warnings.catch_warnings():  # a test may change filters
+            value = call.run()
     except _OtherReplica as other:
         repeats = other.group_size
     world = distributed_c10d._world

@@ -85,6 +85,16 @@ def relative_difference(found: Named, expected: Named) -> float:
     return max(_relative(found[key].double(), expected[key].double()) for key in expected)
 
 
+def compare(found: Named, expected: Named, relative: float = 1e-12) -> None:
+    """By `relative_difference`.
+
+    Raises:
+        AssertionError: not less than `relative`, or NaN.
+    """
+    error = relative_difference(found, expected)
+    assert error < relative, f"off by {error:.3g}, expected less than {relative:.3g}"
+
+
 def _relative(found: Tensor, expected: Tensor) -> float:
     if found.shape != expected.shape:
         raise AssertionError(f"shape {tuple(found.shape)} instead of {tuple(expected.shape)}")

@@ -15,7 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import mesh
-from oracle.reference import Named
+from oracle.reference import Named, compare, expected_gradient
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 STYLES = ("no_sync", "auto_sync", "finish")
@@ -68,6 +68,15 @@ class Sharded:
     def full_gradient(self) -> Named:
         """Gradient of every trainable parameter, put together from all shards (a collective)."""
         return self._joined({key: p.grad for key, p in self.parameters() if p.requires_grad})
+
+    def compare_gradient(self, microbatches: int, cycle: int = 0, relative: float = 1e-12) -> None:
+        """That of a cycle on the first weights, with the mean over ranks by plain torch.
+
+        Raises:
+            AssertionError: one differs, or is NaN.
+        """
+        wanted = expected_gradient(self.name, self.group_size, microbatches, self.dtype, cycle)
+        compare(self.full_gradient(), wanted, relative)
 
     def full_parameters(self) -> Named:
         """Main weights of every parameter, put together from all shards (a collective)."""

@@ -100,10 +100,3 @@ def tokens_of(rank: int, microbatch: int, cycle: int = 0) -> Tensor:
 def tp_loss(output: Tensor) -> Tensor:
     weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
     return (weights * output.square() + weights * output).mean()
-
-
-def accumulate(model: nn.Module, ranks: int, microbatches: int, cycle: int) -> None:
-    """Add the twin's mean gradient over data-parallel ranks, summed over microbatches."""
-    for rank in range(ranks):
-        for j in range(microbatches):
-            (tp_loss(model(tokens_of(rank, j, cycle))) / ranks).backward()
