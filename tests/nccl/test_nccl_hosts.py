@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from corpus_lines import coll, info, init, ring
+from nccl_lines import coll, info, init, ring
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import communicator_text
 

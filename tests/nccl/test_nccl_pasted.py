@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from corpus_lines import info, ring, sym
+from nccl_lines import info, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import reading_facts, to_terminal
 from reports.nccl.rows import Verdict

@@ -1,30 +1,9 @@
-"""The lines that the corpus is made of, and how a case states what they prove."""
+"""Lines of NCCL, to make logs of."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from pathlib import Path
-
-CORPUS = Path(__file__).parent / "corpus"
 MIB = 1 << 20
 HALF = 524288  # elements of bfloat16 in 1 MiB
-
-
-@dataclass(frozen=True)
-class Case:
-    name: str
-    data: bytes
-    expected: tuple[str, ...]
-    damaged: bool = False
-
-
-CASES: list[Case] = []
-
-
-def case(name: str, lines: Iterable[str] | bytes, *expected: str, damaged: bool = False) -> None:
-    data = lines if isinstance(lines, bytes) else ("\n".join(lines) + "\n").encode()
-    CASES.append(Case(name, data, expected, damaged))
 
 
 def info(message: str, rank: int = 0, host: str = "node1", tid: int = 0) -> str:
@@ -77,11 +56,3 @@ def init(
 
 def reg(comm: str = "0xaa", start: str = "0x7f0000000000", size: int = 1 << 30) -> str:
     return f"register comm {comm} buffer {start} size {size}"
-
-
-def job(
-    *messages: str, rank: int = 0, version: str = "2.28.3", nodes: int = 1, ranks: int = 8
-) -> list[str]:
-    """One process: version, its communicator, then the messages."""
-    start = [f"NCCL version {version}+cuda12.9", *init(rank, ranks=ranks, nodes=nodes)]
-    return [info(m, rank) for m in (*start, *messages)]
