@@ -25,7 +25,7 @@ from reports.nccl.model import (
     Versions,
     call_bytes,
 )
-from reports.nccl.process import MOST_BUFFERS, Buffers, Observation, Process, observations
+from reports.nccl.process import MOST_BUFFERS, Buffers, Observation, Process
 
 Phase = Literal["before", "after", ""]
 UNKNOWN_OPERATION: Final = "(operation not printed)"
@@ -188,8 +188,7 @@ class _Walk:
         iteration, registered = 0, False
         for item in self._process.items:
             if not isinstance(item, StateChange):
-                seen = [one for burst in item.items() for one in observations(*burst)]
-                now = [self._meet(one, registered=registered) for one in seen]
+                now = [self._meet(one, registered=registered) for one in item.values()]
                 met += now if iteration >= after_iteration else ()
             elif item.kind == "iteration":
                 iteration = int(item.values[0] or 0)

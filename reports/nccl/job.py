@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
-from reports.nccl.model import ANY, Choice, StateChange, Unread, Versions, exactly
+from reports.nccl.model import ANY, Choice, Unread, Versions, exactly
 from reports.nccl.process import Process
 from reports.nccl.reader import StreamReader
 
@@ -113,16 +113,7 @@ def _is_copy(one: Process, other: Process) -> bool:
     shared = mine.keys() & theirs.keys()
     if shared:
         return all(mine[comm] == theirs[comm] for comm in shared)
-    return one.lines == other.lines and _contents(one) == _contents(other)
-
-
-def _contents(process: Process) -> list[object]:
-    return [
-        item
-        if isinstance(item, StateChange)
-        else {tuple(line.fact for line in lines): burst for lines, burst in item.items()}
-        for item in process.items
-    ]
+    return one.lines == other.lines and one.items == other.items
 
 
 def _begins_anew(one: Process, other: Process) -> bool:
@@ -189,7 +180,7 @@ def _add_loss_remarks(job: LoggedJob) -> None:
             f"the collector left out repeated lines ({lost} by its own count), so counts are lower"
             " bounds and whole processes may be missing; Ray keeps them with RAY_DEDUP_LOGS=0"
         )
-    dropped = sum(process.dropped + process.dropped_lines for process in job.processes.values())
+    dropped = sum(process.dropped + process.beyond.times for process in job.processes.values())
     if dropped:
         job.remarks.append(
             f"{dropped} state changes, TUNING and COLL lines beyond the limits were not kept"

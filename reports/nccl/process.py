@@ -7,9 +7,8 @@ A burst is a run of COLL lines and the run of TUNING lines behind it; calls that
 line (empty ones, ranks other than 0, copy engines of 2.28) may stand in it, so a TUNING line is
 matched by operation and bytes and never by position alone. Calls of one communicator were grouped
 if at least two of one burst got their TUNING lines after the last COLL line of the burst: without a
-group each call prints its own line before the next call begins. Training repeats itself, so bursts
-are counted while lines are read, and each distinct one is resolved once, afterwards. Once half of
-MOST_BURSTS are known, the lines of a new one are counted call by call, each with its TUNING line.
+group each call prints its own line before the next call begins. Training repeats itself, so each
+distinct burst is resolved once, and its calls are counted one by one.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
-from typing import Final, NamedTuple
+from typing import Final
 
 from reports.nccl import grammar
 from reports.nccl.model import (
@@ -35,6 +34,7 @@ from reports.nccl.model import (
 # A thread keeps no more open calls than this; older ones got no TUNING line.
 MOST_OPEN_CALLS: Final = 64
 MOST_ITEMS: Final = 20_000
+# Between two state changes no more distinct observations are kept, and no more bursts known again.
 MOST_BURSTS: Final = 20_000
 # More distinct lines of a process than this are not known again.
 MOST_LINES: Final = 40_000
@@ -47,60 +47,32 @@ Fact = Choice | CollectiveCall
 Buffers = tuple[bytes, bytes]
 
 
-class Observation(NamedTuple):
+@dataclass(slots=True)
+class Observation:
     """A choice and the call it was made for; one of them may be missing.
 
-    times: how often it was seen. line, call_line: the first that say so. buffers: distinct (send,
-    receive) pointers; with more than MOST_BUFFERS there were others. grouped: the call was launched
-    together with others of its communicator.
+    grouped: the call was launched together with others of its communicator. line, call_line: the
+    first that say so. times: how often it was seen. buffers: distinct (send, receive) pointers;
+    with more than MOST_BUFFERS there were others.
     """
 
     choice: Choice | None
     call: CollectiveCall | None
-    times: int
-    line: str = ""
-    call_line: str = ""
-    buffers: frozenset[Buffers] = frozenset()
     grouped: bool = False
+    line: str = field(default="", compare=False)
+    call_line: str = ""
+    times: int = 0
+    buffers: set[Buffers] = field(default_factory=set)
 
 
-def observations(lines: Sequence[Line], burst: Burst) -> list[Observation]:
-    """One per call of a burst and per TUNING line that no call explains, in that order."""
-    calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
-    chosen: dict[int, tuple[Choice, str]] = {}
-    free: list[Observation] = []
-    choices = [(line.fact, _shown(line.text)) for line in lines if isinstance(line.fact, Choice)]
-    matches = _matches(calls, [choice for choice, _ in choices])
-    for (choice, text), members in zip(choices, matches, strict=True):
-        if not members:
-            free.append(Observation(choice, None, burst.count, text))
-        for index in members:
-            chosen[index] = (_part_of(choice, calls[index], len(members)), text)
-    per_comm = Counter(calls[index].comm for index in chosen)
-    found = []
-    for index, (call, (call_text, buffers)) in enumerate(zip(calls, burst.calls, strict=True)):
-        own, text = chosen.get(index, (None, ""))
-        grouped = own is not None and (lines[index].grouped or per_comm[call.comm] > 1)
-        shown = _shown(call_text)
-        found.append(Observation(own, call, burst.count, text, shown, frozenset(buffers), grouped))
-    return found + free
-
-
-def _matches(calls: Sequence[CollectiveCall], choices: Sequence[Choice]) -> list[tuple[int, ...]]:
-    """Of each choice the indices of the calls that it is for; none if that is not known."""
-    taken: set[int] = set()
-    found = []
-    for choice in choices:
-        members = _members(calls, choice, taken) or ()
-        taken.update(members)
-        found.append(members)
-    return found
+Key = tuple[Choice | None, CollectiveCall | None, bool]
+Stretch = dict[Key, Observation]
 
 
 def _members(
     calls: Sequence[CollectiveCall], choice: Choice, taken: Collection[int]
-) -> tuple[int, ...] | None:
-    """Indices of the calls that `choice` is for; None if no calls fit, or several ways do.
+) -> tuple[int, ...]:
+    """Indices of the calls that `choice` is for; none if no calls fit, or several ways do.
 
     No line tells about a call that is empty or on one rank.
     """
@@ -116,12 +88,10 @@ def _members(
         return _batch(calls, choice, fitting)
     exact = [i for i in fitting if expected_bytes(calls[i], choice) == choice.size_bytes]
     # The same call twice over is one answer; two communicators are two.
-    return (exact[0],) if len({calls[i].comm for i in exact}) == 1 else None
+    return (exact[0],) if len({calls[i].comm for i in exact}) == 1 else ()
 
 
-def _batch(
-    calls: Sequence[CollectiveCall], choice: Choice, fitting: list[int]
-) -> tuple[int, ...] | None:
+def _batch(calls: Sequence[CollectiveCall], choice: Choice, fitting: list[int]) -> tuple[int, ...]:
     """`works` calls of one communicator whose bytes add up to those of the line."""
     works = choice.works or 1
     answers: list[tuple[int, ...]] = []
@@ -132,7 +102,7 @@ def _batch(
             if len(option) == works and sum(sizes) == choice.size_bytes:
                 answers.append(option)
                 break
-    return answers[0] if len(answers) == 1 else None
+    return answers[0] if len(answers) == 1 else ()
 
 
 def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
@@ -149,27 +119,23 @@ def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
 class Line:
     """A TUNING or COLL line of a process, however often it is printed; `text` is the first of them.
 
-    A COLL line is the same whatever its counter, its buffers and its stream. grouped: a COLL line
-    that is counted apart from others of its group.
+    A COLL line is the same whatever its counter, its buffers and its stream.
     """
 
     fact: Fact
     text: bytes
-    grouped: bool = False
 
 
 @dataclass(slots=True)
 class Burst:
-    """How often the same lines followed each other ([Note: bursts]).
+    """What lines that follow each other say, whenever they do ([Note: bursts]).
 
-    calls: of each COLL line its first text, and distinct buffers, at most MOST_BUFFERS + 1.
+    seen: the observation of each call, in order, then of each TUNING line that no call explains.
+    explained: how many TUNING lines the calls explain.
     """
 
-    calls: list[tuple[bytes, set[Buffers]]]
-    count: int = 0
-
-
-Stretch = dict[tuple[Line, ...], Burst]
+    seen: list[Observation]
+    explained: int
 
 
 @dataclass(slots=True, eq=False)
@@ -197,9 +163,10 @@ class Thread:
         else:
             self.process.count((line,), self.varying)
 
-    def alone(self, line: Line) -> Burst | None:
-        """The burst that this line is by itself; None where calls are open, which it may be for."""
-        return None if self.calls else self.process.stretch.get((line,))
+    def alone(self, line: Line) -> Observation | None:
+        """What this line says by itself; None where calls are open, which it may be for."""
+        known = None if self.calls else self.process.bursts.get((line,))
+        return None if known is None else known.seen[0]
 
     def close(self) -> None:
         """End the burst: later lines do not belong to its calls."""
@@ -212,13 +179,14 @@ class Thread:
 
 @dataclass(slots=True, eq=False)
 class Process:
-    """One process: `items` are state changes, and the bursts between them, in the order of the log.
+    """One process: `items` are state changes, and observations between them, in order of the log.
 
     source: the stream where it was seen first. about: lines about the whole process, one per kind
     and values. remarks: lines that state neither kernel nor call. dropped: state changes beyond the
-    limits, which are not kept; dropped_lines: TUNING and COLL lines beyond them. deduplicated:
-    lines that a collector left out and said so. version_line: the line that states the version, ""
-    if none does; `versions` then come from the forms of its lines alone.
+    limits, which are not kept; beyond: counts observations that are not. explained: TUNING lines
+    that calls explain. deduplicated: lines that a collector left out and said so. version_line: the
+    line that states the version, "" if none does; `versions` then come from the forms of its lines
+    alone.
     """
 
     name: str = ""
@@ -226,13 +194,15 @@ class Process:
     device: str = ""
     items: list[StateChange | Stretch] = field(default_factory=list)
     stretch: Stretch = field(default_factory=dict)
+    bursts: dict[tuple[Line, ...], Burst] = field(default_factory=dict)
     about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
     threads: dict[bytes, Thread] = field(default_factory=dict)
-    known: dict[tuple[Fact, bool], Line] = field(default_factory=dict)
+    known: dict[Fact, Line] = field(default_factory=dict)
     registered: set[tuple[str | None, ...]] = field(default_factory=set)
     remarks: int = 0
+    explained: int = 0
     dropped: int = 0
-    dropped_lines: int = 0
+    beyond: Observation = field(default_factory=lambda: Observation(None, None))
     deduplicated: int = 0
     versions: Versions = ANY
     version_line: str = ""
@@ -254,53 +224,67 @@ class Process:
             found = self.threads[name] = Thread(self)
         return found
 
-    def line(self, fact: Fact, text: bytes, *, grouped: bool = False) -> Line:
+    def line(self, fact: Fact, text: bytes) -> Line:
         """The line that states this."""
-        line = self.known.get((fact, grouped))
+        line = self.known.get(fact)
         if line is None:
-            line = Line(fact, text, grouped)
+            line = Line(fact, text)
             if len(self.known) < MOST_LINES:
-                self.known[fact, grouped] = line
+                self.known[fact] = line
         return line
 
     def count(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> None:
         """A burst: COLL lines, as many as there are in `varying`, and TUNING lines behind them."""
-        burst = self.stretch.get(lines)
+        burst = self.bursts.get(lines)
         if burst is None:
-            if len(lines) > 1 and len(self.stretch) >= MOST_BURSTS // 2:
-                parts = self._parts(lines, varying)
-                if len(parts) > 1:
-                    for part in parts:
-                        self.count(*part)
-                    return
+            burst = self._resolved(lines, varying)
+            if len(self.bursts) < MOST_BURSTS:
+                self.bursts[lines] = burst
+        for one in burst.seen:
+            one.times += 1
+        self.explained += burst.explained
+        for one, own in zip(burst.seen, varying, strict=False):
+            if len(one.buffers) <= MOST_BUFFERS:
+                one.buffers.add(own.group(1, 2))
+
+    def _resolved(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> Burst:
+        calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
+        chosen: dict[int, tuple[Choice, Line]] = {}
+        free: list[tuple[Choice, Line]] = []
+        explained: list[tuple[int, ...]] = []
+        for line in lines:
+            if isinstance(line.fact, Choice):
+                members = _members(calls, line.fact, chosen)
+                for at in members:
+                    chosen[at] = _part_of(line.fact, calls[at], len(members)), line
+                if members:
+                    explained.append(members)
+                else:
+                    free.append((line.fact, line))
+        per_comm = Counter(calls[at].comm for at in chosen)
+        seen = []
+        for at, (call, own) in enumerate(zip(calls, varying, strict=True)):
+            choice, of = chosen.get(at, (None, None))
+            grouped = choice is not None and per_comm[call.comm] > 1
+            seen.append(self._observation((choice, call, grouped), of, own))
+        seen += [self._observation((choice, None, False), line) for choice, line in free]
+        lost = sum(all(seen[at] is self.beyond for at in members) for members in explained)
+        return Burst([*seen, *[self.beyond] * lost], len(explained) - lost)
+
+    def _observation(
+        self, key: Key, line: Line | None, own: re.Match[bytes] | None = None
+    ) -> Observation:
+        """The one of this stretch, or `beyond`."""
+        seen = self.stretch.get(key)
+        if seen is None:
             if len(self.stretch) >= MOST_BURSTS:
-                self.dropped_lines += len(lines)
-                return
+                return self.beyond
             if not self.stretch:
                 self.items.append(self.stretch)
-            burst = self.stretch[lines] = Burst([(_own_text(own), set()) for own in varying])
-        burst.count += 1
-        if not varying:
-            return
-        for (_, buffers), own in zip(burst.calls, varying, strict=True):
-            if len(buffers) <= MOST_BUFFERS:
-                buffers.add((own[1], own[2]))
-
-    def _parts(
-        self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]
-    ) -> list[tuple[tuple[Line, ...], list[re.Match[bytes]]]]:
-        """The lines of a burst, those apart that say nothing about each other."""
-        calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
-        matches = _matches(calls, [line.fact for line in lines if isinstance(line.fact, Choice)])
-        per_comm = Counter(calls[index].comm for members in matches for index in members)
-        left = dict(enumerate(zip(lines, varying, strict=False)))
-        parts = []
-        for choice, members in zip(lines[len(calls) :], matches, strict=True):
-            own = [left.pop(index) for index in members]
-            grouped = any(per_comm[calls[index].comm] > 1 for index in members)
-            named = [self.line(one.fact, one.text, grouped=grouped) for one, _ in own]
-            parts.append(((*named, choice), [match for _, match in own]))
-        return parts + [((one,), [match]) for one, match in left.values()]
+            text = "" if line is None else _shown(line.text)
+            call_text = "" if own is None else _shown(_own_text(own))
+            seen = self.stretch[key] = Observation(*key, text, call_text)
+        return seen
 
     def change(self, event: StateChange) -> None:
         """A state change: what is open belongs before it. A registration that stands is no change.
@@ -318,7 +302,7 @@ class Process:
             self.dropped += 1
         else:
             self.items.append(event)
-            self.stretch = {}
+            self.stretch, self.bursts = {}, {}
 
     def describe(self, event: StateChange) -> None:
         """A line about the whole process; the first of its kind and values is kept."""
@@ -333,17 +317,17 @@ class Process:
     @property
     def lines(self) -> int:
         """Lines with NCCL's prefix."""
-        bursts = (one for stretch in self.stretches() for one in stretch.items())
-        counted = sum(len(lines) * burst.count for lines, burst in bursts)
-        return self.remarks + self.dropped_lines + counted
+        counted = sum(one.times for stretch in self.stretches() for one in stretch.values())
+        return self.remarks + counted + self.beyond.times + self.explained
 
     def stretches(self) -> list[Stretch]:
-        """The bursts, in each stretch between two state changes."""
+        """The observations, in each stretch between two state changes."""
         return [item for item in self.items if isinstance(item, dict)]
 
     def facts(self) -> set[Fact]:
         """All that TUNING and COLL lines state."""
-        return {line.fact for one in self.stretches() for lines in one for line in lines}
+        both = (fact for stretch in self.stretches() for key in stretch for fact in key[:2])
+        return {fact for fact in both if fact is not None}
 
     def close(self) -> None:
         """End all bursts: later lines do not belong to calls before this point."""
@@ -356,8 +340,9 @@ class Process:
         self.items += later.items
         self.device = self.device or later.device
         self.remarks += later.remarks
+        self.explained += later.explained
         self.dropped += later.dropped
-        self.dropped_lines += later.dropped_lines
+        self.beyond.times += later.beyond.times
         self.deduplicated += later.deduplicated
 
 

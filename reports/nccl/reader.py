@@ -14,7 +14,7 @@ from typing import Final
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Burst, Line, Process, Thread
+from reports.nccl.process import Line, Observation, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -61,7 +61,7 @@ class StreamReader:
     problems: list[str] = field(default_factory=list)
     _known: dict[Key, Known] = field(default_factory=dict)
     # TUNING lines that stand alone; forgotten at the next line of another kind.
-    _alone: dict[bytes, Burst] = field(default_factory=dict)
+    _alone: dict[bytes, Observation] = field(default_factory=dict)
     _begun: bytes = b""
     _damaged_before: int = field(init=False)
 
@@ -74,9 +74,9 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
-        burst = self._alone.get(piece)
-        if burst is not None:
-            burst.count += 1
+        alone = self._alone.get(piece)
+        if alone is not None:
+            alone.times += 1
             return
         key: Key = piece
         known, varying, whole = self._known.get(piece), None, not self._begun
@@ -86,9 +86,9 @@ class StreamReader:
         if known is not None and whole:
             thread, same = known
             thread.add(same, varying)
-            burst = thread.alone(same)
-            if burst is not None:
-                self._alone[piece] = burst
+            alone = thread.alone(same)
+            if alone is not None:
+                self._alone[piece] = alone
             elif varying is not None:
                 self._alone.clear()
             return
@@ -123,11 +123,10 @@ class StreamReader:
     def _doubt_pasted(self) -> None:
         damaged = self.unread.damaged > self._damaged_before
         for stretch in self.pasted.stretches():
-            for lines, burst in list(stretch.items()):
-                choice = lines[0].fact
-                if damaged or not isinstance(choice, Choice) or grammar.may_be_cut(choice):
-                    del stretch[lines]
-                    self.unread.add_damaged(lines[0].text, burst.count)
+            for key, seen in list(stretch.items()):
+                if damaged or seen.choice is None or grammar.may_be_cut(seen.choice):
+                    del stretch[key]
+                    self.unread.add_damaged(seen.line.encode(), seen.times)
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
