@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.spec import ResolvedRun
 from reports.nccl.audit import Audit
-from reports.nccl.rows import Verdict, VerdictRow
+from reports.nccl.rows import Verdict, VerdictRow, bytes_by_verdict
 
 _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
 
@@ -78,12 +78,8 @@ def verdict_text(resolved: ResolvedRun, audit: Audit) -> str:
     if resolved.collective is not None:
         own_texts = (f"{row.verdict} {', '.join(row.kernels)}".strip() for row in rows)
         return "; ".join(dict.fromkeys(own_texts)) or "no line about a kernel"
-    found: dict[str, dict[Verdict, int]] = {}
-    for row in rows:
-        if row.operation in _WEIGHTS_AND_GRADIENTS or row.operation == "AllReduce":
-            own = found.setdefault(row.operation, {})
-            for verdict, size in row.bytes_by_verdict.items():
-                own[verdict] = own.get(verdict, 0) + size
+    trains = (*_WEIGHTS_AND_GRADIENTS, "AllReduce")
+    found = bytes_by_verdict(row for row in rows if row.operation in trains)
     texts = []
     for operation, own in sorted(found.items()):
         total = sum(own.values())

@@ -13,7 +13,7 @@ from typing import Any, Final
 from reports.nccl.audit import Audit
 from reports.nccl.job import UNKNOWN_PROCESS
 from reports.nccl.requirement import Result
-from reports.nccl.rows import CommunicatorRow, Verdict, VerdictRow
+from reports.nccl.rows import CommunicatorRow, Verdict, VerdictRow, bytes_by_verdict
 from reports.renderers import markdown, terminal
 from reports.renderers.markdown import escape
 from reports.renderers.printable import printable
@@ -130,22 +130,12 @@ def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
     )
 
 
-def bytes_by_verdict(audit: Audit) -> dict[str, dict[Verdict, int]]:
-    """Bytes per operation and verdict: calls x bytes, over all communicators."""
-    found: dict[str, dict[Verdict, int]] = {}
-    for row in audit.rows:
-        own = found.setdefault(row.operation, {})
-        for verdict, size_bytes in row.bytes_by_verdict.items():
-            own[verdict] = own.get(verdict, 0) + size_bytes
-    return found
-
-
 def bytes_table(audit: Audit) -> Table:
     """Bytes per operation by verdict."""
     verdicts = [v for v in Verdict if v is not Verdict.MIXED]
     rows = (
         (name, *(binary_bytes(own.get(verdict)) for verdict in verdicts))
-        for name, own in sorted(bytes_by_verdict(audit).items())
+        for name, own in sorted(bytes_by_verdict(audit.rows).items())
     )
     return Table.of(("operation", *map(str, verdicts)), rows)
 
@@ -266,7 +256,7 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
         "rows": [_row(row) for row in audit.rows],
         "bytes_by_verdict": {
             name: {str(verdict): size for verdict, size in own.items()}
-            for name, own in sorted(bytes_by_verdict(audit).items())
+            for name, own in sorted(bytes_by_verdict(audit.rows).items())
         },
         "hints": list(audit.hints),
         "requirements": [_result(one) for one in results],

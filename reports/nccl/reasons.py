@@ -9,8 +9,8 @@ leaves possible. The reason is the first condition that the log proves to have f
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Final
 
 from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
 from reports.nccl.model import DATATYPES, REDUCTIONS, Choice, CollectiveCall, Version, Versions
@@ -31,29 +31,45 @@ _FLOATS: Final = frozenset(
 VERSION: Final = "version"
 
 
+_ORDER: Final = ("INIT", "ENV", "COLL", "REG", "ALLOC", "TUNING")
+
+
 @dataclass(frozen=True)
-class ConditionOutcome:
-    """needs: subsystems that would settle an open condition."""
+class Reason:
+    """condition: its name, "" where none is proved to have failed. quote: the line that proves it.
 
-    state: Literal["failed", "holds", "open"]
-    text: str = ""
+    candidates: what may be the reason, where nothing is proved. missing: subsystems that would
+    settle it; a condition that names any is open.
+    """
+
+    condition: str
+    text: str
     quote: str = ""
-    needs: tuple[str, ...] = ()
+    candidates: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
+
+    @property
+    def settled_by(self) -> str:
+        """The setting that would settle the question, "" if nothing is missing."""
+        if not self.missing:
+            return ""
+        wanted = [name for name in _ORDER if name in self.missing or name == "TUNING"]
+        return f"NCCL_DEBUG_SUBSYS={','.join(wanted)}"
 
 
-HOLDS: Final = ConditionOutcome("holds")
-Condition = Callable[[CallEvidence], ConditionOutcome]
+Condition = Callable[[CallEvidence], Reason | None]
+"""None where it holds."""
 
 
-def _failed(text: str, quote: str = "") -> ConditionOutcome:
-    return ConditionOutcome("failed", text, quote)
+def _failed(text: str, quote: str = "") -> Reason:
+    return Reason("", text, quote)
 
 
-def _open(text: str, *needs: str) -> ConditionOutcome:
-    return ConditionOutcome("open", text, needs=needs)
+def _open(text: str, *needs: str) -> Reason:
+    return Reason("", text, missing=needs)
 
 
-def version(case: CallEvidence) -> ConditionOutcome:
+def version(case: CallEvidence) -> Reason | None:
     """Symmetric kernels exist since 2.27.3."""
     if case.versions.all_before(FIRST_SYMMETRIC):
         return _failed(
@@ -61,11 +77,11 @@ def version(case: CallEvidence) -> ConditionOutcome:
             case.version_line,
         )
     if case.versions.all_from(FIRST_SYMMETRIC) or case.job.symmetric_seen:
-        return HOLDS
+        return None
     return _open("the version is not known", VERSION)
 
 
-def switches(case: CallEvidence) -> ConditionOutcome:
+def switches(case: CallEvidence) -> Reason | None:
     """Windows and cuMem can be switched off; so could user registration in 2.27."""
     names = ["NCCL_WIN_ENABLE", "NCCL_CUMEM_ENABLE"]
     if case.versions.all_before(BATCHED):
@@ -75,11 +91,11 @@ def switches(case: CallEvidence) -> ConditionOutcome:
         if event is not None and event.values[1] == "0":
             return _failed(f"{name}=0 switches symmetric memory off", event.text)
     if case.job.symmetric_seen or case.about("env") or case.subsystem_on("ENV"):
-        return HOLDS
+        return None
     return _open("a variable may switch symmetric memory off", "ENV")
 
 
-def topology(case: CallEvidence) -> ConditionOutcome:
+def topology(case: CallEvidence) -> Reason | None:
     """One NVLink domain; later versions cross nodes for some operations."""
     for view in case.views:
         if view.not_supported_line:
@@ -92,14 +108,14 @@ def topology(case: CallEvidence) -> ConditionOutcome:
     known = case.nodes_view
     if known is None or known.nodes is None:
         if len(case.job.hosts) == 1:
-            return HOLDS  # as far as the log shows; `_one_host` says so
+            return None  # as far as the log shows; `_one_host` says so
         return _open("the communicator may span nodes", "INIT")
     if known.nodes > 1:
         return _across_nodes(case, known.nodes, known.nodes_line)
     return _connectivity(case)
 
 
-def _across_nodes(case: CallEvidence, nodes: int, line: str) -> ConditionOutcome:
+def _across_nodes(case: CallEvidence, nodes: int, line: str) -> Reason | None:
     operation = case.key.operation
     if operation == "AllReduce":
         return _failed(
@@ -125,10 +141,10 @@ def _across_nodes(case: CallEvidence, nodes: int, line: str) -> ConditionOutcome
         return _open(
             f"the communicator spans {nodes} nodes, which not every version allows", VERSION
         )
-    return HOLDS
+    return None
 
 
-def _connectivity(case: CallEvidence) -> ConditionOutcome:
+def _connectivity(case: CallEvidence) -> Reason | None:
     for view in case.views:
         direct, _, cuda = (*view.p2p, None, None, None)[:3]
         all_cuda = case.versions.all_in(_CUDA_P2P)
@@ -136,23 +152,23 @@ def _connectivity(case: CallEvidence) -> ConditionOutcome:
             direct = cuda
         if direct == "0" and (not all_cuda or cuda is not None):
             return _failed("the GPUs are not all connected directly", view.p2p_line)
-    return HOLDS
+    return None
 
 
-def operation(case: CallEvidence) -> ConditionOutcome:
+def operation(case: CallEvidence) -> Reason | None:
     """Only three operations have symmetric kernels."""
     name = case.key.operation
     if name == UNKNOWN_OPERATION:
         return _open("the version prints no operation", "COLL")
     if name not in _SYMMETRIC_OPERATIONS:
         return _failed(f"{name} has no symmetric kernel in any version", case.line)
-    return HOLDS
+    return None
 
 
-def reduction(case: CallEvidence) -> ConditionOutcome:
+def reduction(case: CallEvidence) -> Reason | None:
     """Reductions are symmetric for sums; averages since 2.30.3."""
     if case.key.operation == "AllGather":
-        return HOLDS
+        return None
     if not case.calls:
         return _open(
             "the reduction may be an average (before 2.30.3), a scaled sum, or no sum at all",
@@ -162,9 +178,9 @@ def reduction(case: CallEvidence) -> ConditionOutcome:
     return _if_all_failed(outcomes)
 
 
-def _reduction_of(call: CollectiveCall, case: CallEvidence) -> ConditionOutcome:
+def _reduction_of(call: CollectiveCall, case: CallEvidence) -> Reason | None:
     if call.reduction == 0:
-        return HOLDS
+        return None
     if call.reduction == _AVERAGE:
         if case.versions.all_before(AVERAGE):
             return _failed(
@@ -173,7 +189,7 @@ def _reduction_of(call: CollectiveCall, case: CallEvidence) -> ConditionOutcome:
                 case.call_line,
             )
         if case.versions.all_from(AVERAGE):
-            return HOLDS
+            return None
         return _open("the reduction is an average, which is symmetric since 2.30.3", VERSION)
     if call.reduction < len(REDUCTIONS):
         name = REDUCTIONS[call.reduction]
@@ -185,14 +201,14 @@ def _reduction_of(call: CollectiveCall, case: CallEvidence) -> ConditionOutcome:
     )
 
 
-def datatype(case: CallEvidence) -> ConditionOutcome:
+def datatype(case: CallEvidence) -> Reason | None:
     """Reductions are symmetric for float32, float16, bfloat16 and float8."""
     if case.key.operation == "AllGather":
-        return HOLDS
+        return None
     if not case.calls:
         return _open("the data type may be an integer or float64", "COLL")
     outcomes = [
-        HOLDS
+        None
         if call.datatype in _FLOATS or call.datatype >= len(DATATYPES)
         else _failed(
             f"the data type is {DATATYPES[call.datatype][0]}; reductions are symmetric for float32,"
@@ -204,13 +220,13 @@ def datatype(case: CallEvidence) -> ConditionOutcome:
     return _if_all_failed(outcomes)
 
 
-def _if_all_failed(outcomes: list[ConditionOutcome]) -> ConditionOutcome:
-    if all(one.state == "failed" for one in outcomes):
+def _if_all_failed(outcomes: list[Reason | None]) -> Reason | None:
+    if all(one is not None and not one.missing for one in outcomes):
         return outcomes[0]
-    return next((one for one in outcomes if one.state == "open"), HOLDS)
+    return next((one for one in outcomes if one is not None and one.missing), None)
 
 
-def registration(case: CallEvidence) -> ConditionOutcome:
+def registration(case: CallEvidence) -> Reason | None:
     """The buffers must lie in a window of this communicator."""
     if case.key.phase == "before":
         return _failed(
@@ -232,7 +248,7 @@ def registration(case: CallEvidence) -> ConditionOutcome:
     return _in_range(case)
 
 
-def _in_range(case: CallEvidence) -> ConditionOutcome:
+def _in_range(case: CallEvidence) -> Reason | None:
     outside = case.outside
     if not case.calls or not outside:
         return _open("a buffer may lie outside the registered memory", "COLL")
@@ -242,7 +258,7 @@ def _in_range(case: CallEvidence) -> ConditionOutcome:
             case.call_line,
         )
     if case.about("window") or "symmetric" in case.made.by_key[case.key]:
-        return HOLDS
+        return None
     return _open(
         "the registration may be a plain one rather than a symmetric window, which print the same"
         " line",
@@ -250,10 +266,10 @@ def _in_range(case: CallEvidence) -> ConditionOutcome:
     )
 
 
-def grouping(case: CallEvidence) -> ConditionOutcome:
+def grouping(case: CallEvidence) -> Reason | None:
     """2.27 uses symmetric kernels for calls that stand alone."""
     if case.versions.all_from(BATCHED) or case.versions.all_before(FIRST_SYMMETRIC):
-        return HOLDS
+        return None
     if case.versions.all_before(BATCHED):
         if case.grouped and case.grouped >= case.lines.total():
             return _failed(
@@ -262,24 +278,24 @@ def grouping(case: CallEvidence) -> ConditionOutcome:
                 case.grouped_quote,
             )
         if case.calls:
-            return HOLDS
+            return None
     elif case.calls and not case.grouped:
-        return HOLDS
+        return None
     return _open("several calls may be grouped, which 2.27 does not launch symmetrically", "COLL")
 
 
-def size(case: CallEvidence) -> ConditionOutcome:
+def size(case: CallEvidence) -> Reason | None:
     """64 GiB over all ranks and more is too much for every symmetric kernel."""
     ranks = next((view.ranks for view in case.views if view.ranks), None)
     if ranks is None or case.key.bytes_are != "per_rank":
-        return HOLDS
+        return None
     total = case.key.size_bytes * ranks
     if total < _MOST_BYTES:
-        return HOLDS
+        return None
     return _failed(f"{ranks} ranks x {case.key.size_bytes:,} bytes is 64 GiB or more", case.line)
 
 
-def override(case: CallEvidence) -> ConditionOutcome:
+def override(case: CallEvidence) -> Reason | None:
     """One kernel can be forced, which excludes the others."""
     warnings = (e for e in case.events("no_kernel") if case.key.operation in (e.values[0] or ""))
     if (warning := next(warnings, None)) is not None:
@@ -287,7 +303,7 @@ def override(case: CallEvidence) -> ConditionOutcome:
     event = case.setting("NCCL_SYM_KERNEL")
     name = "" if event is None else event.values[1] or ""
     if event is None or not name or name.startswith(case.key.operation + "_"):
-        return HOLDS
+        return None
     return _failed(f"NCCL_SYM_KERNEL={name} allows this kernel alone", event.text)
 
 
@@ -305,35 +321,10 @@ CONDITIONS: Final[tuple[tuple[str, Condition], ...]] = (
 )
 
 
-_ORDER: Final = ("INIT", "ENV", "COLL", "REG", "ALLOC", "TUNING")
 _SMALL_QUIRK: Final = Versions((2, 29, 2), (2, 29, 3))
 _SILENT_COPY_ENGINE: Final = Versions((2, 28, 3), (2, 28, 9))
 _COPY_ENGINE_BYTES: Final = 8 << 20
 _FIRST_WITH_LINES: Final = (2, 20, 3)
-_BASE: Final = ("TUNING",)
-
-
-@dataclass(frozen=True)
-class Reason:
-    """condition: its name, "" where none is proved to have failed. quote: the line that proves it.
-
-    candidates: what may be the reason, where nothing is proved. missing: subsystems that would
-    settle it.
-    """
-
-    condition: str
-    text: str
-    quote: str = ""
-    candidates: tuple[str, ...] = ()
-    missing: tuple[str, ...] = ()
-
-    @property
-    def settled_by(self) -> str:
-        """The setting that would settle the question, "" if nothing is missing."""
-        if not self.missing:
-            return ""
-        wanted = [name for name in _ORDER if name in self.missing or name in _BASE]
-        return f"NCCL_DEBUG_SUBSYS={','.join(wanted)}"
 
 
 def why_not_symmetric(case: CallEvidence) -> Reason:
@@ -353,13 +344,12 @@ def why_not_symmetric(case: CallEvidence) -> Reason:
 
 
 def _regular(case: CallEvidence) -> Reason:
-    outcomes = [(name, check(case)) for name, check in CONDITIONS]
-    for name, outcome in outcomes:
-        if outcome.state == "failed":
-            return Reason(name, outcome.text, outcome.quote)
-    opens = [outcome for _, outcome in outcomes if outcome.state == "open"]
-    if opens:
-        needs = {need for outcome in opens for need in outcome.needs}
+    found = [(name, reason) for name, check in CONDITIONS if (reason := check(case)) is not None]
+    for name, reason in found:
+        if not reason.missing:
+            return replace(reason, condition=name)
+    if found:
+        needs = {need for _, reason in found for need in reason.missing}
         text = "not settled by this log"
         if VERSION in needs:
             text += "; the version is not known (NCCL prints it at every NCCL_DEBUG level)"
@@ -368,7 +358,7 @@ def _regular(case: CallEvidence) -> Reason:
             "",
             text + one_host,
             case.line,
-            tuple(dict.fromkeys(outcome.text for outcome in opens)),
+            tuple(dict.fromkeys(reason.text for _, reason in found)),
             tuple(name for name in _ORDER if name in needs),
         )
     chosen = " and ".join(case.kernels)

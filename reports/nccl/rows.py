@@ -181,3 +181,13 @@ def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
     if silent and verdict is not Verdict.NO_EVIDENCE:
         found.append(f"{silent} more calls without a line")
     return found
+
+
+def bytes_by_verdict(rows: Iterable[VerdictRow]) -> dict[str, dict[Verdict, int]]:
+    """Bytes per operation and verdict: calls x bytes, over all communicators."""
+    found: dict[str, dict[Verdict, int]] = {}
+    for row in rows:
+        own = found.setdefault(row.operation, {})
+        for verdict, size_bytes in row.bytes_by_verdict.items():
+            own[verdict] = own.get(verdict, 0) + size_bytes
+    return found
