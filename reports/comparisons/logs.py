@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import operator
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -19,7 +18,6 @@ CAPTION = (
     "Each side is one run. Its steps are no repetitions of it, so there is no verdict on time and "
     "no interval. Losses are compared step by step, where both logs tell one."
 )
-Value = Callable[[ImportedStep], float | None]
 
 
 @dataclass(frozen=True)
@@ -53,33 +51,30 @@ class LogChange:
         return self.head / self.base if self.base else None
 
 
-_DIFFERENCES: tuple[tuple[str, Value], ...] = (
-    ("loss", lambda step: step.loss),
-    ("gradient norm", lambda step: step.grad_norm),
+_DIFFERENCES = (("loss", "loss"), ("gradient norm", "grad_norm"))
+_CHANGES = (
+    ("step time, median", "ms", "milliseconds"),
+    ("tokens/s per device, median", "", "tokens_per_second_per_device"),
+    ("TFLOP/s per device, median", "", "teraflops_per_device"),
+    ("allocated peak of a device", "bytes", "device_peak_bytes"),
+    ("reserved peak of a device", "bytes", "device_reserved_peak_bytes"),
 )
-_MEDIANS: tuple[tuple[str, str, Value], ...] = (
-    ("step time, median", "ms", lambda step: step.milliseconds),
-    ("tokens/s per device, median", "", lambda step: step.tokens_per_second_per_device),
-    ("TFLOP/s per device, median", "", lambda step: step.teraflops_per_device),
-)
-_PEAKS: tuple[tuple[str, str, Value], ...] = (
-    ("allocated peak of a device", "bytes", lambda step: step.device_peak_bytes),
-    ("reserved peak of a device", "bytes", lambda step: step.device_reserved_peak_bytes),
-)
+
+
+def _told(steps: Iterable[ImportedStep], field: str) -> list[tuple[int, float]]:
+    """(step, number) where the log tells it."""
+    return [(one.step, value) for one in steps if (value := getattr(one, field)) is not None]
 
 
 def differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference]:
     """One per quantity that both logs tell at some step."""
     found = []
-    for name, value in _DIFFERENCES:
-        sides = [
-            {step.step: of for step in run.steps if (of := value(step)) is not None}
-            for run in (base, head)
-        ]
-        both = sorted(sides[0].keys() & sides[1].keys())
+    for name, field in _DIFFERENCES:
+        before, after = (dict(_told(run.steps, field)) for run in (base, head))
+        both = sorted(before.keys() & after.keys())
         if not both:
             continue
-        gaps = {step: _gap(sides[0][step], sides[1][step]) for step in both}
+        gaps = {step: _gap(before[step], after[step]) for step in both}
         worst = max(both, key=lambda step: abs(gaps[step]))
         found.append(LogDifference(name, len(both), gaps[worst], worst, gaps[both[-1]], both[-1]))
     return found
@@ -88,15 +83,15 @@ def differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference]:
 def changes(base: ImportedRun, head: ImportedRun) -> list[LogChange]:
     """Medians and peaks that both logs tell."""
     found = []
-    every = operator.attrgetter("steps")
-    for rows, of_all, steps in ((_MEDIANS, median, counted), (_PEAKS, max, every)):
-        for name, unit, value in rows:
-            before, after = (
-                [of for step in steps(run) if (of := value(step)) is not None]
-                for run in (base, head)
-            )
-            if before and after:
-                found.append(LogChange(name, unit, float(of_all(before)), float(of_all(after))))
+    for name, unit, field in _CHANGES:
+        peak = unit == "bytes"
+        before, after = (
+            [value for _, value in _told(run.steps if peak else counted(run), field)]
+            for run in (base, head)
+        )
+        if before and after:
+            of_all = max if peak else median
+            found.append(LogChange(name, unit, float(of_all(before)), float(of_all(after))))
     return found
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from reports.comparisons.change import less_one, speed_text
 from reports.gates.gate_table import interval_text
-from reports.history.change_points import FEWEST_STARTS, ChangePoint, Levels, level_medians
+from reports.history.change_points import ChangePoint, Levels
 from reports.history.series import Point, Series
-from reports.plots.history import HistoryPanel, history_figure
+from reports.plots.history import history_figure
 from reports.renderers import quantity
 from reports.renderers.document import (
     Block,
@@ -22,10 +22,6 @@ from reports.renderers.document import (
     TableBlock,
 )
 from reports.renderers.table import Row, Table
-
-_COMMIT = 12
-_UNITS = {"bytes": "MiB", "loss": "loss (nats per token)"}
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -108,7 +104,7 @@ def change_text(series: Series, change: ChangePoint) -> str:
     else:
         moved = quantity.change(one.change, 2)
     interval = f" ({interval_text(one.interval)} of the metric)" if one.interval else ""
-    where = f"between {_commit(before)} ({before.day}) and {_commit(after)} ({after.day})"
+    where = f"between {before.short} ({before.day}) and {after.short} ({after.day})"
     starts = quantity.counted(one.n_head, "start")
     same = "; the code is the same, so the machine changed" if change.same_code else ""
     return f"{one.verdict} {where}: {moved}{interval}, {starts} against {one.n_base}{same}"
@@ -158,7 +154,7 @@ def points_table(series: Series, levels: Levels, newest: int | None = None) -> T
         spread = f"{quantity.amount(low, unit)} to {quantity.amount(high, unit)}"
         texts = (
             point.day,
-            _commit(point),
+            point.short,
             str(len(point.values)),
             quantity.amount(point.value, unit),
             spread if low != high else quantity.MISSING,
@@ -178,7 +174,7 @@ def _marked(titles: str, rows: list[Row]) -> Table:
 
 
 def _section(number: int, series: Series, levels: Levels) -> Section:
-    figure = history_figure(f"history-{number}", _panel(series, levels))
+    figure = history_figure(f"history-{number}", series, levels)
     caption = (
         f"{series.metric.title} by commit and day, on {series.machine}. A change of level "
         f"is at least {quantity.share(levels.tolerance)}"
@@ -190,34 +186,6 @@ def _section(number: int, series: Series, levels: Levels) -> Section:
         blocks.append(Bullets(tuple(("", text) for text in said)))
     blocks.append(TableBlock(points_table(series, levels)))
     return Section(f"series-{number}", series.name, tuple(blocks))
-
-
-def _panel(series: Series, levels: Levels) -> HistoryPanel:
-    scale = 1 / _MIB if series.metric.unit == "bytes" else 1.0
-    unit = series.metric.unit
-    varies = series.metric.judge == "interval"
-    return HistoryPanel(
-        unit=f"{series.metric.title}, {_UNITS[unit]}" if unit == "bytes" else series.metric.title,
-        points=[
-            (f"{point.day[5:]}\n{_commit(point)[:7]}", [value * scale for value in point.values])
-            for point in series.points
-        ],
-        medians=[point.value * scale for point in series.points],
-        levels=[(a, b, value * scale) for a, b, value in level_medians(series, levels)],
-        changes=[
-            (
-                change.after,
-                quantity.change(change.judgement.change),
-                change.judgement.verdict == "regressed",
-            )
-            for change in levels.changes
-        ],
-        few=frozenset(
-            at
-            for at, point in enumerate(series.points)
-            if varies and len(point.values) < FEWEST_STARTS
-        ),
-    )
 
 
 def to_data(history: History) -> dict[str, Any]:
@@ -265,7 +233,3 @@ def _change_data(series: Series, change: ChangePoint) -> dict[str, Any]:
 
 def _after(series: Series, change: ChangePoint) -> Point:
     return series.points[change.after]
-
-
-def _commit(point: Point) -> str:
-    return point.commit.replace(" (with local changes)", "+")[: _COMMIT + 1]

@@ -6,11 +6,13 @@ starts ── config, hardware ──> series ── code, day ──> points �
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from bench.derive.metrics import Metric
 from reports.history.starts import Start, each_once
+
+_COMMIT = 12
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,11 @@ class Point:
     def value(self) -> float:
         """Median over starts: a start is the unit, not a step."""
         return median(self.values)
+
+    @property
+    def short(self) -> str:
+        """The commit, short, with a plus for local changes."""
+        return self.commit.replace(" (with local changes)", "+")[: _COMMIT + 1]
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,7 @@ def series_of(starts: Sequence[Start], metric: Metric) -> list[Series]:
             found.append(_series(having, own))
     names = [one.name for one in found]
     return [
-        one if names.count(one.name) == 1 else _called(one, f"{one.name} ({one.config[:6]})")
+        one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({one.config[:6]})")
         for one in found
     ]
 
@@ -99,7 +106,3 @@ def _series(starts: Sequence[Start], metric: Metric) -> Series:
         points=points,
         loss_bound=max(bounds, default=None),
     )
-
-
-def _called(series: Series, name: str) -> Series:
-    return Series(**{**vars(series), "name": name})

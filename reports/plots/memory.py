@@ -7,16 +7,7 @@ from collections.abc import Sequence
 from matplotlib.axes import Axes
 
 from bench.derive.metrics import ALLOCATOR_PEAK, RSS
-from reports.plots.style import (
-    GREY,
-    category_look,
-    drawing,
-    in_order,
-    label,
-    stacked_bars,
-    svg,
-    wrapped,
-)
+from reports.plots.style import GREY, category_look, drawing, in_order, label, svg, wrapped
 from reports.views.cells import Cell
 
 _MIB = 2**20
@@ -50,15 +41,23 @@ def memory_figure(cells: Sequence[Cell]) -> str:
 
 def _ledger(axes: Axes, cells: Sequence[Cell]) -> None:
     categories = in_order(name for cell in cells for name in cell.ledger)
-    layers = (
-        (
-            label(category.replace("_", " ")),
-            category_look(category, categories),
-            [cell.ledger.get(category, 0) / _MIB for cell in cells],
-        )
-        for category in categories
-    )
-    stacked_bars(axes, layers, 0.72)
+    starts = [0.0] * len(cells)
+    for category in categories:
+        widths = [cell.ledger.get(category, 0) / _MIB for cell in cells]
+        if any(widths):
+            colour, hatch = category_look(category, categories)
+            axes.barh(
+                range(len(cells)),
+                widths,
+                left=starts,
+                height=0.72,
+                color=colour,
+                hatch=hatch,
+                edgecolor="white",
+                linewidth=0.4,
+                label=label(category.replace("_", " ")),
+            )
+            starts = [start + width for start, width in zip(starts, widths, strict=True)]
     for position, cell in enumerate(cells):
         if not cell.ledger:
             axes.text(0, position, " no ledger", va="center", color=GREY, fontsize=8)

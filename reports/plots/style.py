@@ -127,31 +127,6 @@ def wrapped(name: str, width: int = 44) -> str:
     return "\n".join(line.strip() for line in lines)
 
 
-def stacked_bars(
-    axes: Axes, layers: Iterable[tuple[str, tuple[str, str], Sequence[float]]], height: float
-) -> None:
-    """Horizontal bars, layer upon layer: (name, colour and hatch, width of each bar).
-
-    A layer without width is left out.
-    """
-    starts: list[float] = []
-    for name, (colour, hatch), widths in layers:
-        starts = starts or [0.0] * len(widths)
-        if any(widths):
-            axes.barh(
-                range(len(widths)),
-                widths,
-                left=starts,
-                height=height,
-                color=colour,
-                hatch=hatch,
-                edgecolor="white",
-                linewidth=0.4,
-                label=name,
-            )
-            starts = [start + width for start, width in zip(starts, widths, strict=True)]
-
-
 def whole_steps(axes: Axes, most: int = 8) -> None:
     """Label only whole steps on the horizontal axis, at most `most` of them."""
     axes.xaxis.set_major_locator(MaxNLocator(nbins=most, integer=True))

@@ -150,24 +150,6 @@ def verdict_of(record: ValidationRecord, engine: str) -> str:
     )
 
 
-def case_table(cases: Sequence[CaseVerdict]) -> Table:
-    """One row per case that ran: what it is and how it ended."""
-    rows = [
-        Row(
-            (
-                case.case,
-                "passed" if case.state == "passed" else "FAILED",
-                ", ".join(check.check for check in case.failures) or _NONE,
-                f"{case.seconds:.2f}",
-            ),
-            "bad" if case.failures else "plain",
-        )
-        for case in cases
-        if case.state != "not_applicable"
-    ]
-    return Table.of("case | verdict | failed checks | seconds", rows, left=3)
-
-
 def bug_table(bugs: Sequence[BugVerdict]) -> Table:
     """One row per bug."""
     kinds: dict[str, RowKind] = {"missed": "bad", "broken": "bad", "not_applicable": "unsteady"}

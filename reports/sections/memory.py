@@ -226,10 +226,10 @@ def _padding_blocks(planned: Planned) -> list[Block]:
         return []
     rows: dict[tuple[str, ...], list[str]] = {}
     for cell, plan in planned:
-        for group in alike(plan.units):
-            bucket = group.bucket
+        for same in alike(plan.units):
+            bucket = same[0]
             texts = (
-                unit_names(group.units, cell.resolved.shape),
+                unit_names((one.unit for one in same), cell.resolved.shape),
                 _SHOWN_ROLES.get(bucket.role, bucket.role),
                 bucket.dtype,
                 bucket.placement.replace("_", " "),

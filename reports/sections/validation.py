@@ -10,7 +10,6 @@ from bench.verdict import ValidationRecord
 from reports.renderers.document import Block, Details, Heading, Paragraph, Section, TableBlock
 from reports.renderers.validation_text import (
     bug_table,
-    case_table,
     check_table,
     failures_in_full,
     headline,
@@ -77,8 +76,11 @@ def _checked(record: ValidationRecord) -> list[Block]:
     reasons = reasons_table(record)
     if reasons.rows:
         blocks += [Heading("What does not apply, and why"), TableBlock(reasons)]
-    cases = case_table(record.cases)
-    lines = [f"{row.cells[1]:7} {row.cells[0]}" for row in cases.rows]
+    lines = [
+        f"{case.state if case.state == 'passed' else 'FAILED':7} {case.case}"
+        for case in record.cases
+        if case.state != "not_applicable"
+    ]
     blocks.append(Details(f"All {len(lines)} cases that ran", "\n".join(lines)))
     return blocks
 

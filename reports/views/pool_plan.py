@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -59,14 +58,6 @@ class PoolPlanDocument(BaseModel):
     units: tuple[PlannedBucket, ...] = ()
 
 
-@dataclass(frozen=True)
-class Alike:
-    """Buckets of several units that differ in their names only."""
-
-    units: tuple[str, ...]
-    bucket: PlannedBucket
-
-
 def read_pool_plan(memory: Mapping[str, Any] | None) -> PoolPlanDocument | None:
     """None where there is no plan that can be understood."""
     document = (memory or {}).get("pool_plan")
@@ -78,21 +69,13 @@ def read_pool_plan(memory: Mapping[str, Any] | None) -> PoolPlanDocument | None:
         return None
 
 
-def alike(buckets: Sequence[PlannedBucket]) -> list[Alike]:
+def alike(buckets: Sequence[PlannedBucket]) -> list[list[PlannedBucket]]:
     """Buckets in order, those that differ only in unit, bucket name and slot put together."""
-    groups: dict[tuple[Any, ...], list[PlannedBucket]] = {}
+    groups: dict[PlannedBucket, list[PlannedBucket]] = {}
     for bucket in buckets:
-        key = (
-            bucket.role,
-            bucket.dtype,
-            bucket.bytes,
-            bucket.padding_bytes,
-            bucket.placement,
-            bucket.offset_bytes,
-            bucket.waste_bytes,
-        )
+        key = bucket.model_copy(update={"unit": "", "bucket": "", "slot": None})
         groups.setdefault(key, []).append(bucket)
-    return [Alike(tuple(b.unit for b in same), same[0]) for same in groups.values()]
+    return list(groups.values())
 
 
 def seated(plan: PoolPlanDocument, pool: PlannedPool, area: int) -> list[PlannedBucket]:
