@@ -8,8 +8,8 @@ from typing import Any
 from reports.comparisons.change import less_one, speed_text
 from reports.gates.gate_table import interval_text
 from reports.history.change_points import ChangePoint, Levels
+from reports.history.figure import history_figure
 from reports.history.series import Point, Series
-from reports.plots.history import history_figure
 from reports.renderers import quantity
 from reports.renderers.document import (
     Block,
