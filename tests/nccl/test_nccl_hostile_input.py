@@ -121,12 +121,17 @@ def test_memory_does_not_grow_with_distinct_lines_beyond_the_limits():
 
 
 @pytest.mark.usefixtures("low_limits")
-def test_lines_beyond_the_limits_are_counted_though_not_kept(tmp_path):
-    text = "".join(f"{info(ring('AllReduce', number))}\n" for number in range(1, 301))
-    (tmp_path / "log").write_text(text)
+@pytest.mark.parametrize("called", [False, True])
+def test_lines_beyond_the_limits_are_counted_though_not_kept(tmp_path, called):
+    lines = []
+    for number in range(1, 301):
+        lines += [info(coll("AllReduce", count=number))] * called
+        lines.append(info(ring("AllReduce", 2 * number)))
+    (tmp_path / "log").write_text("".join(f"{one}\n" for one in lines))
     job = audit_paths([tmp_path]).job
-    assert job.lines == 300
-    assert "100 state changes, TUNING and COLL lines beyond the limits" in " ".join(job.remarks)
+    assert job.lines == len(lines)
+    lost = f"{100 + 100 * called} state changes, TUNING and COLL lines beyond the limits"
+    assert lost in " ".join(job.remarks)
 
 
 @pytest.mark.parametrize("version", ["2.27.7+cuda12.9", "2.29.2+cuda13.0"])

@@ -26,20 +26,51 @@ def curve(
     )
 
 
-def test_equal_curves_are_bitwise_equal():
-    assert judge_loss([curve(), curve()], [curve()], "bitwise", 0.0).verdict == "equivalent"
+NEAR = [curve(noise=1e-4, seed=seed) for seed in range(3)]
+BROKEN = LossCurve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
 
 
-def test_one_bit_is_a_difference_and_the_first_step_that_has_it_is_named():
-    found = judge_loss([curve()], [curve(), curve(1e-15, from_step=17)], "bitwise", 1e-5)
-    assert found.verdict == "regressed"
-    assert "first divergent step 17" in found.reason
-
-
-def test_nothing_is_held_to_a_base_that_does_not_repeat_itself_bitwise():
-    found = judge_loss([curve(), curve(1e-9, from_step=3)], [curve()], "bitwise", 0.0)
-    assert found.verdict == "inconclusive"
-    assert "repeats of the base are not bitwise equal (first divergent step 3)" in found.reason
+@pytest.mark.parametrize(
+    ("base", "head", "mode", "tolerance", "verdict", "said"),
+    [
+        ([curve(), curve()], [curve()], "bitwise", 0.0, "equivalent", ""),
+        # One bit is a difference, and nothing is held to a base that does not repeat itself.
+        (
+            [curve()],
+            [curve(), curve(1e-15, from_step=17)],
+            "bitwise",
+            1e-5,
+            "regressed",
+            "first divergent step 17",
+        ),
+        (
+            [curve(), curve(1e-9, from_step=3)],
+            [curve()],
+            "bitwise",
+            0.0,
+            "inconclusive",
+            "repeats of the base are not bitwise equal (first divergent step 3)",
+        ),
+        (
+            NEAR,
+            [curve(0.01, from_step=21, noise=1e-4, seed=9)],
+            "spread",
+            1e-5,
+            "regressed",
+            "first divergent step 21:",
+        ),
+        # A lower loss is a difference too, and the worst head run counts.
+        ([curve()], [curve(-0.01)], "spread", 1e-5, "regressed", ""),
+        ([curve()], [curve(), curve(0.01)], "spread", 1e-5, "regressed", ""),
+        ([curve()], [BROKEN], "spread", 1e-5, "regressed", "first divergent step 5:"),
+        ([curve()], [LossCurve.of(curve().values[:30])], "spread", 1e-5, "regressed", "30, 40"),
+        ([curve()], [LossCurve.of([])], "spread", 1.0, "regressed", ""),
+    ],
+)
+def test_what_differs_is_named_with_its_first_step(base, head, mode, tolerance, verdict, said):
+    found = judge_loss(base, head, mode, tolerance)
+    assert found.verdict == verdict
+    assert said in found.reason
 
 
 def test_a_curve_within_the_spread_of_repeats_is_equal():
@@ -51,17 +82,6 @@ def test_a_curve_within_the_spread_of_repeats_is_equal():
     assert "n=4" in found.reason
 
 
-def test_a_jump_beyond_the_spread_is_found_with_its_first_step():
-    base = [curve(noise=1e-4, seed=seed) for seed in range(3)]
-    found = judge_loss(base, [curve(0.01, from_step=21, noise=1e-4, seed=9)], "spread", 1e-5)
-    assert found.verdict == "regressed"
-    assert "first divergent step 21:" in found.reason
-
-
-def test_a_lower_loss_is_a_difference_too():
-    assert judge_loss([curve()], [curve(-0.01)], "spread", 1e-5).verdict == "regressed"
-
-
 def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     base = [curve(noise=0.002, seed=seed) for seed in range(3)]
     head = curve(0.009, noise=0.002, seed=9)
@@ -70,25 +90,7 @@ def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     assert found.verdict == "regressed"
 
 
-def test_the_worst_head_run_counts():
-    assert judge_loss([curve()], [curve(), curve(0.01)], "spread", 1e-5).verdict == "regressed"
-
-
 def test_without_repeats_the_bound_is_the_tolerance_and_that_is_said():
     found = judge_loss([curve()], [curve(1e-6)], "spread", 1e-5)
     assert (found.verdict, found.bound) == ("equivalent", 1e-5)
     assert "no repeats" in found.reason
-
-
-def test_a_loss_that_is_no_number_diverges_at_its_step():
-    broken = LossCurve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
-    found = judge_loss([curve()], [broken], "spread", 1e-5)
-    assert found.verdict == "regressed"
-    assert "first divergent step 5:" in found.reason
-
-
-def test_different_numbers_of_steps_are_no_match():
-    short = LossCurve.of(curve().values[:30])
-    found = judge_loss([curve()], [short], "spread", 1e-5)
-    assert (found.verdict, "30, 40" in found.reason) == ("regressed", True)
-    assert judge_loss([curve()], [LossCurve.of([])], "spread", 1.0).verdict == "regressed"
