@@ -245,7 +245,7 @@ class Process:
         self.explained += burst.explained
         for one, own in zip(burst.seen, varying, strict=False):
             if len(one.buffers) <= MOST_BUFFERS:
-                one.buffers.add(own.group(1, 2))
+                one.buffers.add((own[1], own[2]))
 
     def _resolved(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> Burst:
         calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
