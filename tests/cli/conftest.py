@@ -12,10 +12,12 @@ from typing import Any
 
 import psutil
 import pytest
+from outcome_scenarios import TWO_CELLS
+from stand_in_runs import ended
 
 from bench.launch.arm import probe
 from bench.launch.code import RankCode
-from bench.record import RunStatus, StepSample
+from bench.record import RunStatus
 from bench.store import ResultsStore, RunFolder
 
 CHECKOUT = Path(__file__).parents[2]
@@ -29,9 +31,6 @@ base:
   train: {steps: 12, global_batch: 2, micro_batch: 1, seq_len: 16}
   launch: {ranks: 1, hang_seconds: 60.0, timeout_seconds: 120.0}
 """
-
-
-TWO_CELLS = "name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n"
 
 
 class CommandLine:
@@ -158,15 +157,9 @@ class World:
         return self.finish(resolved, folder, state)
 
     def finish(self, resolved, folder: RunFolder, state: str) -> RunStatus:
-        folder.write_environment({"machine": "test"})
+        status = ended(resolved, folder, state, reason="as the test wants")
         for rank in range(resolved.launch.ranks):
             (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
-            steps = range(1, resolved.train.steps + 1)
-            folder.append_steps(
-                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
-            )
-        status = folder.status.model_copy(update={"state": state, "reason": "as the test wants"})
-        folder.write_status(status)
         return status
 
     def sweep(self, text: str = TWO_CELLS, **states: str) -> int:

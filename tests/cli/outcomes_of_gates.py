@@ -6,7 +6,6 @@ import contextlib
 import json
 import random
 import re
-import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,9 +13,9 @@ from typing import Any
 
 import pytest
 from gate_runs import CELLS, Arm, record_arms
+from git_repository import git
 from outcome_scenarios import TWO_CELLS, World, scenario
-
-from bench.record import StepSample
+from stand_in_runs import with_end, with_steps
 
 ARMS = ("--arm", "base=.", "--arm", "head=.")
 ONE = {"zero3": CELLS["zero3"]}
@@ -35,16 +34,9 @@ def timed(world: World, milliseconds: Any) -> Iterator[None]:
 
     def launch(resolved, folder, **_: object):
         arm, block = folder.status.arm, folder.status.repeat
-        level = milliseconds(arm, block) * rng.gauss(1.0, 0.002)
         folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
-        for rank in range(resolved.launch.ranks):
-            steps = range(1, resolved.train.steps + 1)
-            folder.append_steps(
-                rank, *(StepSample(step, level, 2.0, 1.0, 1e-3, 64, 8, 1) for step in steps)
-            )
-        status = folder.status.model_copy(update={"state": "ok"})
-        folder.write_status(status)
-        return status
+        with_steps(resolved, folder, milliseconds(arm, block) * rng.gauss(1.0, 0.002), 8)
+        return with_end(folder)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.cli.arm_preparation.launch", launch)
@@ -409,11 +401,10 @@ def _(world: World) -> int:
 @scenario("bisect", "good or bad cannot be measured")
 def _(world: World) -> int:
     repository = Path(world.file(TWO_CELLS)).parent / "no_engine"
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org", "-C", str(repository)]
-    subprocess.run(["git", "init", "-q", str(repository)], check=True, timeout=60)
+    repository.mkdir()
+    git(repository, "init", "-q")
     for message in ("one", "two"):
-        commit = [*git, "commit", "-q", "--allow-empty", "-m", message]
-        subprocess.run(commit, check=True, timeout=60)
+        git(repository, "commit", "-q", "--allow-empty", "-m", message)
     asked = ("--repo", str(repository), "--good", "HEAD~1", "--metric", "wire_bytes")
     code = world.run("bisect", world.file(TWO_CELLS), *asked)
     assert "holds no Python package" in world.err

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,9 @@ import pytest
 from gate_runs import CELLS, Arm, record_arms
 from outcome_scenarios import TWO_CELLS, World, scenario
 
+from bench.cli import arm_preparation
+from bench.launch.code import RankCode
+
 ROOT = Path(__file__).parents[2]
 SAME = ("--arm", "base=.", "--arm", "head=.")
 ONE_CELL = "name: one\nbase: {engine.name: ddp}\n"
@@ -19,14 +24,18 @@ BY_SETTINGS = "arms:\n  a: {set: {train.lr: 0.01}}\n  b: {set: {train.lr: 0.02}}
 BLOCKS = ("--interleave", "--repeat", "1")
 
 
-def checkout(world: World, name: str, change: str = "") -> tuple[str, ...]:
-    """Arms of which head is a copy of this checkout, with `change` in a file that ranks run."""
-    folder = world.folder / name
-    for package in ("bench", "mfsdp_core"):
-        shutil.copytree(ROOT / package, folder / package, dirs_exist_ok=True)
-    with (folder / "bench" / "loop.py").open("a") as stream:
-        stream.write(f"# {change}\n" if change else "")
-    return "--arm", "base=.", "--arm", f"head=checkout:{folder}"
+@contextlib.contextmanager
+def other_head() -> Iterator[None]:
+    """The code of the arm head is other code; "a head that was edited" has a copy in truth."""
+    real = arm_preparation.code_identity
+
+    def identity(*asked: Any, code: RankCode | None = None) -> str:
+        is_head = code is not None and code.arm == "head"
+        return "0123456789abcdef" if is_head else real(*asked, code=code)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arm_preparation, "code_identity", identity)
+        yield
 
 
 def codes(text: str) -> set[str]:
@@ -62,12 +71,12 @@ def _(world: World) -> int:
 @scenario("compare", "an arm that was measured with other code")
 def _(world: World) -> int:
     measured_twice(world)
-    other = checkout(world, "other", "changed")
-    code = world.run("gate", "sweep.yaml", *other)
-    assert len(codes(world.err)) == 2
-    assert re.search(r"one-base-vs-head-[0-9a-f]{8} measured head at commit", world.err)
-    assert world.out == ""
-    assert world.run("compare", "sweep.yaml", *other) == code
+    with other_head():
+        code = world.run("gate", "sweep.yaml", *SAME)
+        assert len(codes(world.err)) == 2
+        assert re.search(r"one-base-vs-head-[0-9a-f]{8} measured head at commit", world.err)
+        assert world.out == ""
+        assert world.run("compare", "sweep.yaml", *SAME) == code
     return code
 
 
@@ -87,8 +96,8 @@ def _(world: World) -> int:
 @scenario("compare", "two comparisons whose arms have the same names")
 def _(world: World) -> int:
     measured_twice(world)
-    other = checkout(world, "other", "changed")
-    assert world.run("run", "sweep.yaml", *other, *BLOCKS) == 0
+    with other_head():
+        assert world.run("run", "sweep.yaml", *SAME, *BLOCKS) == 0
     both = world.store.sweeps()
     assert len(both) == 2
     assert all(world.store.read_plan(name)["id"] == name for name in both)
@@ -98,12 +107,13 @@ def _(world: World) -> int:
     assert "2 sweeps are called one-base-vs-head" in world.err
     # Each gate judges its own, and running the first again repeats nothing.
     judged = []
-    for arms in (SAME, other):
-        code = world.run("gate", "sweep.yaml", *arms)
-        assert code == world.run("compare", "sweep.yaml", *arms) == 0
-        assert world.run("run", "sweep.yaml", *arms, *BLOCKS) == 0
-        assert "2 of 2 runs finished (0 now, 2 before)" in world.err
-        judged.append(world.out)
+    for measured in (contextlib.nullcontext, other_head):
+        with measured():
+            code = world.run("gate", "sweep.yaml", *SAME)
+            assert code == world.run("compare", "sweep.yaml", *SAME) == 0
+            assert world.run("run", "sweep.yaml", *SAME, *BLOCKS) == 0
+            assert "2 of 2 runs finished (0 now, 2 before)" in world.err
+            judged.append(world.out)
     assert len(list(world.store.records())) == 4
     return code
 
@@ -123,14 +133,17 @@ def _(world: World) -> int:
     assert world.store.sweeps() == ["one-base-vs-head"]
     code = world.run("gate", "sweep.yaml", *SAME)
     assert world.run("gate", "one-base-vs-head") == code
-    assert world.run("gate", "sweep.yaml", *checkout(world, "other", "changed")) == 5
+    with other_head():
+        assert world.run("gate", "sweep.yaml", *SAME) == 5
     assert "one-base-vs-head measured head at" in world.err
     return code
 
 
 @scenario("gate", "a head that was edited since it was measured")
 def _(world: World) -> int:
-    head = checkout(world, "head")
+    for package in ("bench", "mfsdp_core"):
+        shutil.copytree(ROOT / package, world.folder / "head" / package)
+    head = ("--arm", "base=.", "--arm", f"head=checkout:{world.folder / 'head'}")
     assert world.run("run", world.file(ONE_CELL), *head, *BLOCKS) == 0
     assert world.run("gate", "sweep.yaml", *head) == 0
     with (world.folder / "head/bench/loop.py").open("a") as stream:
@@ -148,10 +161,10 @@ def _(world: World) -> int:
 @scenario("gate", "a head whose runs all failed, after another that was good")
 def _(world: World) -> int:
     measured_twice(world)
-    other = checkout(world, "other", "changed")
     world.states = {"base": "crashed"}
-    assert world.run("run", "sweep.yaml", *other, *BLOCKS, "--block-retries", "0") == 3
-    code = world.run("gate", "sweep.yaml", *other)
+    with other_head():
+        assert world.run("run", "sweep.yaml", *SAME, *BLOCKS, "--block-retries", "0") == 3
+        code = world.run("gate", "sweep.yaml", *SAME)
     assert "crashed: as the test wants" in world.err
     return code
 

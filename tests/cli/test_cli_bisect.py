@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 from git_repository import git
+from stand_in_runs import with_end, with_steps
 
 from bench.cli import bisecting
 from bench.cli.main import run_command_line
 from bench.launch.git import commit_of
-from bench.record import StepSample
 from bench.store import StoreLockedError
 from sweeps.execution import Side
 from sweeps.plan import PlannedArm
@@ -63,13 +63,9 @@ def started(repository, crashing, monkeypatch) -> list[int]:
         def launch(resolved, folder, **_):
             numbers.append(number)
             folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
-            for step in range(1, resolved.train.steps + 1):
-                slower = 10.0 * (1.0 if sent == 100 else 1.5) + 0.001 * len(numbers)
-                folder.append_steps(0, StepSample(step, slower, 2.0, 1.0, 1e-3, 64, sent, 1))
-            state = "crashed" if number in crashing else "ok"
-            status = folder.status.model_copy(update={"state": state, "reason": ""})
-            folder.write_status(status)
-            return status
+            slower = 10.0 * (1.0 if sent == 100 else 1.5) + 0.001 * len(numbers)
+            with_steps(resolved, folder, slower, sent)
+            return with_end(folder, "crashed" if number in crashing else "ok", reason="")
 
         planned = PlannedArm(arm.name, arm.described(), commit, None, "2.13.0", "3.11")
         return planned, Side(launch, lambda _: commit)
@@ -103,20 +99,17 @@ def bisect(repository, tmp_path, capsys):
 
 
 def test_bytes_take_one_run_per_commit_and_a_commit_that_crashes_is_gone_around(bisect, started):
-    code, found = bisect("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
+    asked = ("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
+    code, found = bisect(*asked)
     assert code == 0
     assert [one["subject"] for one in found["candidates"]] == ["change 7"]
     assert found["change"] == "regressed, 100 to 104 (+4)"
     assert len(started) == len(set(started)) <= 7
     assert CRASHING in started
     assert any("crashed" in why for why in found["skipped"].values())
-
-
-def test_the_same_command_goes_on_from_what_has_run(bisect, started):
-    asked = ("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
-    _, first = bisect(*asked)
+    # The same command goes on from what has run.
     before = len(started)
-    assert bisect(*asked) == (0, first)
+    assert bisect(*asked) == (0, found)
     assert len(started) == before
 
 

@@ -77,27 +77,24 @@ def test_a_lost_plan_is_said_to_be_lost_and_running_again_brings_it_back(world):
     assert world.run("status", "two") == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["status", ".."],
-        ["show", ".."],
-        ["logs", "../.."],
-        ["report", ".."],
-        ["compare", "..", ".."],
-        ["run", ".."],
-        ["plan", "."],
-        ["gate", "two", "--baseline", ".."],
-        ["baseline", "save", "..", "two"],
-        ["noise", ".."],
-    ],
-)
-def test_dots_as_a_name_are_refused_and_nothing_is_written_outside(world, arguments):
+def test_dots_as_a_name_are_refused_and_nothing_is_written_outside(world):
     assert world.sweep() == 0
     before = sorted(path.name for path in world.folder.iterdir())
-    assert world.run(*arguments) == USAGE
-    assert "internal error" not in world.err
-    assert sorted(path.name for path in world.folder.iterdir()) == before
+    for words in (
+        "status ..",
+        "show ..",
+        "logs ../..",
+        "report ..",
+        "compare .. ..",
+        "run ..",
+        "plan .",
+        "gate two --baseline ..",
+        "baseline save .. two",
+        "noise ..",
+    ):
+        assert world.run(*words.split()) == USAGE, words
+        assert "internal error" not in world.err
+        assert sorted(path.name for path in world.folder.iterdir()) == before
 
 
 @pytest.mark.parametrize("removed", ["runs/*/*", ""], ids=["the run", "all results"])

@@ -74,11 +74,11 @@ def test_a_sweep_from_file_to_report(cli, fast):
     assert len(cli.runs()) == 2
 
 
-def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fast):
-    path = cli.sweep(fast + SHORT_AND_ENDLESS)
-
-    runner = cli.start("run", path)
+# Twice: tests/run/faults/test_faults.py; in test_cli_outcomes.py with a run that is stood in for.
+def test_ctrl_c_ends_every_rank_and_keeps_what_was_finished(cli, fast):
+    runner = cli.start("run", cli.sweep(fast + SHORT_AND_ENDLESS))
     wait_for(lambda: steps_written(cli.folder) > 12, "a step of the endless run")
+    assert cli.ranks_alive() != []
     runner.send_signal(signal.SIGINT)
     code, err = finish(runner)
     assert code == 130, err
@@ -86,18 +86,6 @@ def test_ctrl_c_once_and_twice_end_every_rank_and_keep_what_was_finished(cli, fa
     finished, interrupted = cli.runs()
     assert finished[1] in GOOD
     assert interrupted == ("endless", "interrupted")
-
-    steps_before = steps_written(cli.folder)
-    runner = cli.start("run", path)
-    wait_for(lambda: steps_written(cli.folder) > steps_before, "a step of the endless run")
-    assert cli.ranks_alive() != []
-    runner.send_signal(signal.SIGINT)
-    time.sleep(0.1)
-    runner.send_signal(signal.SIGINT)
-    code, err = finish(runner)
-    assert code == 130, err
-    assert cli.ranks_alive() == []
-    assert cli.runs() == [finished, interrupted, interrupted]
 
 
 @pytest.mark.nightly

@@ -16,28 +16,24 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
+STAND_INS = str(ROOT / "tests" / "run")
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports", "docs", "pyproject.toml")
 
 # `mfsdp-bench` with runs that cost nothing: 10 ms per step, equal losses.
 COMMAND = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
 import sys
-sys.path.insert(0, {root!r})
+sys.path[:0] = [{root!r}, {stand_ins!r}]
 from bench.cli import arm_preparation
 from bench.cli.main import run_command_line
-from bench.record import StepSample
+from stand_in_runs import with_end, with_steps
 
 def launch(resolved, folder, **_):
     folder.write_environment({{"cpu_name": "Example CPU", "cpu_count": 2}})
     arm, block = folder.status.arm, folder.status.repeat
-    for rank in range(resolved.launch.ranks):
-        for step in range(1, resolved.train.steps + 1):
-            level = 11.0 if arm == {slow!r} else 10.0
-            level *= 1 + 0.001 * ((block * 7 + len(arm or "")) % 5)
-            folder.append_steps(rank, StepSample(step, level, 2.0, 1.0, 1e-3, 128, 64, 1))
-    status = folder.status.model_copy(update={{"state": "ok"}})
-    folder.write_status(status)
-    return status
+    level = 11.0 if arm == {slow!r} else 10.0
+    with_steps(resolved, folder, level * (1 + 0.001 * ((block * 7 + len(arm or "")) % 5)), 64)
+    return with_end(folder)
 
 arm_preparation.launch = launch
 sys.exit(run_command_line(sys.argv[1:]))
@@ -72,7 +68,11 @@ class Clone:
             subprocess.run(command, check=True, timeout=60, capture_output=True, env=dated)
         command = self.folder / ".venv" / "bin" / "mfsdp-bench"
         command.parent.mkdir(parents=True)
-        command.write_text(COMMAND.format(python=sys.executable, root=str(self.folder), slow=slow))
+        command.write_text(
+            COMMAND.format(
+                python=sys.executable, root=str(self.folder), stand_ins=STAND_INS, slow=slow
+            )
+        )
         command.chmod(0o755)
 
     def shell(self, text: str) -> subprocess.CompletedProcess[str]:
@@ -152,6 +152,8 @@ def test_the_nightly_gate_fails_where_head_is_slower(tmp_path, recipe):
         assert "REGRESSED" in clone.summary.read_text()
 
 
+# A whole history in twelve starts; daily `history` has its rows in outcomes_of_reading.py.
+@pytest.mark.nightly
 def test_every_night_adds_a_point_to_the_history_on_its_branch(clone):
     commands = without_installation(github_commands("github-history.yml", "point"))
     for night in (1, 2):

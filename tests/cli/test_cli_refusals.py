@@ -26,19 +26,10 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
         assert word in err
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("name: a\nmatrix: {product: {engine.name: [horovod]}}\n", ["s.yaml:2", "horovod"]),
-        ("name: a\nbase: {launch.ranks: 3}\n", ["s.yaml:2", "3 data-parallel ranks"]),
-        ("name: a\nbase: {env.LD_PRELOAD: x.so}\n", ["s.yaml:2", "LD_PRELOAD"]),
-        ("", ["s.yaml", "empty"]),
-    ],
-)
 @pytest.mark.parametrize("verb", ["plan", "run"])
-def test_a_sweep_file_that_is_wrong(in_process, tmp_path: Path, verb, text, words):
-    (tmp_path / "s.yaml").write_text(text)
-    refused(in_process(verb, "s.yaml"), *words)
+def test_a_sweep_file_that_is_wrong_leaves_no_results_folder(in_process, tmp_path: Path, verb):
+    (tmp_path / "s.yaml").write_text("name: a\nbase: {env.LD_PRELOAD: x.so}\n")
+    refused(in_process(verb, "s.yaml"), "s.yaml:2", "LD_PRELOAD")
     assert not (tmp_path / "results").exists()
 
 
@@ -124,25 +115,31 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
         assert word not in known or word == "none", word
 
 
-def test_wrong_options_of_plan(in_process):
-    refused(in_process("plan", "quickstart", "--set", "train.stpes=3"), "did you mean 'train.steps")
-    refused(in_process("plan", "quickstart", "--only", "engine=dpp"), "did you mean 'ddp'")
-    refused(in_process("plan", "quickstart", "--repeat", "0"), "--repeat", "equal to 1")
-    refused(in_process("plan", "quickstart", "--repeat", "many"), "--repeat")
-    refused(in_process("plan", "quickstart", "--gpus", "8"), "--device and --gpus", "give both")
-    refused(
-        in_process("plan", "quickstart", "--gpus", "8", "--device", "H1"), "expected one of A100"
-    )
-    refused(in_process("plan", "quickstart", "--gpus", "9", "--device", "H100"), "whole nodes of 8")
-    refused(in_process("plan", "quickstart", "--set", "train.global_batch=7"), "cannot be split")
-    refused(in_process("plan", "."), "found a folder")
-
-
-def test_a_verb_or_option_that_does_not_exist(in_process):
-    refused(in_process("pln"), "pln")
-    refused(in_process("plan", "quickstart", "--jsn"), "--jsn")
-    refused(in_process("plan"), "SWEEP", "mfsdp-bench plan --help")
-    refused(in_process("schema", "sweeep"), "'sweep', 'run'")
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        *(
+            (("plan", "quickstart", *options), words)
+            for options, words in (
+                (("--set", "train.stpes=3"), ["did you mean 'train.steps"]),
+                (("--set", "train.global_batch=7"), ["cannot be split"]),
+                (("--only", "engine=dpp"), ["did you mean 'ddp'"]),
+                (("--repeat", "0"), ["--repeat", "equal to 1"]),
+                (("--repeat", "many"), ["--repeat"]),
+                (("--gpus", "8"), ["--device and --gpus", "give both"]),
+                (("--gpus", "8", "--device", "H1"), ["expected one of A100"]),
+                (("--gpus", "9", "--device", "H100"), ["whole nodes of 8"]),
+                (("--jsn",), ["--jsn"]),
+            )
+        ),
+        (("plan", "."), ["found a folder"]),
+        (("plan",), ["SWEEP", "mfsdp-bench plan --help"]),
+        (("pln",), ["pln"]),
+        (("schema", "sweeep"), ["'sweep', 'run'"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(in_process, arguments, words):
+    refused(in_process(*arguments), *words)
 
 
 def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypatch):
@@ -155,22 +152,28 @@ def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypat
     Path(err.strip().rpartition(" ")[2]).unlink()
 
 
-@pytest.mark.parametrize("arguments", [("plan", "quickstart", "--json"), ("--help",)], ids=" ".join)
-def test_a_reader_that_goes_away_is_no_error(cli, arguments):
-    read, write = os.pipe()
-    os.close(read)
+def written_to(cli, descriptor: object, *arguments: str) -> tuple[int, str]:
+    """Exit code and stderr of a command whose standard output is `descriptor`."""
     done = subprocess.run(
         cli.command(*arguments),
         cwd=cli.folder,
         env=cli.environment,
-        stdout=write,
+        stdout=descriptor,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
         timeout=60,
     )
+    return done.returncode, done.stderr
+
+
+@pytest.mark.parametrize("arguments", [("plan", "quickstart", "--json"), ("--help",)], ids=" ".join)
+def test_a_reader_that_goes_away_is_no_error(cli, arguments):
+    read, write = os.pipe()
+    os.close(read)
+    ended = written_to(cli, write, *arguments)
     os.close(write)
-    assert (done.returncode, done.stderr) == (0, "")
+    assert ended == (0, "")
 
 
 @pytest.mark.parametrize(
@@ -212,14 +215,5 @@ def test_an_output_that_cannot_hold_a_character_shows_its_code(cli):
 
 def test_a_full_disk_under_the_output_is_named(cli):
     with Path("/dev/full").open("w") as full:
-        done = subprocess.run(
-            cli.command("plan", "quickstart"),
-            cwd=cli.folder,
-            env=cli.environment,
-            stdout=full,
-            stderr=subprocess.PIPE,
-            text=True,
-            check=False,
-            timeout=60,
-        )
-    assert (done.returncode, done.stderr) == (3, "error: no space to write to: the output\n")
+        ended = written_to(cli, full, "plan", "quickstart")
+    assert ended == (3, "error: no space to write to: the output\n")

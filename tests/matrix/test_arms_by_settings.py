@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from stand_in_runs import LAPTOP, StandIn, go
 
 from bench.cli.options import SweepRequest
 from bench.cli.planning import requested_plan
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
-from bench.record import RunStatus, StepSample
-from bench.resolve import Machine
 from bench.store import ResultsStore
 from reports.gates.pairing import sides_of_arms
 from reports.views.sweep_view import load_sweeps
@@ -23,10 +22,7 @@ from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm
 from sweeps.planning import make_plan
-from sweeps.resume import RunOptions
-from sweeps.runner import run_sides
 
-LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 ENGINES = """\
 name: a
 base: {train.steps: 9}
@@ -58,39 +54,10 @@ def engines(plan: Plan, cell: str) -> dict[str, tuple[str, str]]:
     return {arm: (run.engine.name, run.strategy) for arm, run in found.by_arm.items()}
 
 
-class Stand:
-    """Takes the place of `bench.launch.launch`; `crash` holds the arms that fail once."""
-
-    def __init__(self) -> None:
-        self.seen: list[tuple[str, str, str]] = []
-        self.crash: list[str] = []
-
-    def __call__(self, resolved, folder, **_callbacks) -> RunStatus:
-        folder.write_environment({})
-        for rank in range(resolved.launch.ranks):
-            steps = range(1, resolved.train.steps + 1)
-            folder.append_steps(
-                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
-            )
-        arm = folder.status.arm
-        self.seen.append((folder.status.cell, arm, resolved.engine.name))
-        state = "crashed" if arm in self.crash else "ok"
-        if state == "crashed":
-            self.crash.remove(arm)
-        status = folder.status.model_copy(update={"state": state})
-        folder.write_status(status)
-        return status
-
-
-def run_all(plan: Plan, store: ResultsStore, stand: Stand) -> None:
+def run_all(plan: Plan, store: ResultsStore, stand: StandIn) -> None:
     side = Side(stand, lambda resolved: f"code of {resolved.engine.name}")
     sides = {arm.name: side for arm in plan.arms}
-    run_sides(plan, store, sides=sides, options=RunOptions(seed=3))
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
+    go(plan, store, sides, seed=3)
 
 
 def test_settings_of_an_arm_lie_over_those_of_each_cell_and_below_overrides() -> None:
@@ -124,30 +91,31 @@ def test_a_cell_that_one_arm_cannot_run_is_pruned_and_the_arm_is_named() -> None
     assert pruned.reason.startswith("arm torch: ")
 
 
-def test_each_arm_runs_its_own_settings_and_the_blocks_are_complete(store) -> None:
-    stand = Stand()
-    run_all(plan_of(), store, stand)
-    assert sorted(set(stand.seen)) == [
+def test_each_arm_runs_its_own_settings_in_complete_blocks_and_not_again(store) -> None:
+    run_all(plan_of(), store, StandIn())
+    ran = {(r.status.cell, r.status.arm, r.resolved.engine.name) for r in store.records(sweep="a")}
+    assert ran == {
         ("replicated", "ours", "mfsdp"),
         ("replicated", "torch", "ddp"),
         ("sharded", "ours", "mfsdp"),
         ("sharded", "torch", "fsdp2"),
-    ]
+    }
     blocks = complete_blocks(store.records(sweep="a"))
     assert {cell: len(found) for cell, found in blocks.items()} == {"sharded": 2, "replicated": 2}
     assert all(is_interleaved(block) for found in blocks.values() for block in found)
-
-
-def test_finished_blocks_of_such_arms_are_not_run_again(store) -> None:
-    run_all(plan_of(), store, Stand())
-    again = Stand()
+    sides = sides_of_arms(store, "a", "torch", "ours")
+    assert [(pair.label, pair.paired) for pair in sides.pairs] == [
+        ("sharded", True),
+        ("replicated", True),
+    ]
+    again = StandIn()
     run_all(plan_of(), store, again)
     assert again.seen == []
 
 
 def test_a_lost_block_of_such_arms_is_repeated_whole(store) -> None:
-    stand = Stand()
-    stand.crash = ["ours"]
+    stand = StandIn()
+    stand.ends["sharded", 0, "ours"] = ["crashed"]
     run_all(plan_of(), store, stand)
     assert len(stand.seen) in {9, 10}  # the lost run, and the other arm if it had run before
     blocks = complete_blocks(store.records(sweep="a"))
@@ -159,7 +127,7 @@ def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
         "    set: {engine.name: ddp}\n",
         "    set: {engine.strategy: optim_grads_params, engine.name: fsdp2}\n",
     )
-    stand = Stand()
+    stand = StandIn()
     run_all(plan_of(text), store, stand)
     assert len(stand.seen) == 8
     (view,) = load_sweeps(store, ["a"])
@@ -169,15 +137,6 @@ def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
         "replicated [torch]": 2,
         "replicated [ours]": 2,
     }
-
-
-def test_such_arms_are_compared_as_pairs(store) -> None:
-    run_all(plan_of(), store, Stand())
-    sides = sides_of_arms(store, "a", "torch", "ours")
-    assert [(pair.label, pair.paired) for pair in sides.pairs] == [
-        ("sharded", True),
-        ("replicated", True),
-    ]
 
 
 def test_the_command_line_takes_settings_of_arms() -> None:

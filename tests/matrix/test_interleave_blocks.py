@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import stand_in_runs
+from stand_in_runs import Run, StandIn, plan_of
 
 from bench.derive.blocks import arm_order, complete_blocks, is_interleaved
 from bench.errors import UsageError
-from bench.record import RunStatus, StepSample
-from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError
 from sweeps.blocks import planned_blocks
-from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.plan import Plan, PlannedArm
-from sweeps.planning import make_plan
+from sweeps.plan import Plan
 from sweeps.progress import BlockLost, SweepStopped
-from sweeps.resume import RunOptions, standing_in
-from sweeps.runner import SweepOutcome, run_sides
+from sweeps.resume import standing_in
+from sweeps.runner import SweepOutcome
 
-LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\
 name: a
 base: {train.steps: 3}
@@ -32,72 +27,24 @@ matrix:
   product: {engine.name: [ddp, mfsdp]}
 """
 ARMS = ("base", "head")
-Run = tuple[str, int, str]
 
 
-def nothing(_run: Run, _stop: threading.Event) -> None:
-    pass
-
-
-class Stand:
-    """Takes the place of `bench.launch.launch`. `ends` gives the state of the next runs of an arm
-    in a block; what is not in it is ok.
-    """
-
-    def __init__(self) -> None:
-        self.ends: dict[Run, list[str]] = {}
-        self.seen: list[Run] = []
-        self.during: Callable[[Run, threading.Event], object] = nothing
-        self.code = {"base": "code-1", "head": "code-2"}
-
-    def __call__(self, resolved, folder, *, stop, on_step) -> RunStatus:
-        folder.write_environment({})
-        for rank in range(resolved.launch.ranks):
-            steps = range(1, resolved.train.steps + 1)
-            folder.append_steps(
-                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
-            )
-        run = (folder.status.cell, folder.status.repeat, folder.status.arm)
-        self.seen.append(run)
-        self.during(run, stop)
-        on_step(1)
-        state = self.ends[run].pop(0) if self.ends.get(run) else "ok"
-        proof = "mismatch" if state == "wrong code" else "proven"
-        if state == "wrong code":
-            state = "crashed"
-        if stop.is_set():
-            state = "interrupted"
-        status = folder.status.model_copy(update={"state": state, "code_proof": proof})
-        folder.write_status(status)
-        return status
-
-    def sides(self) -> dict[str | None, Side]:
-        return {arm: Side(self, lambda _, arm=arm: self.code[arm]) for arm in ARMS}
-
-
-def plan_of(repeat: int = 2, *, interleaved: bool = True) -> Plan:
-    arms = tuple(PlannedArm(name, "", None, None, "2.13.0", "3.11.7") for name in ARMS)
-    plan = make_plan(parse_sweep(SWEEP), LAPTOP, repeat=repeat)
-    return replace(plan, arms=arms, interleaved=interleaved)
+def blocks(repeat: int = 2, *, interleaved: bool = True) -> Plan:
+    return replace(plan_of(SWEEP, ARMS, repeat=repeat), interleaved=interleaved)
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
+def stand() -> StandIn:
+    return StandIn()
 
 
-@pytest.fixture
-def stand() -> Stand:
-    return Stand()
-
-
-def go(store: ResultsStore, stand: Stand, plan: Plan | None = None, **options) -> SweepOutcome:
+def go(
+    store: ResultsStore, stand: StandIn, plan: Plan | None = None, head: str = "code-2", **options
+) -> SweepOutcome:
     stand.seen.clear()
-    rest = {key: options.pop(key) for key in ("stop", "publish") if key in options}
-    options.setdefault("seed", None)
-    return run_sides(
-        plan or plan_of(), store, sides=stand.sides(), options=RunOptions(**options), **rest
-    )
+    code = {"base": "code-1", "head": head}
+    sides = {arm: Side(stand, lambda _, arm=arm: code[arm]) for arm in ARMS}
+    return stand_in_runs.go(plan or blocks(), store, sides, **options)
 
 
 def blocks_of(store: ResultsStore, cell: str) -> list[int]:
@@ -112,36 +59,38 @@ def drawn(store: ResultsStore) -> list[Run]:
 
 
 def test_the_runs_are_made_in_the_order_that_the_recorded_seed_gives(store, stand) -> None:
-    outcome = go(store, stand, plan_of(4))
+    outcome = go(store, stand, blocks(4))
     assert stand.seen == drawn(store)
     assert len(outcome.ran) == 16
     assert outcome.failed == outcome.lost == ()
-
-
-def test_the_records_say_block_arm_and_attempt(store, stand) -> None:
-    go(store, stand)
-    blocks = complete_blocks(store.records(sweep="a"))
-    assert {cell: len(found) for cell, found in blocks.items()} == {"ddp": 2, "mfsdp": 2}
-    assert all(is_interleaved(block) for found in blocks.values() for block in found)
-    orders = [(b.cell.id, b.number, b.arms) for b in
-              planned_blocks(Plan.from_document(store.read_plan("a")))]  # fmt: skip
-    assert [(c, n, arm_order(blocks[c][n])) for c, n, _ in orders] == orders
+    found = complete_blocks(store.records(sweep="a"))
+    assert {cell: len(of_cell) for cell, of_cell in found.items()} == {"ddp": 4, "mfsdp": 4}
+    assert all(is_interleaved(block) for of_cell in found.values() for block in of_cell)
+    for one in planned_blocks(Plan.from_document(store.read_plan("a"))):
+        assert arm_order(found[one.cell.id][one.number]) == one.arms
 
 
 def test_without_interleave_all_of_the_first_arm_runs_before_the_second(store, stand) -> None:
-    go(store, stand, plan_of(interleaved=False))
+    go(store, stand, blocks(interleaved=False))
     assert [arm for _, _, arm in stand.seen] == ["base"] * 4 + ["head"] * 4
-    blocks = complete_blocks(store.records(sweep="a"))["ddp"]
-    assert len(blocks) == 2
-    assert not any(is_interleaved(block) for block in blocks)
+    found = complete_blocks(store.records(sweep="a"))["ddp"]
+    assert len(found) == 2
+    assert not any(is_interleaved(block) for block in found)
     assert Plan.from_document(store.read_plan("a")).interleaved is False
 
 
-def test_a_finished_sweep_runs_nothing_again(store, stand) -> None:
+@pytest.mark.parametrize(
+    ("repeat", "head", "again"), [(2, "code-2", set()), (3, "code-2", {2}), (2, "code-3", {0, 1})]
+)
+def test_of_finished_blocks_those_run_again_of_which_one_arm_is_other_or_missing(
+    store, stand, repeat: int, head: str, again: set[int]
+) -> None:
     go(store, stand)
-    outcome = go(store, stand)
-    assert stand.seen == []
-    assert len(outcome.done_before) == 8
+    outcome = go(store, stand, blocks(repeat), head)
+    assert stand.seen == [run for run in drawn(store) if run[1] in again]
+    assert len(outcome.done_before) == (0 if head == "code-3" else 8)
+    found = complete_blocks(store.records(sweep="a"))["ddp"]
+    assert [block["head"].status.code for block in found] == [head] * repeat
 
 
 @pytest.mark.parametrize("fault", ["crashed", "timeout", "hang"])
@@ -153,25 +102,19 @@ def test_a_block_lost_to_a_fault_is_repeated_as_a_whole(store, stand, fault: str
     assert [run for run in stand.seen if run[:2] == ("ddp", 1)] == order * 2
     assert outcome.failed == ()
     assert [run.arm for run in outcome.lost] == [arm for _, _, arm in order]
-    assert blocks_of(store, "ddp") == [0, 1]
-
-
-def test_the_failed_attempt_stays_as_a_record_and_does_not_count(store, stand) -> None:
-    stand.ends["ddp", 0, "base"] = ["crashed"]
-    go(store, stand)
-    records = [r for r in store.records(sweep="a") if r.status.cell == "ddp"]
-    states = Counter((r.status.attempt, r.status.state) for r in records if r.status.repeat == 0)
-    assert states[1, "crashed"] == 1
-    assert states[2, "ok"] == 2
-    block = complete_blocks(records)["ddp"][0]
-    assert {record.status.attempt for record in block.values()} == {2}
+    # The lost attempt stays as a record, and does not count.
+    records = [one for one in store.records(sweep="a") if one.status.cell == "ddp"]
+    states = Counter((r.status.attempt, r.status.state) for r in records if r.status.repeat == 1)
+    assert (states[2, fault], states[3, "ok"]) == (1, 2)
+    found = complete_blocks(records)["ddp"]
+    assert [{one.status.attempt for one in block.values()} for block in found] == [{2}, {3}]
 
 
 def test_a_lost_block_does_not_run_its_remaining_arms(store, stand) -> None:
-    go(store, stand, plan_of(1), seed=5)
+    go(store, stand, blocks(1), seed=5)
     first = drawn(store)[0]
     stand.ends[first] = ["crashed"]
-    go(store, stand, plan_of(1), force=True)
+    go(store, stand, blocks(1), force=True)
     assert stand.seen[:2] == [first, first]
 
 
@@ -191,38 +134,33 @@ def test_retries_are_bounded_and_the_rest_of_the_cell_is_given_up(store, stand) 
 
 def test_a_block_that_used_up_its_retries_is_not_started_again_unasked(store, stand) -> None:
     stand.ends["ddp", 0, "head"] = ["crashed"] * 9
-    go(store, stand, plan_of(1), block_retries=1)
-    outcome = go(store, stand, plan_of(1), block_retries=1)
+    go(store, stand, blocks(1), block_retries=1)
+    outcome = go(store, stand, blocks(1), block_retries=1)
     assert stand.seen == []
     assert [run.state for run in outcome.failed_before] == ["crashed"]
-    go(store, stand, plan_of(1), block_retries=2)
+    go(store, stand, blocks(1), block_retries=2)
     assert Counter(stand.seen)["ddp", 0, "head"] == 1
 
 
 @pytest.mark.parametrize("state", ["out_of_memory", "nan", "unsupported"])
-def test_what_would_fail_again_is_not_repeated(store, stand, state: str) -> None:
+def test_what_would_fail_again_is_not_repeated_unless_asked(store, stand, state: str) -> None:
     stand.ends["ddp", 0, "head"] = [state]
-    outcome = go(store, stand)
+    outcome = go(store, stand, blocks(1))
     assert Counter(stand.seen)["ddp", 0, "head"] == 1
     assert [run.state for run in outcome.failed] == [state]
-
-
-def test_a_block_that_failed_for_good_runs_again_only_when_asked(store, stand) -> None:
-    stand.ends["ddp", 0, "head"] = ["nan"]
-    go(store, stand, plan_of(1))
-    outcome = go(store, stand, plan_of(1))
+    outcome = go(store, stand, blocks(1))
     assert stand.seen == []
-    assert [run.state for run in outcome.failed_before] == ["nan"]
-    assert go(store, stand, plan_of(1), retry_failed=True).failed == ()
+    assert [run.state for run in outcome.failed_before] == [state]
+    assert go(store, stand, blocks(1), retry_failed=True).failed == ()
     assert blocks_of(store, "ddp") == [0]
 
 
 def test_stop_in_the_middle_of_a_block_loses_the_block(store, stand) -> None:
     stop = threading.Event()
-    go(store, stand, plan_of(1), seed=5)
+    go(store, stand, blocks(1), seed=5)
     second = drawn(store)[1]
     stand.during = lambda run, event: event.set() if run == second else None
-    outcome = go(store, stand, plan_of(1), force=True, stop=stop)
+    outcome = go(store, stand, blocks(1), force=True, stop=stop)
     assert outcome.interrupted
     assert stand.seen == drawn(store)[:2]
     assert [run.state for run in outcome.ran] == ["interrupted"]
@@ -233,7 +171,7 @@ def test_resume_runs_only_the_missing_blocks_and_all_of_each(store, stand) -> No
     stop = threading.Event()
     stand.during = lambda _, event: event.set() if len(stand.seen) == 4 else None
     go(store, stand, stop=stop)
-    stand.during = nothing
+    stand.during = lambda *_: None
     outcome = go(store, stand)
     assert stand.seen == drawn(store)[2:]
     assert len(outcome.done_before) == 2
@@ -254,30 +192,14 @@ def test_a_damaged_record_makes_its_whole_block_run_again(
     assert sorted(run[2] for run in stand.seen) == ["base", "head"]
 
 
-def test_other_code_of_one_arm_runs_both_arms_again(store, stand) -> None:
-    go(store, stand)
-    stand.code["head"] = "code-3"
-    go(store, stand)
-    assert stand.seen == drawn(store)
-    blocks = complete_blocks(store.records(sweep="a"))["ddp"]
-    assert [block["head"].status.code for block in blocks] == ["code-3"] * 2
-
-
-def test_more_repeats_run_only_the_added_blocks(store, stand) -> None:
-    go(store, stand, plan_of(2))
-    go(store, stand, plan_of(3))
-    assert {run[1] for run in stand.seen} == {2}
-    assert blocks_of(store, "ddp") == [0, 1, 2]
-
-
 def test_runs_made_one_by_one_are_no_blocks(store, stand) -> None:
-    go(store, stand, plan_of(interleaved=False))
+    go(store, stand, blocks(interleaved=False))
     go(store, stand)
     assert stand.seen == drawn(store)
 
 
 def test_runs_of_blocks_of_one_arm_stand_for_it(store, stand) -> None:
-    plan = replace(plan_of(), arms=plan_of().arms[:1])
+    plan = replace(blocks(), arms=blocks().arms[:1])
     go(store, stand, plan)
     runs, _ = store.outlines("a")
     assert len(standing_in(plan, runs)) == len(runs) == plan.runs
@@ -287,7 +209,7 @@ def test_runs_of_blocks_of_one_arm_stand_for_it(store, stand) -> None:
 
 def test_the_recorded_seed_stands_until_everything_runs_again(store, stand) -> None:
     go(store, stand, seed=5)
-    go(store, stand, plan_of(3))
+    go(store, stand, blocks(3))
     assert Plan.from_document(store.read_plan("a")).seed == 5
     with pytest.raises(UsageError, match="drawn with seed 5"):
         go(store, stand, seed=6)
@@ -323,6 +245,6 @@ def test_a_full_disk_in_a_block_loses_that_block_alone(store, stand) -> None:
     stand.during = fail_third
     with pytest.raises(StoreFullError):
         go(store, stand)
-    stand.during = nothing
+    stand.during = lambda *_: None
     go(store, stand)
     assert stand.seen == drawn(store)[2:]

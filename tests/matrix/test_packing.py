@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from pathlib import Path
 
 import pytest
+import stand_in_runs
+from stand_in_runs import ended
 
 from bench.launch.share import CORES_VARIABLE, Share
-from bench.record import RunStatus, StepSample
+from bench.record import RunStatus
 from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError
 from sweeps.definition import parse_sweep
@@ -17,10 +18,8 @@ from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.packing import Resources
 from sweeps.plan import Plan
-from sweeps.planning import make_plan
 from sweeps.progress import SweepStopped
-from sweeps.resume import RunOptions
-from sweeps.runner import SweepOutcome, run_sides
+from sweeps.runner import SweepOutcome
 
 FOUR = Resources(("0", "1", "2", "3"), (), 2**40)
 SWEEP = """\
@@ -50,23 +49,13 @@ class StandIn:
             self.shares[cell] = share
             self.going.add(cell)
             self.together.append(frozenset(self.going))
-        folder.write_environment({})
-        for rank in range(resolved.launch.ranks):
-            folder.append_steps(rank, StepSample(1, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1))
         try:
             self.during(cell, stop)
         finally:
             with self.lock:
                 self.going.remove(cell)
         state = "interrupted" if stop.is_set() else self.states.get(cell, "ok")
-        status = folder.status.model_copy(update={"state": state})
-        folder.write_status(status)
-        return status
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
+        return ended(resolved, folder, state)
 
 
 @pytest.fixture
@@ -76,18 +65,12 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> StandIn:
 
 
 def plan_of(text: str = SWEEP) -> Plan:
-    return make_plan(parse_sweep(text), Machine(cpu_count=4, memory_bytes=2**40))
+    return stand_in_runs.plan_of(text, machine=Machine(cpu_count=4, memory_bytes=2**40))
 
 
 def go(store: ResultsStore, launch: StandIn, text: str = SWEEP, **options) -> SweepOutcome:
-    rest = {key: options.pop(key) for key in ("stop", "publish") if key in options}
-    return run_sides(
-        plan_of(text),
-        store,
-        sides={None: Side(launch, lambda _: "code")},
-        options=RunOptions(**options),
-        **rest,
-    )
+    sides = {None: Side(launch, lambda _: "code")}
+    return stand_in_runs.go(plan_of(text), store, sides, **options)
 
 
 def test_runs_that_leave_cores_free_go_on_side_by_side_and_are_marked(store, stand_in):

@@ -45,10 +45,7 @@ def test_quickstart_runs_every_engine_and_strategy_in_two_policies_on_two_cpu_ra
     assert {c.resolved.launch.ranks for c in plan.cells} == {2}
     assert {c.resolved.data.kind for c in plan.cells} == {"text"}
     assert plan.runs == 12
-
-
-def test_quickstart_keeps_weights_in_fp32_and_sends_bf16_in_the_second_policy():
-    low = [c.resolved.dtypes for c in plan_of("quickstart").cells if c.labels["policy"] == "bf16"]
+    low = [c.resolved.dtypes for c in plan.cells if c.labels["policy"] == "bf16"]
     assert {(d.compute, d.main_params, d.main_grads, d.grad_comm) for d in low} == {
         ("bf16", "fp32", "fp32", "bf16")
     }
@@ -68,29 +65,70 @@ def test_parity_holds_everything_equal_but_engine_and_strategy():
     assert len({c.resolved.dtypes for c in plan.cells}) == 1
 
 
-def test_pr3067_is_the_published_matrix():
-    definition = load_sweep(FOLDER / "pr3067_dtypes.yaml")
-    plan = plan_of("pr3067_dtypes")
-    assert definition.matrix.size == 8
-    assert {axis.name for axis in definition.matrix.axes} == {
-        "sharding",
-        "dtypes.grad_comm",
-        "buffers",
-    }
-    assert len(plan.pruned) == 10
+ALLOCATORS = ("storage_resize", "temporary", "fixed_pool", "max_pool")
+NEEDS_8 = "needs 8 CUDA devices; this machine shows 0"
 
 
-def test_pr3067_prunes_every_cell_here_for_a_reason():
-    plan = plan_of("pr3067_dtypes")
+@pytest.mark.parametrize(
+    ("name", "count", "rules", "among"),
+    [
+        ("pr3067_dtypes", 10, {"too-few-devices", "linear-not-here"}, ()),
+        (
+            "pr5462_allocators", 7, {"too-few-devices"},
+            (*ALLOCATORS, "max_pool_3", "fixed_pool_ub", "max_pool_ub"),
+        ),
+        (
+            "nccl_offload", 14, {"too-few-devices"},
+            [f"{name}-{log}" for name in ("copy_engine", "nvls") for log in ("timed", "logged")],
+        ),
+        (
+            "gpu_one", None, {"too-few-devices", "engine-not-here"},
+            [
+                f"{size}-{engine}"
+                for size in ("1b", "3b")
+                for engine in ("single", "ddp", "fsdp2", "mfsdp", "mfsdp_graph")
+            ],
+        ),
+        ("communication_published", 7, None, ()),
+    ],
+)  # fmt: skip
+def test_a_sweep_for_gpus_is_planned_here_and_says_of_every_cell_what_this_machine_lacks(
+    name, count, rules, among
+):
+    plan = plan_of(name)
     assert not plan.cells
-    assert {cell.rule for cell in plan.pruned} <= {"too-few-devices", "linear-not-here"}
     assert all(cell.reason for cell in plan.pruned)
+    assert count in (None, len(plan.pruned))
+    assert rules is None or {cell.rule for cell in plan.pruned} <= rules
+    assert {*among} <= {cell.id for cell in plan.pruned}
+    if name == "pr5462_allocators":
+        assert {cell.reason for cell in plan.pruned} == {NEEDS_8}
 
 
-def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
-    twin, original = plan_of("pr3067_dtypes_cpu"), plan_of("pr3067_dtypes")
-    included = {"fp32_activations", "nan_check"}
-    assert {c.id for c in (*twin.cells, *twin.pruned)} == {c.id for c in original.pruned} - included
+def test_pr3067_is_the_published_matrix_and_published_points_are_targets():
+    definition = load_sweep(FOLDER / "pr3067_dtypes.yaml")
+    assert definition.matrix.size == 8
+    axes = {"sharding", "dtypes.grad_comm", "buffers"}
+    assert {axis.name for axis in definition.matrix.axes} == axes
+    assert len(load_sweep(FOLDER / "communication_published.yaml").targets) == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "only_on_gpus"),
+    [
+        ("pr3067_dtypes", ("fp32_activations", "nan_check")),
+        ("pr4133_decoupled", ("fused",)),
+        ("pr4181_fine_grained", ("mxfp8_te",)),
+    ],
+)
+def test_a_twin_for_cpus_has_the_cells_of_its_original(name: str, only_on_gpus: tuple[str, ...]):
+    original, twin = plan_of(name), plan_of(f"{name}_cpu")
+    of_both = {cell.id for cell in original.pruned if not cell.id.startswith(only_on_gpus)}
+    assert of_both == {cell.id for cell in (*twin.cells, *twin.pruned)}
+
+
+def test_the_cpu_twin_of_pr3067_runs_what_needs_no_registered_buffers():
+    twin = plan_of("pr3067_dtypes_cpu")
     assert [c.id for c in twin.cells] == [
         "fsdp-fp32-ub_off",
         "fsdp-bf16-ub_off",
@@ -100,45 +138,13 @@ def test_the_cpu_twin_has_the_same_matrix_and_runs_what_a_cpu_can():
     assert {c.rule for c in twin.pruned} == {"nccl-ub-needs-cuda"}
 
 
-ALLOCATORS = {"storage_resize", "temporary", "fixed_pool", "max_pool"}
-
-
 def test_the_cpu_twin_of_pr5462_runs_every_allocator_on_a_hybrid_of_three_unit_sizes():
     plan = plan_of("pr5462_allocators_cpu")
     assert not plan.pruned
-    assert {c.resolved.engine.setting("allocator") for c in plan.cells} == ALLOCATORS
+    assert {c.resolved.engine.setting("allocator") for c in plan.cells} == {*ALLOCATORS}
     assert {c.resolved.shape.preset for c in plan.cells} == {"hybrid-tiny"}
     assert {c.resolved.microbatches for c in plan.cells} == {2}
     assert sorted(c.resolved.engine.setting("pool_slots") for c in plan.cells) == [2, 2, 2, 2, 3]
-
-
-def test_pr5462_plans_every_allocator_and_says_why_each_cell_cannot_run_without_gpus():
-    plan = plan_of("pr5462_allocators")
-    assert not plan.cells
-    reasons = {cell.id: cell.reason for cell in plan.pruned}
-    assert len(reasons) == 7
-    for name in (*ALLOCATORS, "max_pool_3", "fixed_pool_ub", "max_pool_ub"):
-        assert reasons[name] == "needs 8 CUDA devices; this machine shows 0"
-
-
-def test_what_takes_communication_off_the_sms_is_planned_timed_and_logged():
-    plan = plan_of("nccl_offload")
-    assert not plan.cells
-    assert {cell.rule for cell in plan.pruned} == {"too-few-devices"}
-    names = {cell.id for cell in plan.pruned}
-    assert {f"{name}-{log}" for name in ("copy_engine", "nvls") for log in ("timed", "logged")} <= (
-        names
-    )
-    assert len(names) == 14
-
-
-def test_one_gpu_is_planned_for_every_engine_and_size_and_says_what_a_cpu_lacks():
-    plan = plan_of("gpu_one")
-    assert not plan.cells
-    assert {cell.rule for cell in plan.pruned} <= {"too-few-devices", "engine-not-here"}
-    names = {cell.id for cell in plan.pruned}
-    engines = ("single", "ddp", "fsdp2", "mfsdp", "mfsdp_graph")
-    assert {f"{size}-{engine}" for size in ("1b", "3b") for engine in engines} <= names
 
 
 def test_reducers_differ_in_transport_alone_within_each_strategy_and_dtype():
@@ -207,17 +213,10 @@ def test_every_recipe_gathers_as_codes_and_as_bf16_unless_a_reason_is_given():
 def test_the_twin_of_pr4181_runs_its_matrix_but_for_what_needs_gathers_by_module():
     original, twin = plan_of("pr4181_fine_grained"), plan_of("pr4181_fine_grained_cpu")
     of_both = {c.id: c.rule for c in original.pruned if not c.id.startswith("mxfp8_te")}
-    assert set(of_both) == {c.id for c in (*twin.cells, *twin.pruned)}
     cells = [f"mxfp8-{how}-fine_grained_gather=false" for how in ("full", "selective")]
     assert {c.id: c.rule for c in twin.pruned} == dict.fromkeys(cells, "recompute-inside-of-a-unit")
     assert {of_both.pop(cell) for cell in cells} == {"recompute-inside-of-a-unit"}
     assert set(of_both.values()) == {"too-few-devices"}
-
-
-def test_the_twin_of_pr4133_has_the_cells_of_the_original_that_a_cpu_can_run():
-    original, twin = plan_of("pr4133_decoupled"), plan_of("pr4133_decoupled_cpu")
-    of_both = {c.id for c in original.pruned if not c.id.startswith("fused")}
-    assert of_both == {c.id for c in (*twin.cells, *twin.pruned)}
 
 
 @pytest.mark.parametrize(
@@ -286,19 +285,6 @@ def test_recompute_is_an_axis_of_every_engine(engine: str, recompute: str):
     assert run.recompute == recompute
 
 
-@pytest.mark.parametrize(("outer_size", "outer"), [(1, "no_shard"), (2, "no_shard"), (2, "optim")])
-def test_hybrid_mode_and_mesh_shape_are_axes(outer_size: int, outer: str):
-    spec = RunSpec.model_validate(
-        {
-            "model": {"preset": "debug"},
-            "engine": {"name": "mfsdp", "outer_size": outer_size, "outer_strategy": outer},
-            "launch": {"ranks": 4},
-        }
-    )
-    run = resolve(spec, LAPTOP)
-    assert (run.engine.outer_size, run.engine.outer_strategy) == (outer_size, outer)
-
-
 def test_communication_runs_everything_on_eight_gpus_that_can_run_there():
     device = CudaDevice("NVIDIA H100 80GB HBM3", capability=(9, 0))
     server = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(device,) * 8)
@@ -325,10 +311,3 @@ def test_its_twin_on_a_cpu_prunes_what_needs_nccl_and_runs_every_transport():
     }
     runs = {(c.resolved.collective.operation, c.resolved.collective.transport) for c in plan.cells}
     assert len(runs) == 3 * 2 + 1
-
-
-def test_published_points_are_targets_that_a_machine_without_gpus_prunes():
-    plan = plan_of("communication_published")
-    assert not plan.cells
-    assert len(plan.pruned) == 7
-    assert len(load_sweep(FOLDER / "communication_published.yaml").targets) == 7

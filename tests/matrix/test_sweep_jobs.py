@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from threading import Event
 
 import pytest
@@ -61,11 +60,6 @@ class Queue:
 
     def cancel(self, arrays) -> None:  # noqa: ARG002
         raise AssertionError("nobody asked to cancel")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
 
 
 def plan(text: str = TWO) -> Plan:

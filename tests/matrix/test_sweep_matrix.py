@@ -109,20 +109,15 @@ def test_include_may_pick_a_bundle_by_its_label():
     assert cells[1].labels["policy"] == "low"
 
 
-def test_overrides_change_matching_cells_only():
+def test_overrides_change_matching_cells_only_and_the_later_of_two_wins():
     cells = cells_of(
         "matrix:\n  product: {engine.name: [ddp, mfsdp]}\n"
         "overrides:\n  - {when: {engine.name: mf*}, set: {engine.strategy: optim}}\n"
+        "  - {when: {cell: ddp}, set: {train.steps: 3}}\n"
+        "  - {when: {cell: ddp}, set: {train.steps: 4}}\n"
     )
     assert [cell.spec.engine.strategy for cell in cells] == [None, "optim"]
-
-
-def test_the_later_of_two_overrides_wins():
-    cells = cells_of(
-        "overrides:\n  - {when: {cell: base}, set: {train.steps: 3}}\n"
-        "  - {when: {cell: base}, set: {train.steps: 4}}\n"
-    )
-    assert cells[0].spec.train.steps == 4
+    assert [cell.spec.train.steps for cell in cells] == [4, 20]
 
 
 def test_equal_ids_are_numbered():
@@ -181,32 +176,23 @@ def matrices(draw):
 
 @settings(max_examples=60, deadline=None)
 @given(matrices())
-def test_the_size_is_the_product_of_all_lengths(matrix: Matrix):
+def test_every_point_is_one_cell_with_an_id_of_its_own(matrix: Matrix):
     lengths_of_all = [len(axis.values) for axis in matrix.product]
     lengths_of_all += [len(group[0].values) for group in matrix.zips]
     cells = expand(matrix)
     assert len(cells) == math.prod(lengths_of_all) == matrix.size
-
-
-@settings(max_examples=60, deadline=None)
-@given(matrices())
-def test_ids_are_unique_and_expansion_is_repeatable(matrix: Matrix):
-    cells = expand(matrix)
     assert len({cell.id for cell in cells}) == len(cells)
     assert expand(matrix) == cells
-
-
-@settings(max_examples=60, deadline=None)
-@given(matrices())
-def test_every_cell_has_a_value_on_every_axis_and_no_two_are_equal(matrix: Matrix):
-    points = [tuple(sorted(cell.labels.items())) for cell in expand(matrix)]
+    points = [tuple(sorted(cell.labels.items())) for cell in cells]
     assert len(set(points)) == len(points)
     assert all(len(point) == len(matrix.axes) for point in points)
 
 
 @settings(max_examples=60, deadline=None)
-@given(matrices(), st.data())
-def test_excluded_and_kept_cells_are_the_whole_and_keep_their_order(matrix: Matrix, data):
+@given(matrices(), st.data(), st.integers(1, 5))
+def test_excluded_cells_are_left_out_of_the_order_and_included_ones_come_last(
+    matrix: Matrix, data, count: int
+):
     axis = data.draw(st.sampled_from(matrix.axes))
     label = data.draw(st.sampled_from([value.label for value in axis.values]))
     rule = Condition({axis.name: (label,)})
@@ -215,14 +201,9 @@ def test_excluded_and_kept_cells_are_the_whole_and_keep_their_order(matrix: Matr
     assert [cell.labels for cell in kept] == [
         cell.labels for cell in everything if cell.labels[axis.name] != label
     ]
-
-
-@settings(max_examples=60, deadline=None)
-@given(matrices(), st.integers(1, 5))
-def test_included_cells_come_last_and_are_all_there(matrix: Matrix, count: int):
     include = tuple((AxisValue(f"extra{i}", {"train.lr": float(i + 1)}), {}) for i in range(count))
     cells = expand(Matrix(product=matrix.product, zips=matrix.zips, include=include))
-    assert cells[: matrix.size] == expand(matrix)
+    assert cells[: matrix.size] == everything
     assert [cell.id for cell in cells[matrix.size :]] == [f"extra{i}" for i in range(count)]
 
 

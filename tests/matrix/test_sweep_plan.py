@@ -124,38 +124,18 @@ def sweeps(draw) -> str:
 
 @settings(max_examples=80, deadline=None)
 @given(sweeps())
-def test_no_cell_is_lost(text: str):
+def test_every_cell_is_planned_merged_or_pruned_with_a_reason_and_survives_json(text: str):
     plan = plan_of(text)
     expansion = [cell.id for cell in sweep_cells(parse_sweep("name: a\n" + text), {})]
-    found = [c.id for c in plan.cells] + [c.id for c in plan.pruned]
-    found += [c.id for c in plan.duplicates]
+    found = [cell.id for cell in (*plan.cells, *plan.pruned, *plan.duplicates)]
     assert sorted(found) == sorted(expansion)
     assert plan.size == len(expansion)
-
-
-@settings(max_examples=80, deadline=None)
-@given(sweeps())
-def test_every_pruned_cell_names_a_rule_and_a_reason(text: str):
     rules = {rule.id for rule in RULES}
-    for cell in plan_of(text).pruned:
-        assert cell.rule in rules
-        assert cell.reason
-
-
-@settings(max_examples=40, deadline=None)
-@given(sweeps())
-def test_a_plan_survives_json(text: str):
-    plan = plan_of(text)
-    assert Plan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
-
-
-@settings(max_examples=40, deadline=None)
-@given(sweeps())
-def test_merged_cells_have_the_configuration_they_are_merged_into(text: str):
-    plan = plan_of(text)
+    assert all(cell.rule in rules and cell.reason for cell in plan.pruned)
     ids = {cell.id for cell in plan.cells}
     assert len({cell.resolved.config_hash for cell in plan.cells}) == len(plan.cells)
     assert all(cell.same_as in ids for cell in plan.duplicates)
+    assert Plan.from_document(json.loads(json.dumps(plan.to_document()))) == plan
 
 
 @pytest.mark.parametrize(
@@ -177,6 +157,8 @@ def test_a_damaged_plan_is_refused(damage):
         Plan.from_document(document)
 
 
+# That 10,000 are the most is told in test_sweep_schema.py.
+@pytest.mark.nightly
 def test_ten_thousand_cells_are_planned() -> None:
     text = (
         "name: big\nbase:\n  train: {steps: 5, global_batch: 64, micro_batch: 1}\nmatrix:\n"

@@ -3,63 +3,24 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+import stand_in_runs
+from stand_in_runs import StandIn, plan_of
 
-from bench.record import RunStatus, StepSample
-from bench.resolve import Machine
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
-from sweeps.definition import parse_sweep
 from sweeps.execution import Side
 from sweeps.plan import Plan
-from sweeps.planning import make_plan
 from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
-from sweeps.resume import RunOptions
-from sweeps.runner import SweepOutcome, run_sides
+from sweeps.runner import SweepOutcome
 
-LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SWEEP = """\
 name: a
 matrix:
   product: {engine.name: [ddp, fsdp2, mfsdp]}
 """
-
-
-def nothing(_cell: str, _stop: threading.Event) -> None:
-    pass
-
-
-class StandIn:
-    """Takes the place of `bench.launch.launch`: no process, a state by cell."""
-
-    def __init__(self) -> None:
-        self.states: dict[str, str] = {}
-        self.seen: list[tuple[str, int]] = []
-        self.during: Callable[[str, threading.Event], object] = nothing
-
-    def __call__(self, resolved, folder, *, stop, on_step=None) -> RunStatus:
-        folder.write_environment({})
-        for rank in range(resolved.launch.ranks):
-            steps = range(1, resolved.train.steps + 1)
-            folder.append_steps(
-                rank, *(StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in steps)
-            )
-        cell = folder.status.cell
-        self.seen.append((cell, folder.status.repeat))
-        if on_step is not None:
-            on_step(1)
-        self.during(cell, stop)
-        state = "interrupted" if stop.is_set() else self.states.get(cell, "ok")
-        status = folder.status.model_copy(update={"state": state, "reason": f"was {state}"})
-        folder.write_status(status)
-        return status
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> ResultsStore:
-    return ResultsStore.open(tmp_path / "results", create=True)
+DDP, FSDP2, MFSDP = ALL = [(cell, 0, None) for cell in ("ddp", "fsdp2", "mfsdp")]
+AGAIN = [(cell, 1, None) for cell in ("ddp", "fsdp2", "mfsdp")]
 
 
 @pytest.fixture
@@ -67,171 +28,124 @@ def stand_in() -> StandIn:
     return StandIn()
 
 
-def plan_of(text: str = SWEEP, **options) -> Plan:
-    return make_plan(parse_sweep(text), LAPTOP, **options)
-
-
 def go(store: ResultsStore, launch: StandIn, plan: Plan | None = None, **options) -> SweepOutcome:
     launch.seen.clear()
-    rest = {key: options.pop(key) for key in ("stop", "publish", "whole") if key in options}
-    code = options.pop("code", "code-1")
-    return run_sides(
-        plan or plan_of(),
-        store,
-        sides={None: Side(launch, code if callable(code) else lambda _: code)},
-        options=RunOptions(**options),
-        **rest,
-    )
+    code = options.pop("code", lambda _: "code-1")
+    sides = {None: Side(launch, code)}
+    return stand_in_runs.go(plan or plan_of(SWEEP), store, sides, **options)
 
 
-def test_every_cell_runs_once_in_the_order_of_the_plan(store, stand_in):
+def test_every_cell_runs_once_in_the_order_of_the_plan_which_is_kept(store, stand_in):
     outcome = go(store, stand_in)
-    assert stand_in.seen == [("ddp", 0), ("fsdp2", 0), ("mfsdp", 0)]
+    assert stand_in.seen == ALL
     assert [run.state for run in outcome.ran] == ["ok", "ok", "ok"]
     assert [record.status.cell for record in store.records(sweep="a")] == ["ddp", "fsdp2", "mfsdp"]
-
-
-def test_the_plan_is_kept_beside_the_records(store, stand_in):
-    go(store, stand_in)
-    assert Plan.from_document(store.read_plan("a")) == plan_of()
+    assert Plan.from_document(store.read_plan("a")) == plan_of(SWEEP)
 
 
 def test_a_selection_runs_its_cells_and_keeps_the_whole_plan(store, stand_in):
-    whole = plan_of()
+    whole = plan_of(SWEEP)
     go(store, stand_in, whole.selected(["fsdp2"]), whole=whole)
-    assert stand_in.seen == [("fsdp2", 0)]
+    assert stand_in.seen == [FSDP2]
     assert Plan.from_document(store.read_plan("a")) == whole
 
 
 def test_repeats_are_spread_over_the_whole_sweep(store, stand_in):
-    go(store, stand_in, plan_of(repeat=2))
-    assert stand_in.seen[:4] == [("ddp", 0), ("fsdp2", 0), ("mfsdp", 0), ("ddp", 1)]
+    go(store, stand_in, plan_of(SWEEP, repeat=2))
+    assert stand_in.seen == [*ALL, *AGAIN]
 
 
-def test_finished_runs_are_not_repeated(store, stand_in):
-    go(store, stand_in)
-    outcome = go(store, stand_in)
-    assert stand_in.seen == []
-    assert len(outcome.done_before) == 3
+def other_code_of_mfsdp(resolved) -> str:
+    return "code-2" if resolved.engine.name == "mfsdp" else "code-1"
 
 
-def test_an_unsteady_run_counts_as_finished(store, stand_in):
-    stand_in.states["ddp"] = "unstable"
-    go(store, stand_in)
+@pytest.mark.parametrize(
+    ("text", "repeat", "options", "again"),
+    [
+        (SWEEP, 1, {}, []),
+        (SWEEP, 2, {}, AGAIN),
+        (SWEEP, 1, {"force": True}, ALL),
+        (SWEEP, 1, {"code": other_code_of_mfsdp}, [MFSDP]),
+        (SWEEP.replace("name: a", "name: b"), 1, {}, ALL),
+        (SWEEP + "base: {train.steps: 5}\n", 1, {}, ALL),
+        # A limit that cannot change a result.
+        (SWEEP + "base: {launch.timeout_seconds: 5.0}\n", 1, {}, []),
+    ],
+)
+def test_of_what_has_finished_that_alone_runs_again_that_is_missing_or_other(
+    store, stand_in, text, repeat, options, again
+):
+    stand_in.ends[DDP] = ["unstable"]  # counts as finished
     assert go(store, stand_in).failed == ()
-    assert stand_in.seen == []
+    outcome = go(store, stand_in, plan_of(text, repeat=repeat), **options)
+    assert stand_in.seen == again
+    assert len(outcome.done_before) == (3 if again in ([], AGAIN) else 3 - len(again))
+    assert outcome.failed == ()
 
 
-def test_more_repeats_run_only_what_is_missing(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, plan_of(repeat=2))
-    assert stand_in.seen == [("ddp", 1), ("fsdp2", 1), ("mfsdp", 1)]
-
-
-def test_other_code_runs_again(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, code=lambda r: "code-2" if r.engine.name == "mfsdp" else "code-1")
-    assert stand_in.seen == [("mfsdp", 0)]
-
-
-def test_another_configuration_under_the_same_name_runs_again(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, plan_of(SWEEP + "base: {train.steps: 5}\n"))
-    assert len(stand_in.seen) == 3
-
-
-def test_limits_that_cannot_change_a_result_do_not_run_it_again(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, plan_of(SWEEP + "base: {launch.timeout_seconds: 5.0}\n"))
-    assert stand_in.seen == []
-
-
-def test_force_runs_everything_again(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, force=True)
-    assert len(stand_in.seen) == 3
-
-
-def test_a_failed_run_is_a_record_and_the_sweep_goes_on(store, stand_in):
-    stand_in.states["ddp"] = "out_of_memory"
+@pytest.mark.parametrize("state", ["crashed", "out_of_memory"])
+def test_a_failed_run_is_a_record_and_the_sweep_goes_on_and_repeats_it_when_asked(
+    store, stand_in, state
+):
+    stand_in.ends[DDP] = [state]
     outcome = go(store, stand_in)
-    assert len(stand_in.seen) == 3
-    assert [(run.cell, run.state) for run in outcome.failed] == [("ddp", "out_of_memory")]
+    assert stand_in.seen == ALL
+    assert [(run.cell, run.state) for run in outcome.failed] == [("ddp", state)]
     assert len(outcome.good) == 2
-
-
-def test_a_failed_run_is_not_repeated_unasked_and_stays_a_failure(store, stand_in):
-    stand_in.states["ddp"] = "crashed"
-    go(store, stand_in)
     outcome = go(store, stand_in)
     assert stand_in.seen == []
-    assert [run.cell for run in outcome.failed] == ["ddp"]
-
-
-def test_retry_failed_runs_failures_alone(store, stand_in):
-    stand_in.states["ddp"] = "crashed"
-    go(store, stand_in)
-    stand_in.states.clear()
+    assert [(run.cell, run.state) for run in outcome.failed] == [("ddp", state)]
     outcome = go(store, stand_in, retry_failed=True)
-    assert stand_in.seen == [("ddp", 0)]
+    assert stand_in.seen == [DDP]
     assert outcome.failed == ()
     assert len(outcome.good) == 3
 
 
 def test_a_failure_does_not_hide_a_good_run_of_the_same_code(store, stand_in):
     go(store, stand_in)
-    stand_in.states["ddp"] = "crashed"
+    stand_in.ends[DDP] = ["crashed"]
     go(store, stand_in, force=True)
     assert go(store, stand_in).failed == ()
     assert stand_in.seen == []
 
 
 def test_interrupted_runs_run_again(store, stand_in):
-    stand_in.states["ddp"] = "interrupted"
+    stand_in.ends[DDP] = ["interrupted"]
     go(store, stand_in)
-    stand_in.states.clear()
     go(store, stand_in)
-    assert stand_in.seen == [("ddp", 0)]
+    assert stand_in.seen == [DDP]
 
 
-def test_records_of_another_sweep_do_not_count(store, stand_in):
-    go(store, stand_in)
-    go(store, stand_in, plan_of(SWEEP.replace("name: a", "name: b")))
-    assert len(stand_in.seen) == 3
-
-
-@pytest.mark.parametrize("file", ["spec.json", "status.json", "env.json", "steps.node0.jsonl"])
+@pytest.mark.parametrize(
+    "file", ["spec.json", "status.json", "env.json", "steps.node0.jsonl", "its last step"]
+)
 def test_a_run_with_a_truncated_file_runs_again(store, stand_in, file: str):
     go(store, stand_in)
-    path = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id / file
-    path.write_bytes(path.read_bytes()[:-20])
+    folder = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id
+    if file == "its last step":
+        path = folder / "steps.node0.jsonl"
+        path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
+    else:
+        (folder / file).write_bytes((folder / file).read_bytes()[:-20])
     go(store, stand_in)
-    assert stand_in.seen == [("ddp", 0)]
+    assert stand_in.seen == [DDP]
     assert go(store, stand_in).ran == ()
 
 
-def test_a_run_that_lacks_its_last_steps_runs_again(store, stand_in):
-    go(store, stand_in)
-    path = store.root / "runs" / next(iter(store.records(sweep="a"))).run_id / "steps.node0.jsonl"
-    path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
-    go(store, stand_in)
-    assert stand_in.seen == [("ddp", 0)]
-
-
 def test_too_many_failures_end_the_sweep(store, stand_in):
-    stand_in.states = {"ddp": "crashed", "fsdp2": "crashed"}
+    stand_in.ends = {DDP: ["crashed"], FSDP2: ["crashed"]}
     events = []
     outcome = go(store, stand_in, max_failures=1, publish=events.append)
-    assert stand_in.seen == [("ddp", 0)]
+    assert stand_in.seen == [DDP]
     assert outcome.not_started == 2
     assert SweepStopped("1 failed run, as many as --max-failures") in events
 
 
 def test_stop_ends_the_current_run_and_the_sweep(store, stand_in):
     stop = threading.Event()
-    stand_in.during = lambda cell, event: event.set() if cell == "fsdp2" else None
+    stand_in.during = lambda run, event: event.set() if run == FSDP2 else None
     outcome = go(store, stand_in, stop=stop)
-    assert stand_in.seen == [("ddp", 0), ("fsdp2", 0)]
+    assert stand_in.seen == [DDP, FSDP2]
     assert outcome.interrupted
     assert [run.state for run in outcome.ran] == ["ok", "interrupted"]
     assert outcome.not_started == 1
@@ -239,7 +153,7 @@ def test_stop_ends_the_current_run_and_the_sweep(store, stand_in):
 
 def test_progress_is_published_in_order(store, stand_in):
     events = []
-    go(store, stand_in, plan_of().selected(["ddp"]), publish=events.append)
+    go(store, stand_in, plan_of(SWEEP).selected(["ddp"]), publish=events.append)
     assert [type(event) for event in events] == [SweepStarted, RunStarted, StepReached, RunEnded]
     assert events[0] == SweepStarted("a", to_run=1, done_before=0, failed_before=0)
     assert (events[1].position, events[1].total, events[1].steps) == (1, 1, 20)
@@ -253,26 +167,15 @@ def test_a_second_runner_is_refused_before_it_touches_the_plan(store, stand_in):
     assert store.sweeps() == []
 
 
-def test_the_lock_is_free_after_an_error(store, stand_in):
-    def fail(cell, stop):
-        raise StoreFullError("no space left")
-
-    stand_in.during = fail
-    with pytest.raises(StoreFullError):
-        go(store, stand_in)
-    stand_in.during = nothing
-    assert len(go(store, stand_in).ran) == 3
-
-
 def test_a_full_disk_keeps_what_was_finished_and_runs_the_rest_later(store, stand_in):
-    def fail_second(cell, stop):
-        if cell == "fsdp2":
+    def fail_second(run, stop):
+        if run == FSDP2:
             raise StoreFullError("no space left")
 
     stand_in.during = fail_second
     with pytest.raises(StoreFullError):
         go(store, stand_in)
-    stand_in.during = nothing
-    outcome = go(store, stand_in)
-    assert stand_in.seen == [("fsdp2", 0), ("mfsdp", 0)]
+    stand_in.during = lambda *_: None
+    outcome = go(store, stand_in)  # the lock is free
+    assert stand_in.seen == [FSDP2, MFSDP]
     assert [run.cell for run in outcome.done_before] == ["ddp"]
