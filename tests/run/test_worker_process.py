@@ -142,13 +142,6 @@ def test_running_out_of_host_memory_is_out_of_memory():
     assert failure_kind(caught.value) == "out_of_memory"
 
 
-def test_starting_a_rank_loads_no_torch_before_it_is_tied_to_its_parent():
-    loaded = (
-        "import sys, bench.launch.rank; sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
-    )
-    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
-
-
 def test_what_a_user_exits_with_is_in_the_log_of_the_rank(tmp_path):
     run = spec(tmp_path / "run")
     (tmp_path / "leaving.py").write_text("import sys; sys.exit('needs X')")

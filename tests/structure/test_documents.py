@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ SOURCE = re.compile(r"`((?:\w+/)+\w+\.py)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
+@cache
 def documents() -> list[Path]:
     listed = subprocess.run(
         ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "*.md"],
@@ -78,8 +80,7 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
     while open_pages:
         page = open_pages.pop()
         seen.add(page)
-        open_pages += [f for f, _ in links(page) if f.suffix == ".md" and f not in seen]
-        open_pages += [f / "README.md" for f, _ in links(page) if (f / "README.md") in documents()]
-        open_pages = [p for p in open_pages if p not in seen]
+        linked = {f / "README.md" if f.is_dir() else f for f, _ in links(page)}
+        open_pages = [*{*open_pages, *linked & {*documents()}} - seen]
     unreachable = {page for page in documents() if ROOT / "docs" in page.parents} - seen
     assert sorted(str(page.relative_to(ROOT)) for page in unreachable) == []

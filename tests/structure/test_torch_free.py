@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
+#: What starts a rank loads before the rank is tied to its parent.
+NUMPY_FREE = ("bench/launch", "bench/resolve", "bench/store")
 TORCH_FREE = (
     "bench/__init__.py",
     "bench/spec",
@@ -18,46 +20,32 @@ TORCH_FREE = (
     "bench/verdict.py",
     "bench/known_failures.py",
     "bench/errors.py",
-    "bench/store",
     "bench/derive",
-    "bench/resolve",
-    "bench/launch",
     "sweeps",
     "reports",
     "mfsdp_core/__init__.py",
     "mfsdp_core/plan",
 )
-HEAVY = ("torch", "pandas", "matplotlib", "scipy")
 
-IMPORT_WITHOUT_TORCH = """
+IMPORT_WITHOUT = """
 import importlib, json, sys
+
+blocked, modules = json.loads(sys.argv[1]), json.loads(sys.argv[2])
+asked_by = []
 
 class Blocker:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] == "torch":
-            raise ImportError("torch is blocked here")
+        if name.split(".")[0] in blocked:
+            asked_by.append(importing)
+            raise ImportError(f"{name} is blocked here")
 
 sys.meta_path.insert(0, Blocker())
-failures = {}
-for name in json.loads(sys.argv[1]):
+for importing in modules:
     try:
-        importlib.import_module(name)
-    except Exception as error:
-        failures[name] = f"{type(error).__name__}: {error}"
-print(json.dumps(failures))
-"""
-
-LOADED_BY_HELP = """
-import json, sys
-
-sys.argv = ["mfsdp-bench", "--help"]
-from bench.cli.main import main
-
-try:
-    main()
-except SystemExit as done:
-    assert not done.code, done.code
-print(json.dumps(sorted({name.split(".")[0] for name in sys.modules})))
+        importlib.import_module(importing)
+    except ImportError:
+        asked_by.append(importing)
+print(json.dumps(asked_by))
 """
 
 
@@ -66,12 +54,14 @@ def modules_under(path: str) -> list[str]:
     start = ROOT / path
     sources = [start] if start.suffix else sorted(start.rglob("*.py"))
     names = [".".join(source.relative_to(ROOT).with_suffix("").parts) for source in sources]
+    assert names
     return [name.removesuffix(".__init__") for name in names]
 
 
-def python(code: str, *arguments: str) -> str:
+def asking(blocked: list[str], modules: list[str]) -> set[str]:
+    """The modules that ask for what is blocked when they are imported."""
     result = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
+        [sys.executable, "-c", IMPORT_WITHOUT, json.dumps(blocked), json.dumps(modules)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -79,20 +69,17 @@ def python(code: str, *arguments: str) -> str:
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    return result.stdout.splitlines()[-1]
+    return set(json.loads(result.stdout.splitlines()[-1]))
 
 
-@pytest.mark.parametrize("path", TORCH_FREE)
-def test_light_modules_import_where_torch_is_missing(path: str) -> None:
-    modules = modules_under(path)
-    assert modules
-    assert json.loads(python(IMPORT_WITHOUT_TORCH, json.dumps(modules))) == {}
+@pytest.mark.parametrize(
+    ("blocked", "paths"), [(["torch"], TORCH_FREE), (["torch", "numpy"], NUMPY_FREE)]
+)
+def test_light_modules_import_where_it_is_missing(
+    blocked: list[str], paths: tuple[str, ...]
+) -> None:
+    assert asking(blocked, [name for path in paths for name in modules_under(path)]) == set()
 
 
 def test_the_blocker_does_block() -> None:
-    failures = json.loads(python(IMPORT_WITHOUT_TORCH, json.dumps(["mfsdp_core.api"])))
-    assert "torch is blocked here" in failures["mfsdp_core.api"]
-
-
-def test_help_of_the_command_line_loads_nothing_heavy() -> None:
-    assert not set(json.loads(python(LOADED_BY_HELP))) & set(HEAVY)
+    assert asking(["torch"], ["mfsdp_core.plan", "mfsdp_core.api"]) == {"mfsdp_core.api"}
