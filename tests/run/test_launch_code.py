@@ -5,11 +5,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from bench.launch import code_identity
 from bench.launch.code import measured_files
+from bench.launch.rank_entry.mfsdp_bench_rank import differences
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
@@ -107,6 +109,47 @@ def test_another_version_of_torch_is_other_code(
     before = code_identity(run_of("ddp"), checkout)
     monkeypatch.setattr("bench.launch.code.metadata.version", lambda _: "2.99.0")
     assert code_identity(run_of("ddp"), checkout) != before
+
+
+PACKAGE = {
+    "root": "/arm",
+    "sha256": "a",
+    "elsewhere": [],
+    "files": {"bench/loop.py": "1", "bench/same.py": "3"},
+}
+PROOF = {
+    "packages": {"bench": PACKAGE},
+    "distributions": {"tiny_engine": {"version": "1.0", "folder": "/arm/packages"}},
+    "torch": "2.13.0",
+    "python": "3.11.7",
+}
+
+
+@pytest.mark.parametrize(
+    ("found", "says"),
+    [
+        ({"root": "/here"}, "bench is imported from /here, expected /arm"),
+        ({"root": None}, "bench is imported from nowhere, expected /arm"),
+        ({"elsewhere": ["/here/x.py"]}, "bench has loaded /here/x.py, expected all below /arm"),
+        (
+            {"sha256": "b", "files": {"bench/loop.py": "2", "bench/same.py": "3"}},
+            "bench has hash b, expected a (bench/loop.py changed)",
+        ),
+        ({"version": None}, "version of tiny_engine is None, expected 1.0"),
+        ({"folder": "/other"}, "folder of tiny_engine is /other, expected /arm/packages"),
+        ({"torch": "2.12.0"}, "torch is 2.12.0, expected 2.13.0"),
+        ({"python": "3.12.1"}, "python is 3.12.1, expected 3.11.7"),
+    ],
+)
+def test_what_a_rank_imports_otherwise_than_its_arm_is_a_difference(found, says: str) -> None:
+    def changed(part: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: changed(value) if isinstance(value, dict) and key != "files" else value
+            for key, value in {**part, **{k: v for k, v in found.items() if k in part}}.items()
+        }
+
+    assert differences(PROOF, PROOF) == []
+    assert differences(PROOF, changed(PROOF)) == [says]
 
 
 # Loaded in a rank, and not part of what is measured: they read the spec, write the files, or say
