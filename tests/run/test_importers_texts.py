@@ -79,9 +79,23 @@ def test_the_words_in_brackets_are_the_stated_configuration() -> None:
     assert len(runs) == len(file("pr3067.txt")), "every run has a name of its own"
 
 
-def test_the_nearest_label_names_the_run() -> None:
-    text = "## Heading\n\n- a bullet\n\n# base (x)\n" + LINE.format(1, 5.0)
-    assert labels(text) == [("base (x)", [1])]
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        # The nearest label names the run.
+        ("## Heading\n\n- a bullet\n\n# base (x)\n{1}", [("base (x)", [1])]),
+        # A heading that lost its mark in a browser does, too.
+        ("Base branch\n\n{1}\nHead branch\n\n{2}", [("Base branch", [1]), ("Head branch", [2])]),
+        # Lines without a label between them are one run.
+        ("{1}" + "warning: something\n" * 20 + "{2}----- end -----\n{3}", [("", [1, 2, 3])]),
+        # A bullet far above a line does not cut a log, and one can be the line itself.
+        ("{1}- a note\n" + "other output\n" * 9 + "{2}", [("", [1, 2])]),
+        ("- {1}- {2}", [("", [1, 2])]),
+    ],
+)
+def test_what_stands_above_lines_names_their_run(text: str, told: list[tuple[str, list[int]]]):
+    lines = [LINE.format(step, 5.0) for step in range(4)]
+    assert labels(text.format(*lines)) == told
 
 
 @pytest.mark.parametrize(
@@ -91,26 +105,6 @@ def test_the_nearest_label_names_the_run() -> None:
 def test_comments_bullets_headings_and_quotes_name_runs(label: str) -> None:
     fenced = f"{label}\n```\n{LINE.format(3, 5.0)}```\n"
     assert labels(fenced + fenced.replace("base", "head")) == [("base", [3]), ("head", [3])]
-
-
-def test_a_heading_that_lost_its_mark_in_a_browser_names_a_run() -> None:
-    text = f"Base branch\n\n{LINE.format(1, 5.0)}\nHead branch\n\n{LINE.format(1, 4.0)}"
-    assert [name for name, _ in labels(text)] == ["Base branch", "Head branch"]
-
-
-def test_lines_without_a_label_between_them_are_one_run() -> None:
-    noise = "warning: something\n" * 20
-    text = LINE.format(1, 5.0) + noise + LINE.format(2, 4.0) + "----- end -----\n"
-    assert labels(text + LINE.format(3, 4.0)) == [("", [1, 2, 3])]
-
-
-def test_a_bullet_far_above_a_line_does_not_cut_a_log() -> None:
-    text = LINE.format(1, 5.0) + "- a note\n" + "other output\n" * 9 + LINE.format(2, 4.0)
-    assert labels(text) == [("", [1, 2])]
-
-
-def test_a_bullet_can_be_the_line_itself() -> None:
-    assert labels("- " + LINE.format(1, 5.0) + "- " + LINE.format(2, 5.0)) == [("", [1, 2])]
 
 
 def test_lines_of_nccl_belong_to_the_run_that_their_label_opens() -> None:

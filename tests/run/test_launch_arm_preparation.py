@@ -71,14 +71,36 @@ def test_the_working_tree_is_this_checkout_with_this_interpreter(cache: Path) ->
         assert code_identity(resolved, code=arm.code) == code_identity(resolved)
 
 
-def test_a_ref_becomes_a_clean_worktree_of_its_commit(cache: Path, repository: Path) -> None:
+def test_a_ref_becomes_a_clean_worktree_of_its_commit_that_is_used_again(
+    cache: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GIT_DIR", "/nonexistent")  # as a hook of git has it
     (repository / "mfsdp_core" / "errors.py").write_text("raise SystemExit('not committed')\n")
     arm = prepared(cache, git="first", repo=repository)
-    assert arm.commit == git(repository, "rev-parse", "first")
-    assert arm.dirty_hash is None
-    assert arm.code.root.is_relative_to(cache)
-    assert "CHANGED" not in (arm.code.root / "mfsdp_core" / "errors.py").read_text()
+    root, commit = arm.code.root, git(repository, "rev-parse", "first")
+    assert (arm.commit, arm.dirty_hash) == (commit, None)
+    assert root.is_relative_to(cache)
+    assert "CHANGED" not in (root / "mfsdp_core" / "errors.py").read_text()
     assert "not committed" in (repository / "mfsdp_core" / "errors.py").read_text()
+
+    born = root.stat().st_ino
+    (root / "bench" / "__pycache__").mkdir(exist_ok=True)
+    (root / "bench" / "__pycache__" / "spec.cpython-311.pyc").write_bytes(b"")  # is no change
+    assert prepared(cache, git=commit[:9], repo=repository).code.root == root
+    assert root.stat().st_ino == born
+    assert len(git(repository, "worktree", "list").splitlines()) == 2
+
+    (root / "bench" / "models" / "added.py").write_text("pass\n")
+    assert "has changes (?? bench/models/added.py)" in refusal(cache, git="first", repo=repository)
+    (root / "bench" / "models" / "added.py").unlink()
+    (root / "mfsdp_core" / "errors.py").write_text("pass\n")
+    message = refusal(cache, git="first", repo=repository)
+    assert "has changes (M mfsdp_core/errors.py)" in message
+    assert "Remove that folder" in message
+
+    shutil.rmtree(cache)
+    assert prepared(cache, git="first", repo=repository).code.root == root
+    assert git(repository, "worktree", "list").count("\n") == 1
 
 
 def test_a_changed_core_changes_the_code_of_mfsdp_cells_alone(
@@ -90,15 +112,6 @@ def test_a_changed_core_changes_the_code_of_mfsdp_cells_alone(
         for name, run in CELLS.items()
     }
     assert same == {"mfsdp": False, "fsdp2": True}
-
-
-def test_a_commit_is_checked_out_once_and_used_again(cache: Path, repository: Path) -> None:
-    root = prepared(cache, git="main", repo=repository).code.root
-    marker = root.stat().st_ino
-    assert prepared(cache, git="main", repo=repository).code.root.stat().st_ino == marker
-    commit = git(repository, "rev-parse", "main")
-    assert prepared(cache, git=commit[:9], repo=repository).code.root == root
-    assert len(git(repository, "worktree", "list").splitlines()) == 2
 
 
 def test_a_project_in_a_folder_of_a_larger_repository_is_found(
@@ -114,55 +127,16 @@ def test_a_project_in_a_folder_of_a_larger_repository_is_found(
     assert "has no folder inner" in refusal(cache, git="first", repo=repository / "inner")
 
 
-def test_a_worktree_whose_folder_was_removed_is_pruned_and_made_again(
-    cache: Path, repository: Path
-) -> None:
-    root = prepared(cache, git="first", repo=repository).code.root
-    shutil.rmtree(cache)
-    assert prepared(cache, git="first", repo=repository).code.root == root
-    assert git(repository, "worktree", "list").count("\n") == 1
-
-
-def test_a_prepared_worktree_that_was_edited_is_refused(cache: Path, repository: Path) -> None:
-    root = prepared(cache, git="first", repo=repository).code.root
-    (root / "mfsdp_core" / "errors.py").write_text("pass\n")
-    message = refusal(cache, git="first", repo=repository)
-    assert "has changes (M mfsdp_core/errors.py)" in message
-    assert "Remove that folder" in message
-
-
-def test_compiled_files_are_no_change_of_a_worktree(cache: Path, repository: Path) -> None:
-    root = prepared(cache, git="first", repo=repository).code.root
-    (root / "bench" / "__pycache__").mkdir(exist_ok=True)
-    (root / "bench" / "__pycache__" / "spec.cpython-311.pyc").write_bytes(b"")
-    assert prepared(cache, git="first", repo=repository).code.root == root
-    (root / "bench" / "models" / "added.py").write_text("pass\n")
-    assert "has changes (?? bench/models/added.py)" in refusal(cache, git="first", repo=repository)
-
-
-def test_a_git_hook_that_starts_a_run_does_not_mislead_git(
-    cache: Path, repository: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("GIT_DIR", "/nonexistent")
-    assert prepared(cache, git="first", repo=repository).code.root.is_dir()
-
-
-def test_a_checkout_is_taken_as_it_is_with_its_changes(cache: Path, repository: Path) -> None:
+def test_a_checkout_is_taken_as_it_is_and_pinned(cache: Path, repository: Path) -> None:
+    run = CELLS["mfsdp"]
     clean = prepared(cache, checkout=repository)
+    before = code_identity(run, code=clean.code)
     (repository / "mfsdp_core" / "errors.py").write_text("pass\n")
+    assert code_identity(run, code=clean.code) == before  # it does not follow later edits
     dirty = prepared(cache, checkout=repository)
     assert (clean.dirty_hash, dirty.commit) == (None, clean.commit)
     assert dirty.dirty_hash is not None
-    assert code_identity(CELLS["mfsdp"], code=dirty.code) != code_identity(
-        CELLS["mfsdp"], code=clean.code
-    )
-
-
-def test_what_is_pinned_does_not_follow_later_edits(cache: Path, repository: Path) -> None:
-    arm = prepared(cache, checkout=repository)
-    before = code_identity(CELLS["mfsdp"], code=arm.code)
-    (repository / "mfsdp_core" / "errors.py").write_text("pass\n")
-    assert code_identity(CELLS["mfsdp"], code=arm.code) == before
+    assert code_identity(run, code=dirty.code) != before
 
 
 def test_unknown_refs_and_places_are_refused(cache: Path, repository: Path, tmp_path: Path) -> None:
@@ -188,29 +162,39 @@ def test_a_commit_that_cannot_run_ranks_is_refused(cache: Path, repository: Path
     assert "it has no launch/agent.py" in refusal(cache, git="main", repo=repository)
 
 
-def test_a_bench_of_another_record_format_is_refused(cache: Path, repository: Path) -> None:
-    record = repository / "bench" / "record.py"
-    record.write_text(record.read_text().replace("SCHEMA_VERSION = 1", "SCHEMA_VERSION = 99"))
-    assert "writes records of schema 99, this one reads schema 1" in refusal(
-        cache, checkout=repository
-    )
-
-
-def test_a_bench_that_cannot_be_imported_is_refused(cache: Path, repository: Path) -> None:
-    (repository / "bench" / "spec" / "names.py").write_text("raise RuntimeError('half a merge')\n")
-    assert "RuntimeError: half a merge" in refusal(cache, checkout=repository)
-
-
-def without_setting(repository: Path) -> None:
-    spec = repository / "bench" / "spec" / "engine_table.py"
-    lines = spec.read_text().splitlines(keepends=True)
-    spec.write_text("".join(line for line in lines if "double_buffer" not in line))
+@pytest.mark.parametrize(
+    ("file", "old", "new", "said"),
+    [
+        (
+            "bench/record.py", "SCHEMA_VERSION = 1", "SCHEMA_VERSION = 99",
+            "writes records of schema 99, this one reads schema 1",
+        ),
+        ("bench/spec/names.py", "", "raise RuntimeError('half a merge')\n",
+         "RuntimeError: half a merge"),
+        (
+            "bench/engines/fsdp2.py", None, None,
+            "arm x: its bench has no engine fsdp2, which cell fsdp2 needs; choose a later commit,"
+            " or leave the cell out with --skip",
+        ),
+    ],
+)  # fmt: skip
+def test_a_bench_that_cannot_run_a_cell_or_write_its_record_is_refused(
+    cache: Path, repository: Path, file: str, old: str | None, new: str | None, said: str
+) -> None:
+    source = repository / file
+    if old is None:
+        source.unlink()
+    else:
+        source.write_text(source.read_text().replace(old, new) if old else new)
+    assert said in refusal(cache, checkout=repository)
 
 
 def test_a_setting_that_came_later_is_left_out_while_it_has_its_default(
     cache: Path, repository: Path
 ) -> None:
-    without_setting(repository)
+    spec = repository / "bench" / "spec" / "engine_table.py"
+    lines = spec.read_text().splitlines(keepends=True)
+    spec.write_text("".join(line for line in lines if "double_buffer" not in line))
     arm = prepared(cache, checkout=repository)
     assert arm.code.unknown_settings == {("engine", "double_buffer")}
 
@@ -230,15 +214,6 @@ def test_a_setting_that_is_no_longer_understood_is_refused() -> None:
     problems = {"mfsdp": [[["engine", "allocator"], "literal_error", "expected another"]]}
     with pytest.raises(UsageError, match=r"engine\.allocator = 'storage_resize': expected another"):
         unknown_settings(problems, CELLS, "arm base")
-
-
-def test_a_commit_without_the_engine_of_a_cell_is_refused(cache: Path, repository: Path) -> None:
-    (repository / "bench" / "engines" / "fsdp2.py").unlink()
-    message = refusal(cache, checkout=repository)
-    assert message == (
-        "arm x: its bench has no engine fsdp2, which cell fsdp2 needs; choose a later commit, or"
-        " leave the cell out with --skip"
-    )
 
 
 def test_an_interpreter_without_torch_is_refused(cache: Path, tmp_path: Path) -> None:

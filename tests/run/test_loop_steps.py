@@ -144,15 +144,14 @@ def test_a_single_microbatch_is_the_last_and_is_not_scaled(tmp_path):
     assert engine.calls[1] == ("microbatch", 1.0, True)
 
 
-def test_the_loss_of_a_step_is_the_mean_over_its_microbatches(tmp_path):
+def test_a_sample_has_the_mean_loss_of_its_microbatches_and_bytes_and_tokens_of_its_rank(tmp_path):
     train(tmp_path, RecordingEngine())
-    assert [sample.loss for sample in samples(tmp_path)] == [2.0, 5.0]
-
-
-def test_bytes_sent_are_per_step_and_tokens_per_rank(tmp_path):
-    train(tmp_path, RecordingEngine())
-    assert [sample.wire_bytes for sample in samples(tmp_path)] == [21, 21]
-    assert [sample.tokens for sample in samples(tmp_path)] == [24, 24]
+    found = samples(tmp_path)
+    assert [sample.loss for sample in found] == [2.0, 5.0]
+    assert [sample.wire_bytes for sample in found] == [21, 21]
+    assert [sample.tokens for sample in found] == [24, 24]
+    assert all(sample.rss_bytes > 50 * 2**20 for sample in found)
+    assert all(sample.device_peak_bytes is None for sample in found)
 
 
 def test_without_clipping_no_norm_is_computed_or_claimed(tmp_path):
@@ -160,12 +159,6 @@ def test_without_clipping_no_norm_is_computed_or_claimed(tmp_path):
     train(tmp_path, engine, clip_norm=None)
     assert not [call for call in engine.calls if call[0] == "clip"]
     assert [sample.grad_norm for sample in samples(tmp_path)] == [None, None]
-
-
-def test_memory_of_the_process_is_sampled(tmp_path):
-    train(tmp_path, RecordingEngine())
-    assert all(sample.rss_bytes > 50 * 2**20 for sample in samples(tmp_path))
-    assert all(sample.device_peak_bytes is None for sample in samples(tmp_path))
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -180,14 +173,12 @@ def test_a_gradient_norm_that_is_not_finite_ends_the_run(tmp_path):
         train(tmp_path, RecordingEngine(norm=math.inf))
 
 
-def test_warm_up_rises_linearly_to_the_full_rate_and_stays():
-    spec = TrainSpec(lr=1.0, warmup_steps=4, steps=6)
-    rates = [learning_rate(spec, step) for step in range(1, 7)]
-    assert rates == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
-
-
-def test_without_warm_up_the_first_step_has_the_full_rate():
-    assert learning_rate(TrainSpec(lr=0.5), 1) == 0.5
+@pytest.mark.parametrize(
+    ("warmup", "rates"), [(4, [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]), (0, [1.0] * 6)]
+)
+def test_warm_up_rises_linearly_to_the_full_rate_and_stays(warmup, rates):
+    spec = TrainSpec(lr=1.0, warmup_steps=warmup, steps=6)
+    assert [learning_rate(spec, step) for step in range(1, 7)] == rates
 
 
 def test_the_time_of_a_step_contains_its_work_and_not_its_meters(tmp_path):

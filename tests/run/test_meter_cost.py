@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from time import thread_time
+from time import sleep, thread_time
 
 import pytest
 import torch
@@ -42,27 +42,12 @@ def test_the_cost_counts_when_a_meter_fails():
 
 
 @pytest.mark.parametrize(("ranks", "sent"), [(1, 0), (2, 500), (4, 750)])
-def test_a_ring_gather_sends_all_parts_but_its_own(ranks, sent):
+def test_a_ring_gather_sends_all_parts_but_its_own_and_an_all_reduce_twice_that(ranks, sent):
     ring = RingBytes(ranks)
     ring.scatter_or_gather(1000)
     assert ring.sent_bytes == sent
-
-
-def test_an_all_reduce_sends_twice_what_a_gather_sends():
-    ring = RingBytes(4)
     ring.all_reduce(1000)
-    assert ring.sent_bytes == 1500
-
-
-def test_a_memory_profile_sees_the_peak_of_the_cpu_allocator():
-    profile = MemoryProfile(CPU)
-    large = torch.empty(1000 * KIB, dtype=torch.uint8)
-    del large
-    small = torch.empty(200 * KIB, dtype=torch.uint8)
-    profile.stop()
-    del small
-    assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
-    assert profile.activations_peak_bytes is None
+    assert ring.sent_bytes == 3 * sent
 
 
 def test_a_memory_profile_tells_the_peak_of_set_up_from_that_of_steps():
@@ -76,6 +61,9 @@ def test_a_memory_profile_tells_the_peak_of_set_up_from_that_of_steps():
     del lasting, in_a_step
     assert profile.allocator_peak_bytes == pytest.approx(1000 * KIB, rel=0.02)
     assert profile.steps_peak_bytes == pytest.approx(500 * KIB, rel=0.02)
+    unwatched = MemoryProfile(CPU)
+    unwatched.stop()
+    assert unwatched.activations_peak_bytes is None
 
 
 def test_a_memory_profile_counts_what_other_threads_free():
@@ -135,11 +123,13 @@ def test_cpu_time_is_that_of_the_thread_that_spent_it():
     assert spent(None, before) is None
 
 
+@pytest.mark.timeout(60)
 def test_a_thread_is_named_by_what_it_is_for(tmp_path):
     before = set(CpuMeter().read())
     dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'r'}", rank=0, world_size=1)
     try:
-        assert "transport" in set(CpuMeter().read())
+        while "transport" not in CpuMeter().read():  # it names itself once it runs
+            sleep(0.01)
     finally:
         dist.destroy_process_group()
     assert before >= {"main"}

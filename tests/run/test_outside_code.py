@@ -27,8 +27,7 @@ from bench.spec import (
 )
 from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
-from bench.validate.cases import Case
-from bench.validate.session import WorkerSettings, check_that_they_load, verdicts
+from bench.validate.session import check_that_they_load
 
 HERE = Path(__file__).parent
 MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
@@ -95,14 +94,6 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     of_torch = {"torch", "torch._dynamo", "torch.distributed.tensor", "torch.distributed.fsdp"}
     found = [modules & (of_torch | {"bench.meters.memory_profile"}) for modules in loaded]
     assert found == [of_torch, *[{"bench.meters.memory_profile"}] * 2]
-
-
-@pytest.mark.processes
-@pytest.mark.parametrize("model", ["stack", "tied", "unused"])
-def test_the_engine_of_somebody_else_is_validated(fork_server: ForkServer, model: str) -> None:
-    case = Case(ENGINE, "no_shard", model=model, microbatches=2)
-    (verdict,) = verdicts(fork_server, [case], WorkerSettings(case_seconds=100.0))
-    assert verdict.state == "passed", (verdict.failures, verdict.reason)
 
 
 @pytest.mark.processes

@@ -148,27 +148,6 @@ def test_the_policies_that_all_engines_can_follow_are_pruned_nowhere(
     resolve(RunSpec(engine=EngineSpec(name=name), dtypes=DtypeSpec(**dtypes)), LAPTOP)
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16", "fp16"])
-def test_torch_computes_on_the_cpu_in_every_dtype_that_a_spec_can_name(dtype: str) -> None:
-    # The dtype rule refuses nothing on CPU; this is the ground it stands on.
-    import torch
-
-    kind = {
-        "fp64": torch.float64,
-        "fp32": torch.float32,
-        "bf16": torch.bfloat16,
-        "fp16": torch.float16,
-    }[dtype]
-    weight = torch.nn.Parameter(torch.ones(8, 8, dtype=kind))
-    query = (torch.ones(1, 2, 4, 8, dtype=kind) @ weight).requires_grad_()
-    attended = torch.nn.functional.scaled_dot_product_attention(query, query, query, is_causal=True)
-    logits = attended.reshape(8, 8)
-    torch.nn.functional.cross_entropy(logits, torch.zeros(8, dtype=torch.long)).backward()
-    torch.optim.AdamW([weight], lr=0.1).step()
-    assert weight.grad is not None
-    assert weight.isfinite().all()
-
-
 def test_a_device_of_unknown_capability_is_not_refused() -> None:
     unknown = Machine(64, 2**40, cuda_devices=(CudaDevice("NVIDIA Something"),) * 8)
     resolve(on_cuda().model_copy(update={"dtypes": DtypeSpec(compute="bf16")}), unknown)

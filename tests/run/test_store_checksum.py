@@ -25,10 +25,13 @@ def changed(folder: RunFolder, name: str, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def test_a_record_with_checksums_is_whole(store: ResultsStore, folder: RunFolder) -> None:
+def test_a_record_is_whole_with_checksums_and_from_before_there_were_any(
+    store: ResultsStore, folder: RunFolder
+) -> None:
     record = store.read(folder.run_id)
     assert record.is_whole
     assert record.damage == ()
+    assert store.read(finished_run(store, steps=20).run_id).is_whole
 
 
 @pytest.mark.parametrize("value", ["NaN", "-1.0", "1e300", "0.5"])
@@ -41,15 +44,25 @@ def test_a_sample_that_was_edited_damages_the_record(
     assert "steps.node0.jsonl was changed after the run had ended" in record.damage
 
 
-@pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json"])
-def test_every_raw_file_has_a_checksum(store: ResultsStore, folder: RunFolder, name: str) -> None:
+@pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json", "steps.node0.jsonl"])
+def test_every_raw_file_has_a_checksum_and_an_overview_says_so_too(
+    store: ResultsStore, folder: RunFolder, name: str
+) -> None:
     with (folder.path / name).open("a") as stream:
         stream.write("\n")
-    assert f"{name} was changed after the run had ended" in store.read(folder.run_id).damage
+    record = store.read(folder.run_id)
+    assert f"{name} was changed after the run had ended" in record.damage
+    (outline,), _ = store.outlines()
+    assert (outline.damage, outline.status) == (record.damage, record.status)
 
 
-def test_an_end_that_was_made_worse_is_seen_as_well(store: ResultsStore, folder: RunFolder) -> None:
-    changed(folder, "status.json", '"state": "ok"', '"state": "crashed"')
+@pytest.mark.parametrize(
+    ("old", "new"), [('"state": "ok"', '"state": "crashed"'), ('"repeat": 0', '"repeat": 3')]
+)
+def test_the_status_has_a_checksum_of_itself(
+    store: ResultsStore, folder: RunFolder, old: str, new: str
+) -> None:
+    changed(folder, "status.json", old, new)
     assert store.read(folder.run_id).damage == ("status.json was changed after the run had ended",)
 
 
@@ -95,11 +108,6 @@ def test_a_status_that_loses_everything_about_checksums_is_no_old_one(
     assert store.read(folder.run_id).broken_checksums == (() if former else lost)
 
 
-def test_the_status_has_a_checksum_of_itself(store: ResultsStore, folder: RunFolder) -> None:
-    changed(folder, "status.json", '"repeat": 0', '"repeat": 3')
-    assert "status.json was changed after the run had ended" in store.read(folder.run_id).damage
-
-
 def test_files_that_are_lost_or_added_damage_the_record(
     store: ResultsStore, folder: RunFolder
 ) -> None:
@@ -137,10 +145,6 @@ def test_the_former_name_of_the_checksum_is_read(
     assert store.read(folder.run_id).status.checksum == status["seal"]
 
 
-def test_a_record_from_before_there_were_checksums_is_whole(store: ResultsStore) -> None:
-    assert store.read(finished_run(store, steps=20).run_id).is_whole
-
-
 def test_an_overview_of_a_record_with_checksums_reads_no_samples(
     store: ResultsStore, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -148,18 +152,6 @@ def test_an_overview_of_a_record_with_checksums_reads_no_samples(
     (outline,), damaged = store.outlines()
     assert (outline.run_id, outline.status.state, outline.damage) == (folder.run_id, "ok", ())
     assert damaged == []
-
-
-@pytest.mark.parametrize("name", ["steps.node0.jsonl", "memory.json", "env.json"])
-def test_an_overview_says_of_a_damaged_record_what_the_record_says(
-    store: ResultsStore, folder: RunFolder, name: str
-) -> None:
-    with (folder.path / name).open("a") as stream:
-        stream.write(" ")
-    (outline,), _ = store.outlines()
-    record = store.read(folder.run_id)
-    assert (outline.damage, outline.status) == (record.damage, record.status)
-    assert outline.damage
 
 
 def test_an_overview_of_a_record_without_checksums_counts_its_samples(store: ResultsStore) -> None:

@@ -48,11 +48,22 @@ def owner(store: ResultsStore):
     process.communicate()
 
 
-def test_a_second_runner_is_refused_with_the_name_of_the_first(
+def test_what_a_living_owner_holds_is_free_once_it_was_killed_by_sigkill(
     store: ResultsStore, owner: subprocess.Popen
 ) -> None:
-    with pytest.raises(UsageError, match=f"another runner.*pid {owner.pid} on "), store.lock():
+    refused = pytest.raises(UsageError, match=f"another runner.*pid {owner.pid} on ")
+    with refused, store.lock():
         pass
+    for _ in range(50):  # looking at a run does not disturb its owner
+        assert store.read(owner.run_id).status.state == "running"
+    owner.kill()
+    owner.wait()
+    with store.lock():
+        pass
+    status = store.read(owner.run_id).status
+    assert status.state == "interrupted"
+    assert "without writing how" in status.reason
+    assert status.cell == "c"
 
 
 def test_a_second_runner_in_the_same_process_is_refused_too(store: ResultsStore) -> None:
@@ -76,37 +87,6 @@ def test_a_file_system_without_locks_is_refused_with_a_remedy(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(UsageError, match="No locks available; the file system"), store.lock():
         pass
-
-
-def test_a_runner_killed_by_sigkill_leaves_the_folder_free(
-    store: ResultsStore, owner: subprocess.Popen
-) -> None:
-    owner.kill()
-    owner.wait()
-    with store.lock():
-        pass
-
-
-def test_a_run_of_a_living_owner_is_running(store: ResultsStore, owner: subprocess.Popen) -> None:
-    assert store.read(owner.run_id).status.state == "running"
-
-
-def test_a_run_whose_owner_was_killed_by_sigkill_is_interrupted(
-    store: ResultsStore, owner: subprocess.Popen
-) -> None:
-    owner.kill()
-    owner.wait()
-    status = store.read(owner.run_id).status
-    assert status.state == "interrupted"
-    assert "without writing how" in status.reason
-    assert status.cell == "c"
-
-
-def test_looking_at_a_run_does_not_disturb_its_owner(
-    store: ResultsStore, owner: subprocess.Popen
-) -> None:
-    for _ in range(50):
-        assert store.read(owner.run_id).status.state == "running"
 
 
 def test_a_run_can_be_looked_at_by_the_process_that_owns_it(store: ResultsStore) -> None:

@@ -117,7 +117,14 @@ def test_a_part_that_several_runs_have_is_refused_with_their_ids(store: ResultsS
         assert two.run_id in str(caught.value)
 
 
-def test_a_run_that_does_not_exist_is_refused(store: ResultsStore) -> None:
+def test_sweep_and_cell_name_the_newest_run_of_the_cell(store: ResultsStore) -> None:
+    for cell in ("first", "second", "first"):
+        with store.new_run(resolved(), sweep="s", cell=cell, repeat=0, arm=None, code="c") as one:
+            newest = one.run_id
+    assert store.find("s:first")[0] == newest
+    assert store.find("s:second")[0] != newest
+    with pytest.raises(UsageError, match="no run of cell 'third' of sweep 's'"):
+        store.find("s:third")
     with pytest.raises(UsageError, match="no run in"):
         store.read("nothing")
 
