@@ -24,8 +24,8 @@ class Kept(BaseModel):
 class Finding(Kept):
     """The first thing that was wrong. evidence: lines of logs and ledgers that show it.
 
-    look_at: the collective concerned, and the files of the core that bring it about. position: of
-    the rank in a mesh of two axes and its node, as `outer 1, inner 0, on n2`.
+    look_at: of records up to November 2026, where its cause may be. position: of the rank in a mesh
+    of two axes and its node, as `outer 1, inner 0, on n2`.
     """
 
     parameter: str | None = None

@@ -10,32 +10,24 @@ are left before the first bad one, all of them are candidates.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
 Answer = Literal["good", "bad", "skip"]
 
 
-@dataclass(frozen=True)
-class Found:
-    """The first bad commit is one of `candidates`, oldest first; of one if it is known."""
+def first_bad(commits: Sequence[str], look: Callable[[str], Answer]) -> list[str]:
+    """The first bad one of `commits`, oldest first, of which the last is bad.
 
-    candidates: tuple[str, ...]
-    looks: int
-
-
-def first_bad(commits: Sequence[str], look: Callable[[str], Answer]) -> Found:
-    """Narrow down the first bad one of `commits`, oldest first, of which the last is bad."""
+    Several, oldest first, where it is one of them and nobody can say which.
+    """
     good, bad = -1, len(commits) - 1
     skipped: set[int] = set()
-    looks = 0
     while True:
         middle = (good + bad) / 2
         open_ones = [i for i in range(good + 1, bad) if i not in skipped]
         if not open_ones:
-            return Found(tuple(commits[good + 1 : bad + 1]), looks)
+            return list(commits[good + 1 : bad + 1])
         index = min(open_ones, key=lambda i: abs(i - middle))
-        looks += 1
         answer = look(commits[index])
         if answer == "skip":
             skipped.add(index)

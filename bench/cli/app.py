@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_orig
 
 import typer
 
-from bench.cli.verbs import baseline, check, judge, measure, read
+from bench.cli.verbs import check, judge, measure, read
 
 if TYPE_CHECKING:
     from bench.cli.answer import Answer
@@ -155,11 +155,11 @@ VERBS = (
     ),
 )
 BASELINE_VERBS = (
-    Verb("save", baseline.SaveRequest, "baselines.save", ("baseline save main nightly",)),
-    Verb("list", baseline.ListRequest, "baselines.show_list", ("baseline list",)),
+    Verb("save", judge.SaveRequest, "baselines.save", ("baseline save main nightly",)),
+    Verb("list", judge.ListRequest, "baselines.show_list", ("baseline list",)),
     Verb(
         "promote",
-        baseline.PromoteRequest,
+        judge.PromoteRequest,
         "baselines.promote_to",
         ("baseline promote candidate main --reason 'a faster reducer'",),
     ),

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from bench.cli import console
 from bench.cli.answer import Answer
 from bench.cli.gating import load_baseline
-from bench.cli.verbs.baseline import ListRequest, PromoteRequest, SaveRequest
+from bench.cli.verbs.judge import ListRequest, PromoteRequest, SaveRequest
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now

@@ -95,7 +95,7 @@ def _text(found: Sequence[Commit], looker: _Looker, of_which: str) -> str:
 def _narrowed(commits: list[Commit], looker: _Looker) -> list[Commit]:
     """The candidates; of a merge that is the cause, those within what it brought in."""
     by_sha = {commit.sha: commit for commit in commits}
-    found = [by_sha[sha] for sha in first_bad(list(by_sha), looker.look).candidates]
+    found = [by_sha[sha] for sha in first_bad(list(by_sha), looker.look)]
     if len(found) == 1 and len(found[0].parents) > 1:
         inside = merged(looker.repository, found[0])
         if inside and looker.look(inside[-1].sha) == "bad":

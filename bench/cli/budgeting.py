@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from statistics import fmean
 from typing import Any
 
@@ -13,63 +13,51 @@ from bench.cli.duration import duration
 from bench.derive.blocks import complete_blocks
 from bench.record import RunRecord
 from bench.store import ResultsStore
-from reports.gates.budget import (
-    ComparisonStatus,
-    next_cell,
-    statuses,
-)
-from reports.gates.gate import Calibrations
-from reports.gates.pairing import Codes, Pair, pair_of_arms
+from reports.gates.budget import ComparisonStatus, next_cell, statuses
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Pair, pair_of_arms
 from reports.gates.policy import Policy
 from reports.renderers import quantity
-from sweeps.plan import PlannedCell
+from sweeps.plan import Plan
 from sweeps.progress import Remark, Subscriber, ignore
 from sweeps.resume import PastRun
-
-
-@dataclass(frozen=True)
-class BudgetRequest:
-    """What is to be decided.
-
-    arms: (base, head) of every comparison. codes: cell and arm -> the code whose blocks count.
-    """
-
-    sweep: str
-    cells: tuple[PlannedCell, ...]
-    arms: tuple[tuple[str, str], ...]
-    policy: Policy
-    calibrations: Calibrations
-    budget_seconds: float
-    codes: Codes = field(default_factory=dict)
 
 
 class BlockBudget:
     """Chooses the next block (`sweeps.until_decided.Chooser`) and says what it finds.
 
     The clock starts with the first block that is asked for.
+
+    Args:
+        plan: whose cells are compared, with prepared arms.
+        arms: (base, head) of every comparison.
+        policy: what is required.
+        seconds: the budget.
+        store: the results folder, whose blocks of today's code count.
     """
 
     def __init__(
         self,
-        request: BudgetRequest,
+        plan: Plan,
+        arms: Sequence[tuple[str, str]],
+        policy: Policy,
+        seconds: float,
         store: ResultsStore,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._request = request
+        self._arms = tuple(arms)
+        self._policy = policy
+        self._calibrations = calibrations(store)
+        self._budget_seconds = seconds
         self._store = store
-        self._clock = clock
         self.publish: Subscriber = ignore
-        self._cells = {cell.id: cell for cell in request.cells}
-        self._records: dict[str, list[RunRecord]] = {cell: [] for cell in self._cells}
-        for record in store.records(sweep=request.sweep):
+        codes = {(cell, arm.name): code for arm in plan.arms for cell, code in arm.codes.items()}
+        self._records: dict[str, list[RunRecord]] = {cell.id: [] for cell in plan.cells}
+        for record in store.records(sweep=plan.id):
             status = record.status
-            of_today = (
-                request.codes.get((status.cell or "", status.arm), status.code) == status.code
-            )
+            of_today = codes.get((status.cell or "", status.arm or ""), status.code) == status.code
             if status.cell in self._records and of_today:
                 self._records[status.cell].append(record)
-        self._pairs = {cell: self._paired(cell) for cell in self._cells}
+        self._pairs = {cell: self._paired(cell) for cell in self._records}
         self._took: dict[str, list[float]] = {}
         self._given_up: list[str] = []
         self._begun: float | None = None
@@ -81,7 +69,7 @@ class BlockBudget:
     @property
     def spent_seconds(self) -> float:
         """Since the first block was asked for."""
-        return 0.0 if self._begun is None else self._clock() - self._begun
+        return 0.0 if self._begun is None else time.monotonic() - self._begun
 
     @property
     def block_seconds(self) -> dict[str, float]:
@@ -92,17 +80,17 @@ class BlockBudget:
     def expected_blocks(self) -> int:
         """Blocks that the budget has room for, 0 while nobody knows how long one takes."""
         seconds = self.block_seconds
-        return int(self._request.budget_seconds / fmean(seconds.values())) if seconds else 0
+        return int(self._budget_seconds / fmean(seconds.values())) if seconds else 0
 
     def next_cell(self) -> str | None:
         """The cell whose block helps most; None if all is decided or the budget is spent."""
-        now = self._clock()
+        now = time.monotonic()
         self._begun = now if self._begun is None else self._begun
         self._block_begun = now
         return next_cell(
             self.comparisons,
             self.block_seconds,
-            self._request.budget_seconds - (now - self._begun),
+            self._budget_seconds - (now - self._begun),
             without_block=[cell for cell, pairs in self._pairs.items() if not pairs],
             given_up=self._given_up,
         )
@@ -112,7 +100,7 @@ class BlockBudget:
         if runs is None:
             self._given_up.append(cell)
             return
-        self._took.setdefault(cell, []).append(self._clock() - self._block_begun)
+        self._took.setdefault(cell, []).append(time.monotonic() - self._block_begun)
         self._records[cell] += [self._store.read(run.run_id) for run in runs]
         self._pairs[cell] = self._paired(cell)
         self.comparisons = self._compared()
@@ -126,7 +114,7 @@ class BlockBudget:
         decided = len(self.comparisons) - len(still)
         lines = [
             f"{decided} of {len(self.comparisons)} comparisons decided in"
-            f" {duration(self.spent_seconds)} of {duration(self._request.budget_seconds)}"
+            f" {duration(self.spent_seconds)} of {duration(self._budget_seconds)}"
         ]
         seconds = self.block_seconds
         lines += [
@@ -137,7 +125,7 @@ class BlockBudget:
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "seconds": self._request.budget_seconds,
+            "seconds": self._budget_seconds,
             "spent_seconds": self.spent_seconds,
             "block_seconds": self.block_seconds,
             "comparisons": [asdict(one) for one in self.comparisons],
@@ -146,7 +134,7 @@ class BlockBudget:
     def _paired(self, cell: str) -> list[Pair]:
         """A pair for every comparison, none of them without a block."""
         found = []
-        for base, head in self._request.arms:
+        for base, head in self._arms:
             blocks = complete_blocks(self._records[cell], [base, head]).get(cell, [])
             if not blocks:
                 return []
@@ -155,10 +143,9 @@ class BlockBudget:
 
     def _compared(self) -> list[ComparisonStatus]:
         found = []
-        request = self._request
-        for index, (_, head) in enumerate(request.arms):
+        for index, (_, head) in enumerate(self._arms):
             pairs = [pairs[index] for pairs in self._pairs.values() if pairs]
-            judged = statuses(pairs, request.policy, request.calibrations, len(request.cells))
+            judged = statuses(pairs, self._policy, self._calibrations, len(self._records))
             found += [replace(one, head=head) for one in judged]
         return found
 
@@ -173,7 +160,7 @@ class BlockBudget:
         return found
 
     def _name(self, one: ComparisonStatus) -> str:
-        arm = f", {one.head}" if len(self._request.arms) > 1 else ""
+        arm = f", {one.head}" if len(self._arms) > 1 else ""
         return f"{one.cell}{arm}: {one.metric}"
 
     def _say(self, text: str) -> None:

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from bench.cli.options import LOCAL
 from bench.errors import UsageError, first_problem
 from bench.launch.code import checkout_root
-from bench.launch.command_launcher import SSH, CommandLauncher
-from bench.launch.hosts_file import read_hosts
+from bench.launch.command_launcher import SSH, CommandLauncher, read_hosts
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.launch.slurm.controller import ControllerSilentError

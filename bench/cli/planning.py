@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -17,7 +18,6 @@ from bench.cli.launchers import (
     launcher_settings,
 )
 from bench.cli.options import LOCAL, MachineRequest, SweepRequest
-from bench.cli.planned_sums import named, sums_text
 from bench.cli.sweep_files import sweep_file
 from bench.cli.verbs.measure import PlanRequest
 from bench.errors import UsageError
@@ -33,6 +33,8 @@ from sweeps.definition import load_sweep
 from sweeps.plan import Plan
 from sweeps.planning import make_plan, sweep_cells
 from sweeps.selection import parse_assignments, parse_selection
+
+_MOST_NAMED = 3
 
 
 def machine_of(asked: MachineRequest) -> Machine | None:
@@ -231,6 +233,26 @@ def pruned_text(plan: Plan) -> str:
     """Every pruned cell with its rule and reason."""
     rows = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
     return console.columns(("pruned", "rule", "reason"), rows)
+
+
+def sums_text(plan: Plan) -> str:
+    """Every kind of reduction once, behind the cells that have it; "" where none needs a word."""
+    cells: dict[str, list[str]] = {}
+    for cell in plan.cells:
+        for one in gradient_sums(cell.resolved):
+            summed = "" if one.summed == "unknown" else f"summed {one.summed}: "
+            cells.setdefault(f"{one.text}, sent as {one.sent}: {summed}{one.why}", []).append(
+                cell.id
+            )
+    lines = [f"  {text} ({named(names)})" for text, names in cells.items()]
+    return "\n".join(["gradient sums", *lines]) if lines else ""
+
+
+def named(cells: Iterable[str]) -> str:
+    """Each once; of many the first few, and how many more."""
+    names = list(dict.fromkeys(cells))
+    more = len(names) - _MOST_NAMED
+    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _totals(plan: Plan) -> str:

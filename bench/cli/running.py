@@ -190,22 +190,13 @@ def run_within(
     Returns:
         The plans with as many repeats as there are blocks now, what was run, and where it stands.
     """
-    from bench.cli.budgeting import BlockBudget, BudgetRequest
-    from reports.gates.noise import calibrations
+    from bench.cli.budgeting import BlockBudget
     from reports.gates.pairing import two_arms
 
     chosen, names = plans.chosen, [arm.name for arm in plans.chosen.arms]
     base, _ = two_arms(chosen.id, names, None, None)
-    request = BudgetRequest(
-        chosen.id,
-        chosen.cells,
-        tuple(pairs or [(base, name) for name in names if name != base]),
-        policy,
-        calibrations(store),
-        seconds,
-        {(cell, arm.name): code for arm in chosen.arms for cell, code in arm.codes.items()},
-    )
-    budget = BlockBudget(request, store)
+    against = pairs or [(base, name) for name in names if name != base]
+    budget = BlockBudget(chosen, against, policy, seconds, store)
     outcome = run_planned(plans, sides, store, options, budget)
     for line in budget.closing_lines():
         console.note(line)

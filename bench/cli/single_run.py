@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from bench.cli.options import DEFAULT_RESULTS
 from bench.cli.validating import of_validation
 from bench.cli.verbs.read import LogsRequest, ShowRequest
 from bench.derive.checkpoints import checkpoint_cost
+from bench.derive.metrics import MEMORY, METRICS
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.record import RunRecord, RunStatus
@@ -23,23 +23,6 @@ from bench.store.validations import PREFIX as VALIDATION
 from reports.renderers import quantity
 from sweeps.plan import Plan
 from sweeps.settings import shown_value
-
-_NUMBERS: tuple[tuple[str, str, Callable[[Any], str]], ...] = (
-    ("step_milliseconds_median", "step, median", lambda n: f"{quantity.significant(n)} ms"),
-    ("step_milliseconds_p90", "step, 90th percentile", lambda n: f"{quantity.significant(n)} ms"),
-    ("latency_milliseconds_median", "latency, median", lambda n: f"{quantity.significant(n)} ms"),
-    ("algorithm_bytes_per_second", "algorithm bandwidth", quantity.gigabytes_per_second),
-    ("bus_bytes_per_second", "bus bandwidth", quantity.gigabytes_per_second),
-    ("tokens_per_second", "tokens/s", quantity.significant),
-    ("tflops_per_second_per_device", "TFLOP/s per device", quantity.significant),
-    ("mfu", "MFU", quantity.share),
-    ("final_loss", "final loss", quantity.loss),
-    ("final_grad_norm", "final gradient norm", quantity.significant),
-    ("wire_bytes_per_step", "sent per step, all ranks", quantity.binary_bytes),
-    ("rss_peak_bytes", "peak resident memory", quantity.binary_bytes),
-    ("device_peak_bytes", "peak device memory", quantity.binary_bytes),
-)
-"""Name in the summary, label, and how it is written where it was measured."""
 
 
 def show_run(asked: ShowRequest) -> Answer:
@@ -129,9 +112,9 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         shown = [f"{node}: {ranks[0]} to {ranks[-1]}" for node, ranks in nodes]
         rows.append(("ranks by node", ", ".join(shown)))
     rows += [
-        (label, write(value))
-        for name, label, write in _NUMBERS
-        if (value := getattr(summary, name)) is not None
+        (metric.title, quantity.amount(value, metric.unit))
+        for metric in METRICS
+        if metric is not MEMORY and (value := metric.of(record, summary)) is not None
     ]
     if summary.steady is not None:
         steady = summary.steady

@@ -30,6 +30,7 @@ from bench.launch.rendezvous import NODE_NAME_VARIABLE, NODE_VARIABLE, Rendezvou
 from bench.store.layout import LOGS
 from bench.store.reading import read_json_object
 
+_OPTION: Final = "--launcher-option"
 SSH: Final = "ssh -o BatchMode=yes {host} {command}"
 # Ranks elsewhere notice a failed one by themselves, and say more about it than their end does.
 _LAST_WORDS_SECONDS: Final = 5.0
@@ -56,15 +57,36 @@ def checked_template(template: str) -> list[str]:
     try:
         words = shlex.split(template)
     except ValueError as error:
-        raise UsageError(f"--command {template!r}: {error}") from error
+        raise UsageError(f"{_OPTION} command={template!r}: {error}") from error
     hosts = sum(any(name in word for word in words) for name in ("{host}", "{hosts}"))
     if words.count("{command}") != 1 or hosts != 1 or words[0].startswith("{"):
         raise UsageError(
-            f"--command {template!r}: expected a program with {{command}} as a word of its own, and"
-            " either {host} (started once per node) or {hosts} (once for all), as in"
+            f"{_OPTION} command={template!r}: expected a program with {{command}} as a word of its"
+            " own, and either {host} (started once per node) or {hosts} (once for all), as in"
             " 'ssh {host} {command}'"
         )
     return words
+
+
+def read_hosts(file: Path) -> tuple[str, ...]:
+    """A host per line, by the name that starts it and that others reach it by; the first is node 0.
+
+    `#` begins a comment. What follows a name (`slots=8` of other tools) is left out.
+
+    Raises:
+        UsageError: the file cannot be read, names no host, or one of them twice.
+    """
+    try:
+        lines = file.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"{_OPTION} hosts={file}: cannot be read: {error}") from error
+    hosts = tuple(words[0] for line in lines if (words := line.partition("#")[0].split()))
+    if not hosts:
+        raise UsageError(f"{_OPTION} hosts={file}: expected a host per line, found none")
+    twice = sorted({host for host in hosts if hosts.count(host) > 1})
+    if twice:
+        raise UsageError(f"{_OPTION} hosts={file}: {', '.join(twice)} stands there more than once")
+    return hosts
 
 
 class CommandLauncher:

@@ -20,7 +20,7 @@ from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.share import Share
-from bench.launch.watch import Ending, Limits, Watch
+from bench.launch.watch import Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
@@ -101,19 +101,18 @@ def _run(
     launch = order.resolved.launch
     heartbeat = Heartbeat(folder.path, launch.ranks, time.monotonic())
     job = launcher.start(order)
-    ending: Ending | None = None
+    ending: Outcome | None = None
     try:
         ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
-        ending = Ending("interrupted", "interrupted by the user (Ctrl-C)")
+        ending = Outcome("interrupted", "interrupted by the user (Ctrl-C)")
     finally:
         _note_interruption(folder, ending)
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
     if ending is not None:
-        outcome = Outcome(ending.state, ending.reason, ending.failed_rank, end.exit_code)
-        return _with_departure(outcome, folder)
+        return _with_departure(replace(ending, exit_code=end.exit_code), folder)
     if end.state is not None:
         return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
@@ -149,7 +148,7 @@ def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None
     wait_until(complete, folder.path)
 
 
-def _note_interruption(folder: RunFolder, ending: Ending | None) -> None:
+def _note_interruption(folder: RunFolder, ending: Outcome | None) -> None:
     """Keep the reason already now: whoever cannot wait for the ranks to end kills this process."""
     if ending is not None and ending.state in STOPPED:
         with contextlib.suppress(StoreFullError, StoreGoneError):

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from bench.launch.heartbeat import Heartbeat
+from bench.launch.outcome import Outcome
 from bench.launch.protocol import Job, Symptoms
 from bench.launch.stop_request import StopRequest
-from bench.record import RunState
 from bench.spec import LaunchSpec
 
 _STACK_SECONDS = 0.5
@@ -32,15 +32,6 @@ class Limits:
     grace_seconds: float = 3.0
 
 
-@dataclass(frozen=True)
-class Ending:
-    """Why the launcher ends a run that would have gone on."""
-
-    state: RunState
-    reason: str
-    failed_rank: int | None = None
-
-
 class Watch:
     """Watches one job."""
 
@@ -51,7 +42,7 @@ class Watch:
         self._limits = limits
         self._start_seconds = heartbeat.last_growth_seconds
 
-    def wait(self, stop: threading.Event, on_step: Callable[[int], None] | None) -> Ending | None:
+    def wait(self, stop: threading.Event, on_step: Callable[[int], None] | None) -> Outcome | None:
         """Block until the job has ended by itself (None), or must be ended (why)."""
         reported = 0
         while True:
@@ -67,17 +58,17 @@ class Watch:
             if ending is not None:
                 return ending
 
-    def _reason_to_end(self, now: float, stop: threading.Event) -> Ending | None:
+    def _reason_to_end(self, now: float, stop: threading.Event) -> Outcome | None:
         if stop.is_set():
             why = stop.why if isinstance(stop, StopRequest) else StopRequest.why
             state = stop.state if isinstance(stop, StopRequest) else StopRequest.state
-            return Ending(state, f"{why} {self._progress()}")
+            return Outcome(state, f"{why} {self._progress()}")
         if self._heartbeat.folder_is_gone:
-            return Ending("crashed", "the folder of the run was removed while it was going on")
+            return Outcome("crashed", "the folder of the run was removed while it was going on")
         if now - self._start_seconds > self._launch.timeout_seconds:
             limit = self._launch.timeout_seconds
             silent_seconds = now - self._heartbeat.last_growth_seconds
-            return Ending(
+            return Outcome(
                 "timeout",
                 f"not finished within launch.timeout_seconds = {limit:g} {self._progress()};"
                 f" {self._circumstances(self._job.symptoms(), now)}",
@@ -91,14 +82,14 @@ class Watch:
             return self._hang(allowed, now)
         return None
 
-    def _hang(self, allowed_seconds: float, now: float) -> Ending:
+    def _hang(self, allowed_seconds: float, now: float) -> Outcome:
         """Name the process that holds the others up, as far as the evidence goes."""
         seen = self._job.symptoms()
         guilty, evidence = self._suspect(seen)
         circumstances = self._circumstances(seen, now)
         self._job.ask_for_stacks()
         time.sleep(_STACK_SECONDS)
-        return Ending(
+        return Outcome(
             "hang",
             f"no rank finished a step for {allowed_seconds:g} s {self._progress()}; {evidence}"
             f"{circumstances}; stacks are in logs/rank<N>.log",

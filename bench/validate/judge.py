@@ -14,8 +14,7 @@ from bench.validate.cases import SCENARIOS, Case
 from bench.validate.checks import collectives, gradients, memory, streams, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.ranks import CaseOutcome
-from bench.validate.traces import frames_of, room_of
-from bench.validate.where_to_look import where_to_look
+from bench.validate.traces import frames_of
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: None: the scenario of the case does not ask it.
@@ -71,20 +70,11 @@ def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict
         checks: tuple[CheckVerdict, ...] = (_unfinished(case, outcome),)
     else:
         evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
-        asked = [_asked(check, evidence) for check in CHECKS]
-        checks = tuple(_told(evidence, verdict) for verdict in asked if verdict is not None)
+        asked = (_asked(check, evidence) for check in CHECKS)
+        checks = tuple(verdict for verdict in asked if verdict is not None)
     checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
     return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})
-
-
-def _told(evidence: CaseEvidence, check: CheckVerdict) -> CheckVerdict:
-    """With what to look at."""
-    if check.finding is None:
-        return check
-    look_at = where_to_look(evidence, check.check, check.finding)
-    finding = check.finding.model_copy(update={"look_at": look_at})
-    return check.model_copy(update={"finding": finding})
 
 
 def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
@@ -121,12 +111,10 @@ def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
     fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
     events = said[:fatal][-_LAST_EVENTS:]
     frames = frames_of("\n".join(said[fatal:])) or outcome.frames
-    sent = [line for line in said[:fatal] if line.startswith("collective ")]
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
         found=outcome.text,
         evidence=(f"in {where}", *(f"last: {line}" for line in events), *frames),
-        look_at="; ".join(filter(None, (*sent[-1:], room_of(frames)))),
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -150,16 +150,8 @@ class ReferenceOptimizer:
             weight_decay=train.weight_decay,
         )
 
-    def step(
-        self,
-        gradients: Mapping[str, Tensor | None],
-        weights: Mapping[str, Tensor],
-        *,
-        decays: bool = True,
-    ) -> Named:
+    def step(self, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> Named:
         """Weights after a step from `weights`; a parameter whose gradient is None stays."""
-        if not decays:
-            self._optimizer.param_groups[0]["weight_decay"] = 0.0
         for name, parameter in self._parameters.items():
             gradient = gradients.get(name)
             parameter.data.copy_(weights[name])

@@ -46,9 +46,3 @@ def _short(file: str) -> str:
     if _CORE in file:
         return f"mfsdp_core/{file.rpartition(_CORE)[2]}"
     return file.rpartition("/site-packages/")[2]
-
-
-def room_of(frames: tuple[str, ...]) -> str:
-    """The room of the core that the innermost of `frames_of` lies in; empty outside of the core."""
-    found = re.search(r"^(?:rank \d+ )?at (mfsdp_core/(?:\w+/)?)", frames[0]) if frames else None
-    return found[1].rstrip("/") if found else ""

@@ -17,8 +17,7 @@ import psutil
 import pytest
 
 from bench.errors import UsageError
-from bench.launch.command_launcher import checked_template
-from bench.launch.hosts_file import read_hosts
+from bench.launch.command_launcher import checked_template, read_hosts
 from bench.launch.process import RANK_NAME
 from bench.record import FINISHED_GOOD, RunRecord
 from bench.store import ResultsStore
@@ -239,14 +238,14 @@ def test_one_command_for_all_hosts_gives_each_node_its_number(sweep: Sweep) -> N
     ["ssh {host}", "{command}", "ssh {host} 'nice {command}'", "x {host} {hosts} {command}", "'"],
 )
 def test_a_template_that_cannot_start_anything_is_refused(template: str) -> None:
-    with pytest.raises(UsageError, match="--command"):
+    with pytest.raises(UsageError, match="--launcher-option command="):
         checked_template(template)
 
 
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("# none\n", "expected a host per line, found none"),
+        ("# none\n", "^--launcher-option hosts=.*expected a host per line, found none"),
         ("a\nb slots=8\na # again\n", "a stands there more than once"),
     ],
 )

@@ -20,28 +20,27 @@ def found(first: int, unusable: set[int] = frozenset()):
         return "bad" if number >= first else "good"
 
     result = first_bad(COMMITS, look)
-    assert len(looked) == result.looks
     assert len(set(looked)) == len(looked)
-    return result
+    return result, len(looked)
 
 
 @pytest.mark.parametrize("first", range(30))
 def test_every_place_is_found_in_at_most_five_looks(first):
-    result = found(first)
-    assert result.candidates == (f"c{first}",)
-    assert result.looks <= 5
+    candidates, looks = found(first)
+    assert candidates == [f"c{first}"]
+    assert looks <= 5
 
 
 @pytest.mark.parametrize("first", [0, 7, 15, 29])
 def test_commits_that_cannot_run_are_gone_around(first):
     unusable = set(range(30)) - {first, first - 1, 29}
     unusable -= {3, 21}
-    assert found(first, unusable).candidates == (f"c{first}",)
+    assert found(first, unusable)[0] == [f"c{first}"]
 
 
 def test_where_only_unusable_ones_are_left_all_are_candidates():
-    assert found(15, {13, 14, 15, 16}).candidates == ("c13", "c14", "c15", "c16", "c17")
+    assert found(15, {13, 14, 15, 16})[0] == ["c13", "c14", "c15", "c16", "c17"]
 
 
 def test_a_single_commit_needs_no_look():
-    assert first_bad(["c0"], lambda _: pytest.fail("looked")).candidates == ("c0",)
+    assert first_bad(["c0"], lambda _: pytest.fail("looked")) == ["c0"]

@@ -11,7 +11,6 @@ from bench.testing.reference import Named, relative
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL
 from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
-from bench.validate.checks.step_hypotheses import explanations
 from bench.verdict import CheckVerdict, Finding
 
 _OTHER_SEED = 8
@@ -93,7 +92,8 @@ def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
 def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off: float) -> Finding:
     found = evidence.weights[step][name]
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
-    lines += explanations(evidence, step, name)
+    if name not in evidence.trainable:
+        lines.append("the parameter is frozen and must not change")
     where = int((found.double() - expected[name].double()).abs().nan_to_num(1e30).argmax())
     return at(
         step,
