@@ -27,7 +27,7 @@ from sweeps.execution import RunMaker, Side
 from sweeps.jobs import Codes, JobArray, cut_off, read_array
 from sweeps.progress import Progress, RunEnded, RunStarted
 from sweeps.resume import PastRun, RunOptions, compare_with_records
-from sweeps.runner import run_blocks
+from sweeps.runner import BlockRunner
 
 
 def main(arguments: list[str]) -> int:
@@ -83,7 +83,7 @@ def make_cell(
     records, _ = store.outlines(plan.id)
     found = compare_with_records(plan, records, maker.code_before(), options, counts)
     total = len(found.missing_runs)
-    return run_blocks(maker, found.missing, options, plan=plan, total=total).ended
+    return BlockRunner(maker, options, plan, total).run(found.missing).ended
 
 
 def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:

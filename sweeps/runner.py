@@ -117,7 +117,7 @@ def run_sides(
             total, again = chooser.expected_blocks * len(plan.arms), ()
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
-        ran = run_blocks(maker, missing, options, plan=plan, total=total, chooser=chooser)
+        ran = BlockRunner(maker, options, plan, total, chooser).run(missing)
         return SweepOutcome(
             ran=tuple(ran.ended),
             done_before=found.done,
@@ -190,30 +190,16 @@ class BlocksRun:
         )
 
 
-def run_blocks(
-    maker: RunMaker,
-    missing: Iterable[MissingBlock],
-    options: RunOptions,
-    *,
-    plan: Plan,
-    total: int,
-    chooser: Chooser | None = None,
-) -> BlocksRun:
-    """Run every block of `missing`, in order.
+class BlockRunner:
+    """Runs blocks, and counts what comes of them.
 
     Args:
         maker: makes single runs.
-        missing: what to run; may be decided on while it runs.
         options: how often a block that a fault cost is started again, and when to give up.
         plan: of the blocks: whether runs go on side by side.
         total: runs that this will probably be, for the progress.
         chooser: told about every block that has ended.
     """
-    return _Blocks(maker, options, plan, total, chooser).run(missing)
-
-
-class _Blocks:
-    """The state of one call."""
 
     def __init__(
         self,
@@ -221,7 +207,7 @@ class _Blocks:
         options: RunOptions,
         plan: Plan,
         total: int,
-        chooser: Chooser | None,
+        chooser: Chooser | None = None,
     ) -> None:
         self._slots = ResourcePool(Resources.of_this_machine() if plan.pack else None, maker.stop)
         self._maker = replace(maker, publish=one_at_a_time(maker.publish))
@@ -236,7 +222,10 @@ class _Blocks:
         self._lock = Lock()
 
     def run(self, missing: Iterable[MissingBlock]) -> BlocksRun:
-        """Run them until there are no more or there is a reason to stop."""
+        """In order, until there are no more or there is a reason to stop.
+
+        missing: may be decided on while it runs.
+        """
         stop, begun = self._maker.stop, []
         with self._slots as slots:
             for number, one in enumerate(missing):
