@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,14 +35,19 @@ class RankFailure:
     """What is known of one rank that failed.
 
     report: what it wrote before it ended, None if it said nothing. exit_code: -N for signal N, None
-    if nobody saw it end. reported_seconds, died_seconds: Unix times, None where unknown.
+    if nobody saw it end. died_seconds: Unix time of its death, None where the kernel did not tell.
     """
 
     rank: int
     report: Mapping[str, Any] | None = None
     exit_code: int | None = None
-    reported_seconds: float | None = None
     died_seconds: float | None = None
+
+    @property
+    def reported_seconds(self) -> float:
+        """When it wrote its report; infinite where it did not say."""
+        seconds = (self.report or {}).get("time_seconds")
+        return float(seconds) if isinstance(seconds, int | float) else math.inf
 
     @property
     def signal(self) -> int | None:
@@ -57,11 +62,11 @@ class RankFailure:
     @property
     def first_seconds(self) -> float:
         """When it is first known to have failed; infinite where nobody knows."""
-        known = [t for t in (self.reported_seconds, self.died_seconds) if t is not None]
-        return min(known, default=math.inf)
+        died = math.inf if self.died_seconds is None else self.died_seconds
+        return min(self.reported_seconds, died)
 
 
-def first_to_break(failures: list[RankFailure]) -> RankFailure | None:
+def first_to_break(failures: Sequence[RankFailure]) -> RankFailure | None:
     """The failure that the others follow from; None without failures ([Note: who broke first])."""
     deaths = [one.died_seconds for one in failures if one.died_seconds is not None]
     first_death = min(deaths, default=math.inf)

@@ -12,7 +12,7 @@ import json
 import math
 import signal
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from bench.launch.agent import OUTCOME_GLOB
@@ -42,19 +42,16 @@ class Outcome:
 class EndEvidence:
     """What is known after all processes are gone.
 
-    failures: reports of the ranks by rank, earliest first. exit_codes: of the ranks that torchrun
-    saw fail. died_seconds: Unix time of their deaths, where the kernel told. agent_signal: what
-    the agent was asked to end by, None if it was not. agent_place: `on HOST`, where it is not here.
-    agent_gone: it has left no word, while those of other nodes have.
+    failures: of the ranks that reported one, or that torchrun saw fail; the earliest report first.
+    agent_signal: what the agent was asked to end by, None if it was not. agent_place: `on HOST`,
+    where it is not here. agent_gone: it has left no word, while those of other nodes have.
     """
 
     agent_exit_code: int | None
-    failures: dict[int, dict[str, Any]]
-    exit_codes: dict[int, int]
+    failures: tuple[RankFailure, ...]
     steps: list[int]
     steps_expected: int
     kernel_oom_kills: int = 0
-    died_seconds: dict[int, float] = field(default_factory=dict)
     agent_signal: int | None = None
     agent_place: str = ""
     agent_gone: bool = False
@@ -63,26 +60,27 @@ class EndEvidence:
 def gather_evidence(
     folder: RunFolder, end: JobState, *, steps: list[int], steps_expected: int
 ) -> EndEvidence:
-    """Read the reports of the ranks (earliest first) and of the agents out of the run folder."""
-    failures = folder.read_failures()
+    """Read the reports of the ranks and of the agents out of the run folder."""
+    reports = folder.read_failures()
     by_node = {
         int("".join(filter(str.isdigit, file.name)) or 0): read_json_object(file, []) or {}
         for file in folder.logs_path.glob(OUTCOME_GLOB)
     }
     agents = list(by_node.values())
-    codes = _of_ranks(agents, "exit_code")
+    codes = {rank: int(code) for rank, code in _of_ranks(agents, "exit_code").items()}
     died = _of_ranks(agents, "died_seconds")
     signals = [found for one in agents if isinstance(found := one.get("signal"), int)]
-    ordered = sorted(failures, key=lambda rank: _failed_at(failures[rank]))
-    known = [*died.values(), *(_failed_at(report) for report in failures.values())]
-    culprit = _ended_agent(by_node, _hosts(folder), min(known, default=math.inf))
+    failures = [
+        RankFailure(rank, reports.get(rank), codes.get(rank), died.get(rank))
+        for rank in sorted({*reports, *codes})
+    ]
+    first = min((one.first_seconds for one in failures), default=math.inf)
+    culprit = _ended_agent(by_node, _hosts(folder), first)
     return EndEvidence(
         agent_exit_code=end.exit_code,
         agent_place=end.detail if culprit is None else culprit[1],
         agent_gone=culprit is not None and culprit[0] is None,
-        failures={rank: failures[rank] for rank in ordered},
-        exit_codes={rank: int(code) for rank, code in codes.items()},
-        died_seconds=died,
+        failures=tuple(sorted(failures, key=lambda one: one.reported_seconds)),
         # Where a rank has failed on one node, the agents of the others are ended for it.
         agent_signal=culprit[0] if culprit else signals[0] if signals and not codes else None,
         steps=steps,
@@ -144,46 +142,34 @@ def _success(evidence: EndEvidence) -> Outcome:
 
 def _own_fault(evidence: EndEvidence) -> Outcome | None:
     for kind in _OWN_FAULTS:
-        for rank, report in evidence.failures.items():
-            if report.get("kind") == kind:
-                return _reported(evidence, rank, report)
+        for one in evidence.failures:
+            if one.report is not None and one.report.get("kind") == kind:
+                return _reported(one, one.report)
     return None
 
 
 def _broken(evidence: EndEvidence) -> Outcome | None:
     """The rank that broke first; None if the agent was ended, and took its ranks with it."""
-    failed = sorted({*evidence.exit_codes, *evidence.failures})
-    first = first_to_break([_failure(evidence, rank) for rank in failed])
+    first = first_to_break(evidence.failures)
     code = evidence.agent_exit_code
     asked = evidence.agent_signal is not None or evidence.agent_gone
     agent_ended = asked or (code is not None and code < 0)
     if first is None or (agent_ended and first.lost_a_peer):
         return None
     if first.report is not None:
-        return _reported(evidence, first.rank, first.report)
+        return _reported(first, first.report)
     if first.signal is not None:
         return _death(evidence, first.rank, first.signal)
     reason = f"rank {first.rank} ended with exit code {first.exit_code} and said no more"
     return Outcome("crashed", f"{reason}; see its log", first.rank, first.exit_code)
 
 
-def _failure(evidence: EndEvidence, rank: int) -> RankFailure:
-    report = evidence.failures.get(rank)
-    return RankFailure(
-        rank,
-        report,
-        evidence.exit_codes.get(rank),
-        reported_seconds=None if report is None else _failed_at(report),
-        died_seconds=evidence.died_seconds.get(rank),
-    )
-
-
-def _reported(evidence: EndEvidence, rank: int, report: Mapping[str, Any]) -> Outcome:
+def _reported(one: RankFailure, report: Mapping[str, Any]) -> Outcome:
     kind = report.get("kind")
     state: RunState = next((known for known in _OWN_FAULTS if known == kind), "crashed")
     message = str(report.get("message") or "no message").strip()
-    reason = f"rank {rank}: {message}"[:_MAX_REASON_CHARACTERS]
-    return Outcome(state, reason, rank, evidence.exit_codes.get(rank))
+    reason = f"rank {one.rank}: {message}"[:_MAX_REASON_CHARACTERS]
+    return Outcome(state, reason, one.rank, one.exit_code)
 
 
 def _death(evidence: EndEvidence, rank: int, number: int) -> Outcome:
@@ -240,8 +226,3 @@ def _of_ranks(agents: Iterable[Mapping[str, Any]], name: str) -> dict[int, float
             found = {int(entry["rank"]): entry.get(name) for entry in agent["failures"]}
             numbers |= {rank: float(value) for rank, value in found.items() if value is not None}
     return numbers
-
-
-def _failed_at(report: Mapping[str, Any]) -> float:
-    seconds = report.get("time_seconds")
-    return float(seconds) if isinstance(seconds, int | float) else math.inf

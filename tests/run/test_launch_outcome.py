@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.launch.first_to_break import RankFailure
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence, signal_name
 from bench.launch.protocol import JobState
@@ -29,15 +30,17 @@ def outcome(
     agent_signal: int | None = None,
     agent_place: str = "",
 ) -> Outcome:
+    reports, codes, deaths = failures or {}, exit_codes or {}, died or {}
     return classify(
         EndEvidence(
             agent_exit_code=agent,
-            failures=failures or {},
-            exit_codes=exit_codes or {},
+            failures=tuple(
+                RankFailure(rank, reports.get(rank), codes.get(rank), deaths.get(rank))
+                for rank in sorted({*reports, *codes})
+            ),
             steps=list(steps),
             steps_expected=20,
             kernel_oom_kills=kills,
-            died_seconds=died or {},
             agent_signal=agent_signal,
             agent_place=agent_place,
         )
@@ -221,7 +224,7 @@ def test_a_damaged_report_of_the_agent_is_ignored(tmp_path: Path, content: str) 
     with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
         (folder.logs_path / "agent.json").write_text(content)
         evidence = gather_evidence(folder, ENDED, steps=[0], steps_expected=1)
-    assert evidence.exit_codes == {}
+    assert evidence.failures == ()
 
 
 def test_a_signal_without_a_name_is_given_by_number() -> None:
