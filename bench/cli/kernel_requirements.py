@@ -11,7 +11,7 @@ from bench.errors import UsageError
 from bench.resolve.resolution import resolve_anywhere
 from bench.store import ResultsStore
 from reports.nccl.audit import audit_run
-from reports.nccl.requirement import Conditions, judge, parse_requirements
+from reports.nccl.requirement import judge, parse_requirements
 from sweeps.definition import KernelRequirement, load_sweep
 from sweeps.matrix import MatrixCell, expand
 
@@ -68,7 +68,7 @@ def _judge(
         return [_Judged(cell.id, term.text, "no evidence", found.text, run) for term in wanted]
     return [
         _Judged(cell.id, result.requirement.text, result.state, result.message, run)
-        for result in judge(found.audit, wanted, Conditions(one.after_iteration, one.min_bytes))
+        for result in judge(found.audit, wanted, one.after_iteration, one.min_bytes)
     ]
 
 

@@ -14,7 +14,6 @@ from bench.errors import NothingMeasuredError, UsageError
 from reports.nccl import presentation
 from reports.nccl.audit import Audit, audit_paths, audit_run
 from reports.nccl.requirement import (
-    Conditions,
     Result,
     judge,
     parse_requirements,
@@ -49,7 +48,7 @@ def show_audit(asked: AuditRequest) -> Answer:
             raise UsageError(f"{logs[0]} is a sweep, whose requirements stand in it: name it alone")
         return show_requirements(sweep, asked.results)
     audit = _audit(logs)
-    found = judge(audit, requirements, Conditions(asked.after_iteration, asked.min_bytes))
+    found = judge(audit, requirements, asked.after_iteration, asked.min_bytes)
     write = presentation.to_markdown if asked.form == "md" else presentation.to_terminal
     if asked.junit is not None:
         console.write_file(asked.junit, presentation.to_junit(found))

@@ -58,14 +58,6 @@ class Result:
     failing: tuple[VerdictRow, ...] = ()
 
 
-@dataclass(frozen=True)
-class Conditions:
-    """Which rows count: after so many iterations, and from so many bytes on."""
-
-    after_iteration: int | None = None
-    min_bytes: int = 0
-
-
 def parse_requirements(text: str) -> tuple[Requirement, ...]:
     """`AG=sym,RS=sym|ce,inner.AR=sym` as requirements.
 
@@ -120,11 +112,22 @@ def profile(name: str) -> tuple[Requirement, ...]:
 
 
 def judge(
-    audit: Audit, requirements: Iterable[Requirement], conditions: Conditions
+    audit: Audit,
+    requirements: Iterable[Requirement],
+    after_iteration: int | None = None,
+    min_bytes: int = 0,
 ) -> list[Result]:
-    """One result per requirement; a requirement without evidence is not met."""
-    counted, remark, refusal = _counted_rows(audit, conditions.after_iteration)
-    return [_judge_one(one, counted, conditions, remark, refusal) for one in requirements]
+    """One result per requirement; a requirement without evidence is not met.
+
+    Args:
+        audit: of the logs.
+        requirements: what must have run on which kind of kernel.
+        after_iteration: only calls after so many iterations count.
+        min_bytes: only calls of so many bytes count.
+    """
+    counted, remark, refusal = _counted_rows(audit, after_iteration)
+    counted = [row for row in counted if row.size_bytes >= min_bytes]
+    return [_judge_one(one, counted, remark, refusal) for one in requirements]
 
 
 def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow], str, str]:
@@ -153,7 +156,6 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow]
 def _judge_one(
     one: Requirement,
     counted: Sequence[VerdictRow],
-    conditions: Conditions,
     remark: str,
     refusal: str,
 ) -> Result:
@@ -162,7 +164,6 @@ def _judge_one(
         row
         for row in counted
         if row.operation == one.operation
-        and row.size_bytes >= conditions.min_bytes
         and (not one.role or one.role in row.communicator.role.split("/"))
     ]
     if refusal or not own:

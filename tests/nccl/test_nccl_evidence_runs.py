@@ -12,7 +12,7 @@ from bench.resolve.nccl_evidence import EVIDENCE_STEPS
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
 from reports.nccl.audit import audit_run
-from reports.nccl.requirement import Conditions, judge, parse_requirements
+from reports.nccl.requirement import judge, parse_requirements
 from reports.nccl.rows import Verdict
 
 
@@ -97,10 +97,10 @@ def test_communicators_get_their_role_and_iterations_their_boundaries(tmp_path):
     [row] = audit.rows
     assert (row.communicator.role, row.verdict) == ("inner", Verdict.MIXED)
     wanted = parse_requirements("inner.AG=sym")
-    assert [r.state for r in judge(audit, wanted, Conditions())] == ["not met"]
-    assert [r.state for r in judge(audit, wanted, Conditions(1))] == ["met"]
-    assert [r.state for r in judge(audit, wanted, Conditions(2))] == ["no evidence"]
-    assert [r.state for r in judge(audit, wanted, Conditions(7))] == ["no evidence"]
+    assert [r.state for r in judge(audit, wanted)] == ["not met"]
+    assert [r.state for r in judge(audit, wanted, 1)] == ["met"]
+    assert [r.state for r in judge(audit, wanted, 2)] == ["no evidence"]
+    assert [r.state for r in judge(audit, wanted, 7)] == ["no evidence"]
 
 
 def test_a_cpu_run_says_that_there_is_no_nccl(tmp_path):

@@ -16,7 +16,7 @@ from reports.nccl import process, reader
 from reports.nccl.audit import audit_paths
 from reports.nccl.model import Unread
 from reports.nccl.presentation import to_data, to_junit
-from reports.nccl.requirement import Conditions, judge, parse_requirements, profile
+from reports.nccl.requirement import judge, parse_requirements, profile
 
 LINE = b"n1:1:2 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
 
@@ -73,7 +73,7 @@ def test_lines_not_understood_are_counted_and_shown(tmp_path):
 def test_junit_tells_missing_evidence_from_a_requirement_not_met(tmp_path):
     (tmp_path / "log").write_bytes(LINE)
     wanted = (*parse_requirements("AR=sym"), *profile("fsdp"))
-    text = to_junit(judge(audit_paths([tmp_path]), wanted, Conditions()))
+    text = to_junit(judge(audit_paths([tmp_path]), wanted))
     assert 'type="RequirementNotMet"' in text
     assert text.count('type="NoEvidence"') == 2
 

@@ -8,7 +8,7 @@ import pytest
 
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import to_markdown, to_terminal
-from reports.nccl.requirement import Conditions, judge, parse_requirements
+from reports.nccl.requirement import judge, parse_requirements
 from reports.nccl.rows import Verdict
 
 LOG = Path(__file__).parent / "pr3067.log"
@@ -70,9 +70,9 @@ def test_the_two_stage_reduction_and_the_two_roots_are_suggested(audit):
 
 def test_the_reviewers_requirement_fails(audit):
     wanted = parse_requirements("AG=sym,RS=sym")
-    states = [one.state for one in judge(audit, wanted, Conditions())]
+    states = [one.state for one in judge(audit, wanted)]
     assert states == ["met", "not met"]
-    after = [one.state for one in judge(audit, wanted, Conditions(after_iteration=1))]
+    after = [one.state for one in judge(audit, wanted, after_iteration=1)]
     assert after == ["no evidence", "no evidence"]
 
 
