@@ -82,3 +82,11 @@ def test_markdown_escapes_what_a_log_can_hold(tmp_path):
     text = to_markdown(audit_paths([log]))
     assert "<script>" not in text
     assert "&#124;x&#124;" in text
+
+
+@pytest.mark.parametrize(("least", "rows"), [(0, 5), (4096, 5), (4097, 4)])
+def test_smaller_messages_than_asked_for_do_not_count(audit, least, rows):
+    (scattered,) = judge(audit, parse_requirements("RS=sym"), min_bytes=least)
+    assert len(scattered.failing) == rows
+    (reduced,) = judge(audit, parse_requirements("AR=sym"), min_bytes=least)
+    assert reduced.state == ("no evidence" if least else "not met")
