@@ -31,6 +31,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.parameter_group import ParameterGroup
+from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.state.described import describe_modules
@@ -309,6 +310,7 @@ class MegatronFSDP(AnswersFrameworks):
 
     # --- weights ------------------------------------------------------------------------------
 
+    @outside_of_transforms
     @torch.no_grad()
     def start_param_sync(
         self, *_unused: Any, force_sync: bool = False, force_dispatch: bool = False

@@ -156,7 +156,7 @@ class TorchCommunicator:
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
         if "collective" not in self._events.wanted:
             return
-        key = (operation, bucket, full.dtype, full.numel())
+        key = (operation, bucket, full.dtype, full.nbytes)
         event = self._published.get(key)
         if event is None:
             event = self._published[key] = Event(

@@ -114,10 +114,23 @@ class TemporaryAllocator:
             if self._streams.observer is not None:
                 self._streams.observer.released(memory, key)
             if key.role != "compute_weights":
-                self._book_end(key)
+                category = CATEGORY_OF_ROLE[key.role]
+                self._ledger.add(category, -memory.nbytes, key.bucket, key.role)
 
     def _book_end(self, key: BufferKey) -> None:
         self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
+
+
+class _Resized:
+    """A tensor of a `StorageResizeAllocator`, whose storage has `size_bytes` while it is held."""
+
+    __slots__ = ("held", "size_bytes", "storage", "tensor")
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor = tensor
+        self.storage = tensor.untyped_storage()
+        self.size_bytes = tensor.nbytes
+        self.held = False
 
 
 class StorageResizeAllocator:
@@ -134,8 +147,7 @@ class StorageResizeAllocator:
         self._lasts = lasts
         self._streams = streams
         self._ledger = ledger
-        self._tensors: dict[BufferKey, torch.Tensor] = {}
-        self._held: set[BufferKey] = set()
+        self._resized: dict[BufferKey, _Resized] = {}
 
     def has_room(self, key: BufferKey) -> bool:
         """Always."""
@@ -145,37 +157,38 @@ class StorageResizeAllocator:
     def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
         """The tensor of `key` with storage behind it."""
         del in_place
-        tensor = self._tensors.get(key)
-        if tensor is None:
+        resized = self._resized.get(key)
+        if resized is None:
             stays = key.role in _COMMUNICATED and self._lasts
             with self._streams.communicated() if stays else nullcontext():
                 tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
-            self._tensors[key] = tensor
-        elif key not in self._held:
-            tensor.untyped_storage().resize_(tensor.nbytes)
+            resized = self._resized[key] = _Resized(tensor)
+        elif not resized.held:
+            resized.storage.resize_(resized.size_bytes)
             if self._streams.observer is not None:
                 # Casts, which a step makes and gives back; what else comes and goes moves.
-                self._streams.observer.resized(tensor, stays=self._lasts)
-        if key not in self._held:
-            self._held.add(key)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], tensor.nbytes, key.bucket, key.role)
-        return tensor
+                self._streams.observer.resized(resized.tensor, stays=self._lasts)
+        if not resized.held:
+            resized.held = True
+            self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
+        return resized.tensor
 
     def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
         """Let what somebody else has allocated come and go from now on; it is held."""
-        self._tensors[key] = tensor
-        self._held.add(key)
-        self._ledger.add(CATEGORY_OF_ROLE[key.role], key.size_bytes, key.bucket, key.role)
+        resized = self._resized[key] = _Resized(tensor)
+        resized.held = True
+        self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
 
     def release(self, key: BufferKey) -> None:
         """Free the storage; the tensor object and its views stay, without contents."""
-        if key in self._held:
-            self._held.remove(key)
-            memory = self._tensors[key]
+        resized = self._resized.get(key)
+        if resized is not None and resized.held:
+            resized.held = False
             if self._streams.observer is not None:
-                self._streams.observer.released(memory, key)
-            memory.untyped_storage().resize_(0)
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], -memory.nbytes, key.bucket, key.role)
+                self._streams.observer.released(resized.tensor, key)
+            resized.storage.resize_(0)
+            category = CATEGORY_OF_ROLE[key.role]
+            self._ledger.add(category, -resized.size_bytes, key.bucket, key.role)
 
 
 class PersistentAllocator(StorageResizeAllocator):

@@ -44,14 +44,19 @@ class Slot:
 
     shape: Shape
     offset: int
-    # Read several times per gradient: number of elements, and the first one after the tensor.
+    # Read several times per gradient: number of elements, the first one after the tensor, and how
+    # far apart neighbours along each dim are.
     elements: int = field(init=False, repr=False, compare=False)
     end: int = field(init=False, repr=False, compare=False)
+    strides: Shape = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         """Count once."""
         object.__setattr__(self, "elements", prod(self.shape))
         object.__setattr__(self, "end", self.offset + self.elements)
+        sizes = [max(1, size) for size in self.shape]
+        strides = (prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+        object.__setattr__(self, "strides", tuple(strides))
 
 
 @dataclass(frozen=True, slots=True)

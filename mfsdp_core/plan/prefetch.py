@@ -61,7 +61,7 @@ def gather_ahead(
     if limits.slots is not None and not from_unit:
         return []
     chosen: list[int] = []
-    ahead_bytes, holding = residents.ahead_bytes, set(residents.holding)
+    ahead_bytes, holding = residents.ahead_bytes, residents.holding
     for unit in upcoming:
         if unit not in residents.gathered:
             ahead_bytes += sizes_bytes[unit]
@@ -73,14 +73,14 @@ def gather_ahead(
                     slot = _some_idle(holding, limits.slots)
                 if slot is None or slot in holding or len(holding) >= limits.slots:
                     break
-                holding.add(slot)
+                holding |= {slot}
             chosen.append(unit)
         if limits.budget_bytes is None:
             break
     return chosen
 
 
-def _some_idle(holding: set[int], slots: int) -> int | None:
+def _some_idle(holding: frozenset[int], slots: int) -> int | None:
     return next((slot for slot in range(slots) if slot not in holding), None)
 
 

@@ -55,8 +55,6 @@ def _collect(value: Any, found: list[torch.Tensor], seen: set[int] | None) -> No
     """seen: ids of the objects that are being looked through, None before the first one."""
     if isinstance(value, torch.Tensor):
         found.append(value)
-    elif value is None or isinstance(value, _CLOSED):
-        return
     elif type(value) in _ITEMS:
         for item in value:
             if isinstance(item, torch.Tensor):
@@ -66,7 +64,7 @@ def _collect(value: Any, found: list[torch.Tensor], seen: set[int] | None) -> No
     elif type(value) is dict:
         for item in value.values():
             _collect(item, found, seen)
-    else:
+    elif value is not None and not isinstance(value, _CLOSED):  # which takes Python code of torch's
         seen = set() if seen is None else seen
         if id(value) not in seen:
             seen.add(id(value))

@@ -6,10 +6,9 @@ rest. Nothing here knows a strategy: buckets do what their placements say.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any
 
 import torch
 from torch import nn
@@ -21,6 +20,12 @@ from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime import transforms
+from mfsdp_core.runtime.backward_pass import (
+    NO_BACKWARD,
+    current_backward,
+    inside_backward,
+    leaves_parameters_alone,
+)
 from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
@@ -29,41 +34,11 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
 
-_NO_BACKWARD = -1
-
 _CHANGED = (
     "backward() came to {unit}, whose weights have changed since the forward pass that it goes "
     "back through: by optimizer.step(), by load_state_dict() or in place. Its gradients would be "
     "of neither the old nor the new weights. Call backward() first, or run the forward pass again."
 )
-
-
-#: Number of the graph that autograd is running on this thread, -1 outside of a backward pass.
-#: A flag set by a module's backward hook would not do: with reentrant checkpointing the recomputed
-#: forward runs before that hook. Reentrant checkpointing also nests one graph in another.
-current_backward: Callable[[], int] = torch._C._current_graph_task_id
-
-
-def inside_backward() -> bool:
-    """Whether autograd is running a graph now, as it is while activations are recomputed."""
-    return current_backward() != _NO_BACKWARD
-
-
-def leaves_parameters_alone() -> bool:
-    """Whether the backward pass that runs is asked for other gradients than those of parameters.
-
-    So it is under `autograd.grad` and `backward(inputs=...)`: there autograd keeps a list of what
-    is to be executed, and no checkpoint would be valid. Of a tensor that is itself asked for,
-    nothing that comes after it is executed. To be called in a hook.
-    """
-    if not Variable._execution_engine.is_checkpoint_valid():
-        return True
-    node: Any = torch._C._current_autograd_node()
-    following = [one for one, _ in node.next_functions if one is not None]
-    try:
-        return bool(following) and not any(map(torch._C._will_engine_execute_node, following))
-    except RuntimeError:  # "A leaf node was passed ..."
-        return True
 
 
 class ShardedContext:
@@ -96,7 +71,7 @@ class ShardedContext:
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
-        self._backward = _NO_BACKWARD
+        self._backward = NO_BACKWARD
         # Whether the backward pass that runs has left the gradients of all parameters alone so far.
         self._spares_parameters = False
         self._keeps_graph = False
@@ -118,9 +93,13 @@ class ShardedContext:
             self._sync_stack.pop()
 
     @outside_of_transforms
-    def before_forward(self, point: GatherPoint) -> None:
-        """A module is about to run: its weights become ready and visible."""
-        unit, recomputing = point.unit, current_backward() != _NO_BACKWARD
+    def before_forward(self, point: GatherPoint) -> bool:
+        """A module is about to run: its weights become ready and visible.
+
+        Returns whether the backward pass of this call counts as one of the unit, as `end_call`
+        does, if its end can be seen.
+        """
+        unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "enter" in self.events.wanted:
             self._tell("enter", "recompute" if recomputing else "forward", unit)
         opens = not recomputing and (point.is_unit or not unit.open)
@@ -137,28 +116,24 @@ class ShardedContext:
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
+        return recomputing or point in unit.open[-1:]
 
-    def counts(self, point: GatherPoint, *, has_inputs: bool) -> bool:
-        """Whether the backward pass of the call that runs counts as one of the unit.
+    def end_call(self, point: GatherPoint, *, has_inputs: bool) -> tuple[bool, Call | None]:
+        """A module has run: whether its backward pass counts, and by what it is to be known.
 
-        Not so for a module that the unit calls: its backward pass is a part of the unit's. Nobody
+        It does not count for a module that the unit calls: it is a part of the unit's. Nobody
         knows who calls what is recomputed: there it counts if its end can be seen (has_inputs).
         """
-        if current_backward() != _NO_BACKWARD:
-            return point.is_unit or has_inputs
-        return point in point.unit.open[-1:]
-
-    def end_call(self, point: GatherPoint) -> Call | None:
-        """It has run: what a backward pass through this call is to be known by."""
-        if current_backward() != _NO_BACKWARD:
-            return None
-        ends = point in point.unit.open[-1:]
-        return self._calls.end_call(point.unit.index) if ends else self._calls.mark()
+        if current_backward() != NO_BACKWARD:
+            return point.is_unit or has_inputs, None
+        counts = point in point.unit.open[-1:]
+        calls = self._calls
+        return counts, calls.end_call(point.unit.index) if counts else calls.mark()
 
     @outside_of_transforms
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
-        unit, recomputing = point.unit, current_backward() != _NO_BACKWARD
+        unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "leave" in self.events.wanted:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
         if recomputing:
@@ -192,7 +167,7 @@ class ShardedContext:
     def before_backward(
         self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
     ) -> None:
-        """The first gradient has reached an output of a call. counts: see `before_forward`.
+        """The first gradient has reached an output of a call. counts: see `end_call`.
 
         epoch: that of the unit when the call ended.
 
@@ -201,10 +176,10 @@ class ShardedContext:
                 for, up to the parameters.
         """
         unit = point.unit
-        if unit is self.root and self._backward not in {_NO_BACKWARD, current_backward()}:
+        if unit is self.root and self._backward not in {NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
-        if self._backward == _NO_BACKWARD:
+        if self._backward == NO_BACKWARD:
             self._begin_backward()
         if point.is_unit and unit is not self.root and "enter" in self.events.wanted:
             self._tell("enter", "backward", unit)
@@ -235,7 +210,7 @@ class ShardedContext:
         through the unit in an order that nobody knows.
         """
         unit = point.unit
-        if self._backward == _NO_BACKWARD:
+        if self._backward == NO_BACKWARD:
             self._begin_backward()
         self._calls.lose_track()
         unit.active_backwards += 1
@@ -262,7 +237,7 @@ class ShardedContext:
             with transforms.cleared(), torch.no_grad():
                 self.gradient_ready(unit, buffers, index, raw)
             return
-        if self._backward == _NO_BACKWARD:
+        if self._backward == NO_BACKWARD:
             self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()
@@ -315,8 +290,9 @@ class ShardedContext:
     def _follow_order(self, index: int, *, recomputing: bool) -> None:
         """A unit is about to be gathered for its module's `forward`."""
         if recomputing:
-            with torch.no_grad():
-                self._take_part_before(index)
+            if index not in self._backward_order.gathered or self.units[index].around:
+                with torch.no_grad():
+                    self._take_part_before(index)
             return
         self.params.order.observe(index)
         if torch.is_grad_enabled() or self._calls.is_counting:
@@ -465,10 +441,13 @@ class ShardedContext:
 
         Apart from a forward pass that goes on, having taken a gradient for its own use.
         """
-        self._backward = _NO_BACKWARD
+        self._backward = NO_BACKWARD
         self._gather_ahead_of = None
         self._calls.end_backward(keeps_graph=self._keeps_graph)
         self._backward_order.end()
+        for point in self.gathering.points:
+            if not point.unit.open:
+                point.running = None  # a checkpoint leaves a call by raising, once it has enough
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
             unit.missing.clear()
@@ -484,7 +463,7 @@ class ShardedContext:
         Does nothing while autograd runs: activations are recomputed inside a pass.
         """
         is_left = any(map(attrgetter("open"), self.units))  # a unit that ran on its own has raised
-        failed = self._forward_running or is_left or self._backward != _NO_BACKWARD
+        failed = self._forward_running or is_left or self._backward != NO_BACKWARD
         if failed and not inside_backward():
             self._abandon()
 

@@ -78,6 +78,9 @@ class GatherByUnit:
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
         unit = point.unit
+        if recomputing and unit.shows_raw:  # its backward pass has begun, and has gathered it
+            self._params.ready(unit, "forward")
+            return
         self._params.issue(unit, "forward")
         self._params.prefetch(unit, "forward", recomputing=recomputing)
         self._params.ready(unit, "forward")

@@ -106,8 +106,9 @@ class GradPipeline:
         if gradient is not None and (not by_kernel or getattr(raw, "zero_out_wgrad", False)):
             buffers.accumulate(index, gradient, is_last=is_last)
         raw.grad = None
-        unit.missing.discard(id(raw))
-        self._used.add(id(raw))
+        identity = id(raw)
+        unit.missing.discard(identity)
+        self._used.add(identity)
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
 

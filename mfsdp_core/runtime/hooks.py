@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from mfsdp_core.errors import CapabilityNotBuiltError
+from mfsdp_core.runtime.backward_pass import inside_backward
 from mfsdp_core.runtime.call_hooks import CallHooks, LeafInputs
 from mfsdp_core.runtime.call_tensors import (
     LeftTensors,
@@ -30,9 +31,8 @@ from mfsdp_core.runtime.call_tensors import (
     refuse_weights,
     tensors_in,
 )
-from mfsdp_core.runtime.context import ShardedContext, inside_backward
+from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
-from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.transforms import with_graphs
 from mfsdp_core.runtime.units import Unit
@@ -57,9 +57,9 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
     unit, left = point.unit, LeftTensors(point)
 
     def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
-        context.before_forward(point)
+        counts = context.before_forward(point)
         hooks = CallHooks(context, point)
-        if torch.is_grad_enabled() and context.counts(point, has_inputs=True):
+        if counts and torch.is_grad_enabled():
             # Now, since the module may change its inputs in place.
             inputs = differentiable((*args, *kwargs.values()))
             if inputs:
@@ -69,8 +69,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
         hooks = point.running
         point.running = hooks.around if hooks is not None else None
         has_inputs = point.is_unit or bool(differentiable((args, kwargs)))
-        counts = context.counts(point, has_inputs=has_inputs)
-        call = context.end_call(point)
+        counts, call = context.end_call(point, has_inputs=has_inputs)
         refuse_unfinished(point, output)
         tensors = tensors_in(output)
         refuse_weights(point, tensors)
@@ -136,21 +135,15 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
     Python's collector cannot see into them, so a strong reference would keep the model for ever.
     """
     model = weakref.ref(context)
-    owner = weakref.ref(unit)
-    for group in unit.groups:
-        if group.gradients is None:
-            continue
-        target = weakref.ref(group.gradients)
+    place = unit.index
+    for bucket, group in enumerate(group for group in unit.groups if group.gradients is not None):
         for index, managed in enumerate(group.parameters):
 
-            def ready(
-                raw: torch.Tensor,
-                index: int = index,
-                target: weakref.ref[GradientBuffers] = target,
-            ) -> None:
-                alive, buffers, unit = model(), target(), owner()
-                if alive is not None and buffers is not None and unit is not None:
-                    alive.gradient_ready(unit, buffers, index, raw)  # type: ignore[arg-type]
+            def ready(raw: torch.Tensor, index: int = index, bucket: int = bucket) -> None:
+                alive = model()
+                if alive is not None:
+                    unit = alive.root if place is None else alive.units[place]
+                    alive.gradient_ready(unit, unit.gradients[bucket], index, raw)  # type: ignore[arg-type]
 
             managed.raw.register_post_accumulate_grad_hook(ready)
 

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from itertools import filterfalse
 from typing import Any
 
-import torch
-
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -53,6 +51,7 @@ class ParamPipeline:
         self._gathered = _Gathered(units)
         self._anywhere = Residents(self._gathered)
         self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
+        self._is_unlimited = budget_bytes is None and pool is None
         self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.groups) for unit in units]
         self._pooled = frozenset(
             unit.index
@@ -68,18 +67,18 @@ class ParamPipeline:
         """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
         wanted = unit.groups if groups is None else groups
         for group in wanted:
-            is_known = group.weights.is_gathered and not group.weights.has_two_payloads
-            if not (is_known or group.weights.serves(direction)):
+            weights = group.weights
+            if not weights.is_gathered or (
+                weights.has_two_payloads and not weights.serves(direction)
+            ):
                 break
         else:
             return False
         if self._pool is not None:
             self._make_room(unit, self._pool)
-        # Under torch.func a new tensor is one of the transform, and has no memory of its own.
         started = False
-        with torch._C._DisableFuncTorch():
-            for group in wanted:
-                started |= group.weights.issue(direction)
+        for group in wanted:
+            started |= group.weights.issue(direction)
         return started
 
     def ready(
@@ -123,7 +122,7 @@ class ParamPipeline:
             filterfalse(passed.__contains__, self.order.upcoming(unit.index, direction)),
             self._sizes_bytes,
             self._limits,
-            self._residents(),
+            self._anywhere if self._is_unlimited else self._residents(),
             from_unit=unit.index is not None,
             recomputing=recomputing,
         )
@@ -134,7 +133,7 @@ class ParamPipeline:
                 self._publish(target.groups)
 
     def _residents(self) -> Residents:
-        if self._limits.budget_bytes is None and self._pool is None:
+        if self._is_unlimited:
             return self._anywhere
         ahead_bytes = 0
         if self._limits.budget_bytes is not None:

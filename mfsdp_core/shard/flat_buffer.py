@@ -36,8 +36,9 @@ class FullBuffer:
 
     def tensor(self, index: int) -> torch.Tensor:
         """View of tensor `index` in its own shape."""
-        slot = self.layout.slots[index]
-        return self.data[slot.offset : slot.end].view(slot.shape)
+        slot, data = self.layout.slots[index], self.data
+        # One operation of torch where a slice and its shape are two.
+        return data.as_strided(slot.shape, slot.strides, data.storage_offset() + slot.offset)
 
     def zero_gaps(self) -> None:
         """Zero what belongs to no tensor, so that a reduction never carries stale memory."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -80,6 +82,12 @@ def nested(strategy: str, recompute: str, which: str) -> Pair:
     )
 
 
+def objects_of_the_core() -> int:
+    """How many objects of the core's own classes there are."""
+    gc.collect()
+    return sum(type(one).__module__.startswith("mfsdp_core.") for one in gc.get_objects())
+
+
 def owners(which: str) -> dict[str, set[str]]:
     """Parameters by the unit that owns them."""
     context = nested("optim_grads_params", "none", which).model._context
@@ -113,6 +121,7 @@ def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
     pair = nested(strategy, recompute, which)
     model = pair.model
     at_rest = model.ledger.bytes_by_category()
+    objects = []
     for cycle in range(2):
         for j in range(2):
             x = own_batch(10 * cycle + j, 3, 8).requires_grad_()
@@ -124,4 +133,6 @@ def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
         model.finish_grad_sync()
         pair.compare_gradients()
         pair.zero_grad()
+        objects.append(objects_of_the_core())
     same("bytes at rest", model.ledger.bytes_by_category(), at_rest)
+    same("objects of the core", objects[1], objects[0])
