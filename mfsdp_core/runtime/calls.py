@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 
 @dataclass(eq=False)
@@ -31,8 +32,7 @@ class ForwardPass:
     answered: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One call of a unit, or of the root. number: the count when it ended."""
 
     forward: ForwardPass

@@ -92,13 +92,15 @@ class ShardedContext:
         finally:
             self._sync_stack.pop()
 
-    @outside_of_transforms
     def before_forward(self, point: GatherPoint) -> bool:
         """A module is about to run: its weights become ready and visible.
 
         Returns whether the backward pass of this call counts as one of the unit, as `end_call`
         does, if its end can be seen.
         """
+        if transforms.innermost() is not None:
+            with transforms.cleared():
+                return self.before_forward(point)
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "enter" in self.events.wanted:
             self._tell("enter", "recompute" if recomputing else "forward", unit)
@@ -130,9 +132,12 @@ class ShardedContext:
         calls = self._calls
         return counts, calls.end_call(point.unit.index) if counts else calls.mark()
 
-    @outside_of_transforms
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
+        if transforms.innermost() is not None:
+            with transforms.cleared():
+                self.after_forward(point)
+            return
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "leave" in self.events.wanted:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
@@ -163,7 +168,6 @@ class ShardedContext:
             with torch.no_grad():
                 self.gathering.backward(point)
 
-    @outside_of_transforms
     def before_backward(
         self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
     ) -> None:
@@ -175,6 +179,10 @@ class ShardedContext:
             LifecycleError: the weights have changed since, or a graph of the pass itself is asked
                 for, up to the parameters.
         """
+        if transforms.innermost() is not None:
+            with transforms.cleared():
+                self.before_backward(point, call, counts=counts, epoch=epoch)
+            return
         unit = point.unit
         if unit is self.root and self._backward not in {NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
@@ -217,9 +225,12 @@ class ShardedContext:
         self.params.ready(unit, "backward")
         unit.show_raw()
 
-    @outside_of_transforms
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
+        if transforms.innermost() is not None:
+            with transforms.cleared():
+                self.after_backward(unit)
+            return
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", unit)
         if unit.active_backwards:

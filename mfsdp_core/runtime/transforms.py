@@ -13,7 +13,7 @@ from torch.autograd import forward_ad
 #: The function of `torch.func` that runs, None outside of all.
 innermost: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
 cleared = temporarily_clear_interpreter_stack
-_is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
+is_wrapper: Callable[[torch.Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
@@ -38,7 +38,7 @@ def outside_of_transforms(body: Callable[Arguments, Result]) -> Callable[Argumen
 def levels(tensor: torch.Tensor) -> list[torch.Tensor]:
     """The tensor, then what it wraps, level by level; a plain one alone."""
     found = [tensor]
-    while _is_wrapper(found[-1]):
+    while is_wrapper(found[-1]):
         found.append(torch._C._functorch.get_unwrapped(found[-1]))
     return found
 
@@ -56,6 +56,6 @@ def with_graphs(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [
         level
         for tensor in tensors
-        for level in levels(tensor)
+        for level in (levels(tensor) if is_wrapper(tensor) else (tensor,))
         if level.requires_grad and not level.is_leaf
     ]
