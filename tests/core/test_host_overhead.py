@@ -31,8 +31,10 @@ def measured() -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(("case", "most"), [("zero3", 0.295), ("recompute", 0.335), ("hsdp", 0.32)])
-def test_a_unit_costs_the_host_a_third_of_the_calls_of_fsdp2(measured, case, most) -> None:
+@pytest.mark.parametrize(("case", "most"), [("zero3", 0.27), ("recompute", 0.288), ("hsdp", 0.292)])
+def test_a_unit_costs_the_host_less_than_three_tenths_of_the_calls_of_fsdp2(
+    measured, case, most
+) -> None:
     found = measured[8][case]
     assert found["mfsdp"]["calls"] > 50  # it was there at all
     assert found["ratio"]["calls"] <= most
