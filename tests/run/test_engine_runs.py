@@ -27,8 +27,14 @@ from engine_cells import (
     VARIANTS,
 )
 
+from bench.derive.host_time import HostPass
+from bench.derive.live_storage import LiveStorage
+from bench.resolve.machine import Machine
+from bench.resolve.rules import broken_rules
 from bench.resolve.state_bytes import state_bytes_by_category
+from bench.spec.engine_table import TABLE
 
+MACHINE = Machine.detect()
 # One fixture trains all of them, which takes minutes beside other work.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -270,3 +276,49 @@ def test_a_run_that_saves_after_every_second_step_keeps_the_account(cells, name)
         assert save["milliseconds"] > 0
         assert state_bytes <= save["bytes"] <= 1.2 * state_bytes
     assert not (cells[name].folder / "checkpoint").exists()
+
+
+HOST_CELLS = {name: run for name, run in CELLS.items() if run.measure.host_time}
+
+
+def test_an_engine_that_trains_on_this_machine_has_a_cell_that_measures_the_host():
+    trained = {row.name for row in TABLE if row.trains}
+    left = trained - {run.engine.name for run in HOST_CELLS.values()}
+    for name in left:
+        engine = CELLS["ddp"].engine.model_copy(update={"name": name})
+        run = CELLS["ddp"].model_copy(update={"engine": engine})
+        assert {"engine-not-on-device", "engine-not-here"} & {*dict(broken_rules(run, MACHINE))}
+
+
+@pytest.mark.parametrize("name", HOST_CELLS)
+def test_what_an_engine_costs_the_host_is_measured_on_every_rank(cells, name):
+    found = HostPass.model_validate(cells[name].document("host.json"))
+    assert (found.units, found.reason) == (8, "")
+    assert len(found.microseconds) == len(found.calls) == cells[name].ranks
+    assert {len(one) for one in (*found.microseconds, *found.model_microseconds)} == {20}
+    assert all(calls > 0 for calls in found.calls)
+    assert [sample.step for sample in cells[name].samples()] == [*range(1, STEPS + 1)]
+
+
+def live(cells, name) -> LiveStorage:
+    return LiveStorage.model_validate(cells[name].document("memory.json")["live"])
+
+
+@pytest.mark.parametrize("name", ["mfsdp-optim_grads_params", "mfsdp-no_shard"])
+def test_the_ledger_of_the_core_says_every_byte_but_those_of_its_questions(cells, name):
+    assert 0 < live(cells, name).ledger_difference_per_rank < 100
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        # Main weights and two moments, sharded; rotary tables and scalars of the optimizer.
+        ("fsdp2-optim_grads_params", 3 * 4 * PARAMETERS / 2),
+        # The same and gradients, whole; the buckets are held by C++ alone.
+        ("ddp", 4 * 4 * PARAMETERS),
+    ],
+)
+def test_live_storage_of_engines_without_a_ledger_is_looked_at_as_well(cells, name, size):
+    found = live(cells, name)
+    assert found.ledger_difference_per_rank is None
+    assert 0 < found.bytes_per_rank - size < 20_000

@@ -12,11 +12,11 @@ from bench.derive.live_storage import LiveStorage, over_ranks, risen
 from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
 from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
 from bench.validate.patched_core import copy_of_core
 
 CPU = torch.device("cpu")
-KEPT_COPY = Path(__file__).parents[2] / "tests" / "run" / "slow_downs" / "a-kept-copy.patch"
+KEPT_COPY = Path(__file__).parent / "slow_downs" / "a-kept-copy.patch"
 
 
 def live(make) -> LiveStorage:
@@ -32,39 +32,36 @@ def live(make) -> LiveStorage:
     return after.found.model_copy(update={"bytes": (after.found.bytes[0] - before.found.bytes[0],)})
 
 
-def test_views_count_their_storage_once_and_what_is_gone_does_not_count():
-    def make() -> list[Tensor]:
-        whole = torch.zeros(1000)
-        torch.zeros(500)
-        return [whole, whole[:10], whole.view(10, 100)]
-
-    assert live(make).bytes == (4000,)
+def viewed() -> list[Tensor]:
+    whole = torch.zeros(1000)
+    torch.zeros(500)  # is gone
+    return [whole, whole[:10], whole.view(10, 100)]
 
 
-def test_freed_storage_behind_a_living_tensor_does_not_count():
-    def make() -> Tensor:
-        tensor = torch.zeros(1000)
-        tensor.untyped_storage().resize_(0)
-        return tensor
-
-    assert live(make).bytes == (0,)
+def freed() -> Tensor:
+    tensor = torch.zeros(1000)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
-def test_what_only_a_graph_of_autograd_holds_counts():
-    weight = nn.Parameter(torch.ones(300))
-
-    def make() -> Tensor:
-        return (weight * torch.full((300,), 2.0)).sum()
-
-    assert live(make).bytes == (1200 + 4,)
+def held_by_a_graph() -> Tensor:
+    return (WEIGHT * torch.full((300,), 2.0)).sum()
 
 
-def test_what_only_a_cycle_holds_does_not_count():
-    def make() -> None:
-        cycle: list[object] = [torch.zeros(1000)]
-        cycle.append(cycle)
+def held_by_a_cycle() -> None:
+    cycle: list[object] = [torch.zeros(1000)]
+    cycle.append(cycle)
 
-    assert live(make).bytes == (0,)
+
+WEIGHT = nn.Parameter(torch.ones(300))
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(viewed, 4000), (freed, 0), (held_by_a_graph, 1200 + 4), (held_by_a_cycle, 0)],
+)
+def test_storage_that_something_can_reach_counts_once(make, size):
+    assert live(make).bytes == (size,)
 
 
 def test_memory_that_came_past_the_dispatcher_counts_without_a_name():
@@ -99,66 +96,27 @@ def test_a_step_under_torch_compile_is_not_followed():
     assert meter.found.bytes[0] >= kept.nbytes  # Python holds it
 
 
-def cell(engine: str, strategy: str):
-    sharding = {} if engine in ("ddp", "single") else {"strategy": strategy}
-    return resolve_anywhere(
+@pytest.mark.processes
+def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp_path):
+    run = resolve_anywhere(
         RunSpec(
             model=ModelSpec(preset="debug"),
-            engine=EngineSpec(name=engine, **sharding),
+            engine=EngineSpec(name="mfsdp", strategy="optim_grads_params"),
             train=TrainSpec(steps=3, global_batch=4, micro_batch=2, seq_len=16),
             launch=LaunchSpec(ranks=2),
-            measure=MeasureSpec(),
         )
     )
-
-
-CELLS = {
-    "mfsdp": ("mfsdp", "optim_grads_params"),
-    "whole": ("mfsdp", "no_shard"),
-    "fsdp2": ("fsdp2", "optim_grads_params"),
-    "ddp": ("ddp", ""),
-}
-
-
-@pytest.fixture(scope="module")
-def cells(run_cells, tmp_path_factory) -> dict[str, LiveStorage]:
-    return held(run_cells, tmp_path_factory.mktemp("live"), *CELLS)
-
-
-def held(run_cells, root: Path, *names: str, core: Path | None = None) -> dict[str, LiveStorage]:
-    found = run_cells(root, {name: cell(*CELLS[name]) for name in names}, core)
-    documents = {name: one.document("memory.json") for name, one in found.items()}
-    return {name: LiveStorage.model_validate(one["live"]) for name, one in documents.items()}
-
-
-@pytest.mark.processes
-def test_the_ledger_of_the_core_says_every_byte_but_those_of_its_questions(cells):
-    for name in ("mfsdp", "whole"):
-        assert 0 < cells[name].ledger_difference_per_rank < 100, name
-
-
-@pytest.mark.processes
-def test_engines_without_a_ledger_are_looked_at_as_well(cells):
-    weights = 4_198_912
-    assert cells["fsdp2"].ledger_difference_per_rank is None
-    # main weights and two moments, sharded; rotary tables and scalars of the optimizer
-    assert 0 < cells["fsdp2"].bytes_per_rank - 3 * weights / 2 < 20_000
-    # The same and gradients, whole; the buckets are held by C++ alone.
-    assert 0 < cells["ddp"].bytes_per_rank - 4 * weights < 20_000
-
-
-@pytest.mark.processes
-def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(cells, run_cells, tmp_path):
     copy_of_core(tmp_path / "core", KEPT_COPY)
-    (tmp_path / "runs").mkdir()
-    kept = held(run_cells, tmp_path / "runs", "mfsdp", "whole", core=tmp_path / "core")
-    for name, after in kept.items():
-        before = cells[name]
-        assert after.ledger_bytes == before.ledger_bytes
-        ((row, more),) = risen(before, after)
-        assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
-        assert more == 2 * 4_211_712  # both ranks, padding included
-        assert after.ledger_difference_per_rank > 4_211_712
+    found = []
+    for name, core in (("before", None), ("after", tmp_path / "core")):
+        finished = run_cells(tmp_path, {name: run}, core)[name]
+        found.append(LiveStorage.model_validate(finished.document("memory.json")["live"]))
+    before, after = found
+    assert after.ledger_bytes == before.ledger_bytes
+    ((row, more),) = risen(before, after)
+    assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
+    assert more == 2 * 4_211_712  # both ranks, padding included
+    assert after.ledger_difference_per_rank > 4_211_712
 
 
 def test_ranks_are_added_up_by_site():

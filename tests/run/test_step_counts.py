@@ -1,4 +1,4 @@
-"""Counting a run: the same numbers from every launch, and no time or sample of it is counting's."""
+"""Counts and host passes behind a run: alike in every launch, moved by slower code, no sample."""
 
 from __future__ import annotations
 
@@ -8,22 +8,26 @@ from pathlib import Path
 import pytest
 
 from bench.derive.counts import COUNTED, StepCounts, by_name
+from bench.derive.host_time import HostPass, calls_per_unit, microseconds_per_unit
+from bench.derive.metrics import HOST_CALLS, HOST_TIME
+from bench.derive.summary import summarise
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.store.reading import read_record
 from bench.validate.patched_core import apply, copy_of_core
 
 STEPS = 3
-SLOW_DOWNS = Path(__file__).parents[2] / "tests" / "run" / "slow_downs"
+SLOW_DOWNS = Path(__file__).parent / "slow_downs"
 
 
-def cell(engine: str, *, counts: bool = True):
+def cell(engine: str):
     spec = RunSpec(
-        model=ModelSpec(preset="debug"),
+        model=ModelSpec(preset="debug", layers=2),
         engine=EngineSpec(name=engine, strategy="optim_grads_params"),
         dtypes=DtypeSpec(compute="bf16"),
         train=TrainSpec(steps=STEPS, global_batch=4, micro_batch=1, seq_len=16),
         launch=LaunchSpec(ranks=2),
-        measure=MeasureSpec(counts=counts),
+        measure=MeasureSpec(counts=True, host_time=engine == "mfsdp"),
     )
     return resolve_anywhere(spec)
 
@@ -38,17 +42,22 @@ def counts(finished) -> StepCounts:
     return StepCounts.model_validate(finished.document("counts.json"))
 
 
+def host(finished) -> HostPass:
+    return HostPass.model_validate(finished.document("host.json"))
+
+
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
 def test_every_kind_of_cost_is_counted_for_every_engine(cells, engine):
     found = counts(cells[engine])
     totals = {name: sum(map(of_row, found.rows)) for name, (_, of_row) in COUNTED.items()}
     assert totals.pop("kernel_launches") == 0  # no device
     assert all(totals.values()), totals
-    assert (found.ranks, found.units, found.microbatches, found.varying) == (2, 4, 2, ())
+    assert (found.ranks, found.units, found.microbatches, found.varying) == (2, 2, 2, ())
 
 
 def test_two_launches_of_the_same_code_count_the_same_to_the_digit(cells):
     assert counts(cells["mfsdp"]).rows == counts(cells["again"]).rows
+    assert host(cells["mfsdp"]).calls == host(cells["again"]).calls
 
 
 def test_call_sites_are_the_engines(cells):
@@ -63,14 +72,46 @@ def test_a_slow_down_still_fits_the_source(tmp_path, patch):
     copy_of_core(tmp_path, patch)  # raises where it does not
 
 
+def slowed(run_cells, folder, *names: str):
+    """A run with these slow-downs in its core."""
+    copy_of_core(folder)
+    for name in names:
+        apply(folder, SLOW_DOWNS / f"{name}.patch")
+    (folder / "runs").mkdir()
+    return run_cells(folder / "runs", {"mfsdp": cell("mfsdp")}, core=folder)["mfsdp"]
+
+
+@pytest.mark.parametrize(
+    "name", ["a-loop-over-parameters", pytest.param("a-sleep", marks=pytest.mark.nightly)]
+)
+def test_slower_code_of_a_unit_is_seen_in_the_calls_of_a_pass(cells, run_cells, tmp_path, name):
+    slow = calls_per_unit(host(slowed(run_cells, tmp_path, name)))
+    assert slow >= calls_per_unit(host(cells["mfsdp"])) + 1
+
+
+def test_the_least_of_the_model_alone_is_subtracted_and_ranks_are_averaged():
+    found = HostPass(
+        units=2,
+        microseconds=((10.0, 14.0, 90.0), (20.0, 20.0, 20.0)),
+        model_microseconds=((4.0, 4.0, 4.0), (10.0, 10.0, 70.0)),
+        calls=(6, 10),
+    )
+    assert microseconds_per_unit(found) == ((10 - 4) / 2 + (20 - 10) / 2) / 2
+    assert calls_per_unit(found) == 4
+
+
+def test_a_record_has_the_metrics_of_host_passes_and_one_without_them_has_none(cells):
+    record = read_record(cells["mfsdp"].folder, "run")
+    summary = summarise(record)
+    assert HOST_TIME.of(record, summary) is not None
+    assert HOST_CALLS.of(record, summary) == calls_per_unit(host(cells["mfsdp"]))
+    without = read_record(cells["fsdp2"].folder, "run")
+    assert HOST_TIME.of(without, summarise(without)) is None
+
+
 @pytest.mark.nightly
 def test_slow_downs_of_one_line_are_found_by_name(cells, run_cells, tmp_path):
-    copy_of_core(tmp_path)
-    for name in ("an-extra-cast", "a-copy", "a-sleep"):
-        apply(tmp_path, SLOW_DOWNS / f"{name}.patch")
-    root = tmp_path / "runs"
-    root.mkdir()
-    slow = counts(run_cells(root, {"mfsdp": cell("mfsdp")}, core=tmp_path)["mfsdp"])
+    slow = counts(slowed(run_cells, tmp_path, "an-extra-cast", "a-copy", "a-sleep"))
     before = by_name(counts(cells["mfsdp"]).rows)
     more = {
         name: row.count - (before[name].count if name in before else 0)
