@@ -9,10 +9,10 @@ from functools import partial
 
 from torch import nn
 
-from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
+from mfsdp_core.comm.usage import Usage
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
@@ -56,7 +56,6 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
-from mfsdp_core.runtime.usage import Usage
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
 from mfsdp_core.shard.gather_hooks import PRE, check_hooked, has_gather_hooks
@@ -181,10 +180,8 @@ def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usag
         own = [group for group in groups if group.axes is axes and group.is_trainable]
         parameters = [id(managed.raw) for group in own for managed in group.parameters]
         if axes is not None and parameters:
-            flags = AnyRank(
-                axes.data_group, len(parameters), environment.streams, environment.events
-            )
-            usages.append(Usage(parameters, flags))
+            streams, events = environment.streams, environment.events
+            usages.append(Usage(axes.data_group, parameters, streams, events))
     return usages
 
 

@@ -22,11 +22,11 @@ from typing import Any
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.runtime.usage import Usage, unused_by_all
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
 

@@ -91,4 +91,4 @@ class Choosing(nn.Module):
 def test_a_parameter_that_this_rank_leaves_out_costs_one_read_behind_the_backward_pass() -> None:
     (found,) = reads(Choosing(), torch.ones(2, 8), [nn.Linear])
     assert (found.count, found.operation) == (1, "Tensor.tolist")
-    assert found.site == "mfsdp_core/runtime/usage.py:unused_by_all"
+    assert found.site == "mfsdp_core/comm/usage.py:unused_by_all"

@@ -15,12 +15,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.judging import refuses, same
-from mfsdp_core.comm.any_rank import AnyRank
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.protocol import Communicator
 from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.comm.torch_backend import TorchCommunicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
+from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
@@ -158,12 +158,13 @@ def test_rows_and_flags_are_brought_together() -> None:
     rows = [torch.full((count, 2), float(n)) for n, count in enumerate((3, 0, 1, 2))]
     same("counts", row_counts(len(rows[rank]), group, _CPU), [3, 0, 1, 2])
     same("rows", gather_rows(rows[rank], group), torch.cat(rows))
-    flags = AnyRank(group, 5, Streams(_CPU), EventBus())
-    for unset in ([0, rank + 1], [], [0, 1, 2, 3, 4]):
-        flags.ask(unset)
-        expected = sorted({0, 1, 2, 3, 4} if len(unset) > 2 else set(unset) & {0})
-        same("what nobody set", flags.bits().logical_not().nonzero().flatten().tolist(), expected)
-        same("read again", flags.bits().logical_not().nonzero().flatten().tolist(), expected)
+    ids = range(10, 15)
+    usage = Usage(group, ids, Streams(_CPU), EventBus())
+    for unset in ({10, 11 + rank}, set(), {12} if rank else set(), set(ids)):
+        usage.ask(set(ids) - unset)
+        expected = unset if len(unset) > 2 else unset & {10}
+        same("what nobody used", unused_by_all([usage]), expected)
+        same("read again", unused_by_all([usage]), expected)
     short = dist.new_group(list(range(4)), timeout=timedelta(seconds=0.2))
     rendezvous = UnitRendezvous(short, _CPU)
     for name in ("a", "b", "a"):

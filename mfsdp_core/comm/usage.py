@@ -1,0 +1,88 @@
+"""Which trainable parameters got a gradient in a cycle, on any rank.
+
+[Note: unused parameters] Plain torch leaves `.grad` of a parameter None that no backward pass has
+reached, and optimizers leave such a parameter alone. A rank does not know what the others used, so
+all of them reduce one byte per parameter at the end of a cycle, while gradients are on their way.
+A rank that used every parameter itself has nothing to learn, and does not read the result: a model
+that leaves nothing out never waits for it. Another one reads once, behind its last reduction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+
+import torch
+import torch.distributed as dist
+
+from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.events import Event, EventBus
+from mfsdp_core.streams import InFlight, Streams
+
+
+class Usage:
+    """Of the parameters that the ranks of `group` share: the dense ones, or the experts'.
+
+    parameters: ids of their raw faces, in the same order on all ranks.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        parameters: Sequence[int],
+        streams: Streams,
+        events: EventBus,
+    ) -> None:
+        self._group = group
+        self._parameters = parameters
+        self._streams = streams
+        self._events = events
+        self._is_complete = True
+        self._bits = torch.empty(0)
+        self._work: InFlight | None = None
+
+    def ask(self, used: Collection[int]) -> None:
+        """Start to find out what all ranks together have used. Collective."""
+        self._wait()
+        unset = [index for index, one in enumerate(self._parameters) if one not in used]
+        self._is_complete = not unset
+        self._bits = self._streams.ones_but(len(self._parameters), unset)
+        if self._group.size() > 1:
+            self._publish()
+            work = dist.all_reduce(
+                self._bits, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+            self._work = self._streams.track(
+                (work,), "all_reduce of flags", self._group, reads=(), writes=(self._bits,)
+            )
+
+    def _wait(self) -> None:
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+
+    def _publish(self) -> None:
+        if "agreement" in self._events.wanted:
+            self._events.publish(
+                Event(
+                    kind="agreement",
+                    operation="all_reduce",
+                    dtype=dtype_name(self._bits.dtype),
+                    payload_bytes=self._bits.nbytes,
+                    group="",
+                    group_size=self._group.size(),
+                    bucket="",
+                )
+            )
+
+
+def unused_by_all(usages: Sequence[Usage]) -> set[int]:
+    """The parameters that no rank has used, by one read for all of `usages`, or none."""
+    asked = [usage for usage in usages if not usage._is_complete]
+    if not asked:
+        return set()
+    for usage in asked:
+        usage._wait()
+    parameters = chain.from_iterable(usage._parameters for usage in asked)
+    bits = torch.cat([usage._bits for usage in asked]).tolist()
+    return {parameter for parameter, bit in zip(parameters, bits, strict=True) if not bit}
