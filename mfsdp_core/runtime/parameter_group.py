@@ -31,7 +31,7 @@ from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, name_tensor
-from mfsdp_core.shard.flat_buffer import FullBuffer, SliceBuffer
+from mfsdp_core.shard.flat_buffer import FullBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
@@ -177,18 +177,21 @@ class ParameterGroup:
         """Whether the bucket has gradients."""
         return self.gradients is not None
 
-    def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
-        """Per parameter, its part of `flat`: a slice's whole rows, or the whole tensor.
+    def local_view(self, index: int, flat: torch.Tensor) -> torch.Tensor:
+        """A parameter's part of `flat`: a slice's whole rows, perhaps none, or the whole tensor.
 
         `flat` has the extent of the main weights: one slice where the optimizer is sharded, else
         the full buffer.
         """
-        layout = self.plan.layout
-        for index, slot in enumerate(layout.slots):
-            if self._shards_optimizer:
-                yield SliceBuffer(layout, self._sub_shard, flat).rows(index)
-            else:
-                yield flat[slot.offset : slot.end].view(slot.shape)
+        slot = self.plan.layout.slots[index]
+        if not self._shards_optimizer:
+            return flat[slot.offset : slot.end].view(slot.shape)
+        local = self.plan.layout.local_rows(index, self._sub_shard)
+        return flat[local.start : local.start + local.elements].view(local.rows, *slot.shape[1:])
+
+    def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The parts of all parameters."""
+        return (self.local_view(index, flat) for index in range(len(self.parameters)))
 
     def load(self, index: int, value: torch.Tensor) -> None:
         """Write a tensor into this rank's main weights; `install` must follow.
@@ -199,7 +202,7 @@ class ParameterGroup:
 
     def load_part(self, index: int, value: torch.Tensor) -> None:
         """Like `load`, of what tensor parallelism leaves to this rank."""
-        local = list(self.local_views(self.weights.main))[index]
+        local = self.local_view(index, self.weights.main)
         if self._shards_optimizer:
             rows = self.plan.layout.local_rows(index, self._sub_shard)
             shape = self.plan.layout.slots[index].shape or (1,)
@@ -255,7 +258,7 @@ class ParameterGroup:
         """Make zeros of reduced gradients that the user has set to None."""
         if self.gradients is None:
             return
-        for index, view in self._enumerate(self.gradients.reduced):
+        for index, view in enumerate(self.local_views(self.gradients.reduced)):
             if getattr(self.parameters[index].sharded, self._attribute, None) is None:
                 view.zero_()
 
@@ -317,7 +320,7 @@ class ParameterGroup:
                 move_to(managed.raw, view)
         weights.adopt()
         loaded = [self._load_first(index) for index in range(len(self.parameters))]
-        marks = [self._make_sharded(*one) for one in self._enumerate(weights.main)]
+        marks = [self._make_sharded(*one) for one in enumerate(self.local_views(weights.main))]
         computing = weights.begin(self.parameters[0].sharded, anew=any(loaded))
         if computing is not None:
             self.parameters[0].raw = computing
@@ -367,9 +370,6 @@ class ParameterGroup:
             return offsets
         first_row = self.plan.layout.local_rows(index, self._sub_shard).first_row
         return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
-
-    def _enumerate(self, flat: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-        return enumerate(self.local_views(flat))
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
         managed = self.parameters[index]

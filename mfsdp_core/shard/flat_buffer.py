@@ -1,4 +1,4 @@
-"""A layout with storage behind it: the whole buffer or one rank's slice."""
+"""A layout with storage behind it, and the matrices in a part of it."""
 
 from __future__ import annotations
 
@@ -44,22 +44,6 @@ class FullBuffer:
         """Zero what belongs to no tensor, so that a reduction never carries stale memory."""
         for start, end in self.layout.gaps:
             self.data[start:end].zero_()
-
-
-@dataclass(frozen=True, slots=True)
-class SliceBuffer:
-    """One slice. data: [layout.slice_elements], whether a tensor of its own or part of another."""
-
-    layout: Layout
-    rank: int
-    data: torch.Tensor
-
-    def rows(self, index: int) -> torch.Tensor:
-        """View of the whole rows of tensor `index` in this slice: [rows, *shape[1:]], rows >= 0."""
-        local = self.layout.local_rows(index, self.rank)
-        shape = self.layout.slots[index].shape
-        flat = self.data[local.start : local.start + local.elements]
-        return flat.view(local.rows, *shape[1:]) if shape else flat.view(local.rows)
 
 
 @dataclass(frozen=True)

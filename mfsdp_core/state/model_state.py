@@ -131,7 +131,7 @@ def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> N
         name_tensor(value, f"what is loaded into {managed.names[0]}")
         group.load(index, gather_full(value))
         return
-    target = list(group.local_views(group.weights.main))[index]
+    target = group.local_view(index, group.weights.main)
     local = value.to_local()
     if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
         target.copy_(local)
