@@ -40,7 +40,11 @@ class AxisReduction:
         self._allocator = allocator
         self._average = average
         self.flight: tuple[torch.Tensor, PendingSum, BufferKey | None] | None = None
-        self.own = accumulated if axis.reduces_every_microbatch else self._part(accumulated)
+        self.own = accumulated
+        if self._scatters and not axis.reduces_every_microbatch:
+            self.own = part(accumulated, communicator.rank, communicator.size)
+        elements = self.own.numel()
+        self._part = slice(communicator.rank * elements, (communicator.rank + 1) * elements)
 
     def issue(
         self, data: torch.Tensor, key: BufferKey | None, total: torch.dtype, *, adds: bool = False
@@ -51,7 +55,7 @@ class AxisReduction:
         adds: see `land`. A result that is not added goes where it belongs, which saves a copy of
         it, unless the transport cannot.
         """
-        own = into = self._part(data)
+        own = into = data[self._part] if self._scatters else data
         name, average, by = self._bucket, self._average, self._communicator
         if self._scatters:
             if not adds and by.reduces_into(total, self.own.dtype):
@@ -74,8 +78,3 @@ class AxisReduction:
         self.flight = None
         if key is not None:
             self._allocator.release(key)
-
-    def _part(self, data: torch.Tensor) -> torch.Tensor:
-        if not self._scatters:
-            return data
-        return part(data, self._communicator.rank, self._communicator.size)

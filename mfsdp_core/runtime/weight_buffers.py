@@ -294,7 +294,8 @@ class WeightBuffers:
                     work.wait()
             except RuntimeError as error:
                 raise self._failed(error) from error
-            self._decode()
+            if self._decodes:
+                self._decode()
 
     def _failed(self, error: RuntimeError) -> LifecycleError:
         """What a backend says of a gather that fails, with what may be the reason."""
@@ -376,9 +377,7 @@ class WeightBuffers:
         return BufferKey(self._spec.name, "payload", elements, dtype, name)
 
     def _decode(self) -> None:
-        """Turn the payloads that have arrived into compute weights, if they are not such."""
-        if not self._decodes:
-            return
+        """Turn the payloads that have arrived into compute weights."""
         gathered = {name: self._payload(name) for name in self._names[self._direction]}
         for key in self._made:
             self._lasting.acquire(key)
