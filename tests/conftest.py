@@ -45,7 +45,9 @@ def fork_server() -> Iterator[ForkServer]:
     from bench.testing.workers import ForkServer
     from bench.validate.session import MODULES
 
-    with ForkServer(paths=tuple(filter(None, sys.path)), modules=MODULES) as made:
+    # The core loads torch's compiler, and every file of tests loads pytest.
+    modules = (*MODULES, "pytest", "torch._dynamo")
+    with ForkServer(paths=tuple(filter(None, sys.path)), modules=modules) as made:
         yield made
 
 

@@ -64,21 +64,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 found[way].add_marker(pytest.mark.nightly)
 
 
-_POOL: pytest.StashKey[RankPool] = pytest.StashKey()
+#: What ends ranks that may have been started.
+_ENDS: pytest.StashKey[list[Callable[[], None]]] = pytest.StashKey()
 
 
 @pytest.fixture(scope="session")
 def ranks(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[RankPool]:
     """Four gloo ranks, started by the first test that runs something on them."""
-    pool = request.session.stash[_POOL] = RankPool(fork_server)
+    pool = RankPool(fork_server)
+    request.session.stash.setdefault(_ENDS, []).append(pool.close)
     yield pool
     pool.close()
 
 
 @pytest.fixture(scope="session")
-def worlds(fork_server: ForkServer) -> Iterator[Workers]:
+def worlds(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Up to four ranks for tests that say how many; the first one starts them."""
     with fork_server.workers(WORLD, None, prepare) as made:
+        request.session.stash.setdefault(_ENDS, []).append(made.end)
         yield made
 
 
@@ -92,7 +95,7 @@ def call_on_ranks(request: pytest.FixtureRequest) -> Callable[..., Any] | None:
         world: Workers = request.getfixturevalue("worlds")
         return partial(world.run, ranks=marker.args[0], seconds=_SECONDS)
     pool: RankPool = request.getfixturevalue("ranks")
-    return partial(pool.run, seconds=_SECONDS)
+    return partial(pool.run, **{"seconds": _SECONDS, **marker.kwargs})
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -108,9 +111,9 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
     """Ranks end before tests of another folder begin: every idle group has a thread that polls."""
-    pool = item.session.stash.get(_POOL, None)
-    if pool is not None and (nextitem is None or nextitem.path.parent != item.path.parent):
-        pool.close()
+    if nextitem is None or nextitem.path.parent != item.path.parent:
+        for end in item.session.stash.get(_ENDS, []):
+            end()
 
 
 @pytest.fixture
