@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from bench.errors import BenchError
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate.patched_core import copy_of_core
 from tools.mutation.line_coverage import Lines, noting_core, state_of_the_core
@@ -29,6 +30,8 @@ _TESTS = Path("tests/core")
 MODULES = ("pytest", "numpy")
 #: Of one run of pytest, on a machine with nothing else to do.
 _RUN_SECONDS = 600.0
+#: Of a run that notes lines.
+_FILES_AT_ONCE = 12
 #: Tests of a run on a mutant.
 _AT_ONCE = 20
 _NUMBERS = ("assert_close", "allclose", "equal", "is_close")
@@ -55,12 +58,26 @@ class TestTrials:
                     self._tests[test] = {file: set(numbers) for file, numbers in of_test.items()}
 
     def trace(self, deadline: float) -> None:
-        """Note the lines of tests whose files are not known yet, until `deadline`."""
+        """Note the lines of tests whose files are not known yet, until `deadline`.
+
+        Raises:
+            BenchError: a run of tests ended as a whole.
+        """
         with tempfile.TemporaryDirectory(prefix="core-") as name:
             noting_core(Path(name))
-            for file in self._left.values():
+            left = [*self._left.values()]
+            # Files of one run share their ranks, whose start takes longer than most files.
+            for first in range(0, len(left), _FILES_AT_ONCE):
                 if time.monotonic() < deadline:
-                    self.keep(file, self._ran(Path(name), [file], trace=True))
+                    files = left[first : first + _FILES_AT_ONCE]
+                    ran = self._ran(Path(name), files, trace=True)
+                    if ran.failed is not None and not ran.failed[0]:
+                        raise BenchError(f"no lines of {' '.join(files)}: {ran.failed[1]}")
+                    for file in files:
+                        own = {
+                            t: lines for t, lines in ran.lines.items() if t.startswith(f"{file}::")
+                        }
+                        self.keep(file, Ran(lines=own))
 
     def keep(self, file: str, ran: Ran) -> None:
         """Note the lines of the tests of `file`."""
