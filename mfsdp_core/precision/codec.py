@@ -6,8 +6,8 @@
 A codec is a recipe for a model. It is asked which parameters it takes and what their payloads are
 (`mfsdp_core.plan.payload`: sizes, dtypes, and the passes that read each of them), and makes one
 `BucketCodec` per bucket, which may keep state such as scales. Pass one as
-`MixedPrecisionPolicy(weight_codec=...)`. Parameters that it does not take travel as they are, which
-is a codec as well: `Plain`.
+`MixedPrecisionPolicy(weight_codec=...)`. Parameters that it does not take travel as they are: their
+buckets have the codec `Plain`.
 
 Rules for a codec of one's own
 - Every rank calls `encode` of the same buckets in the same order, once when a bucket is sharded and

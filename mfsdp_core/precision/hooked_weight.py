@@ -22,7 +22,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.codec import Shard
 from mfsdp_core.shard.gather_hooks import POST, PRE, has_gather_hooks, options_of, with_values
@@ -84,7 +84,13 @@ class HookedBucket:
         shard = with_values(local, rows[: shape[0]] if self._is_whole else rows)
         vars(shard).update(options_of(local))  # what was set on the parameter's
         inputs, self._metadata = self._before(shard)
-        self._forms = [(tensor.shape[1:], tensor.dtype) for tensor in inputs]
+        forms = [(tensor.shape[1:], tensor.dtype) for tensor in inputs]
+        if forms != (self._forms or forms):
+            raise LifecycleError(
+                f"{self._name}: hooks of {type(local).__name__} want to gather tensors of (row, "
+                f"dtype) {forms}, and gathered {self._forms} before. Expected the same."
+            )
+        self._forms = forms
         for number, tensor in enumerate(inputs):
             parts[f"gathered {number}"] = _as_bytes(tensor.contiguous().view(-1))
 
@@ -140,6 +146,10 @@ class HookedBucket:
                 "(mesh, outer_size, outer_stride, module, mp_policy)."
             )
         rows = [tensor.shape[0] if tensor.ndim else None for tensor in inputs]
+        if not rows:
+            raise ConfigurationError(
+                f"{type(shard).__name__}.{PRE} returned no tensors: expected one or more to gather."
+            )
         if any(count != shard.shape[0] for count in rows):
             raise ConfigurationError(
                 f"{type(shard).__name__}.{PRE} returned tensors of {rows} rows for a shard of "

@@ -28,7 +28,7 @@ from mfsdp_core.plan.grouping import (
     nearest_common_unit,
     plan_buckets,
 )
-from mfsdp_core.plan.payload import WEIGHTS, Payload
+from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.plan.strategy import Strategy
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
@@ -293,7 +293,14 @@ class _GroupFactory:
         codec = self._policy.weight_codec if plan.is_encoded else None
         if codec is None:
             return (Payload(WEIGHTS, plan.dtype, layout.slice_elements),), lambda _shard: Plain()
-        return codec.payloads(layout, plan.dtype), codec.for_bucket
+        payloads = codec.payloads(layout, plan.dtype)
+        lacking = BOTH.difference(*(payload.directions for payload in payloads))
+        if lacking:
+            raise ConfigurationError(
+                f"{plan.name}: weight_codec={codec!r} has no payload that a "
+                f"{' or '.join(sorted(lacking))} pass gathers: expected one for each direction."
+            )
+        return payloads, codec.for_bucket
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
         """The group of `plan`, its parameters moved into its buffers."""

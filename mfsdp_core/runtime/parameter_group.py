@@ -310,6 +310,7 @@ class ParameterGroup:
         if self._cast_key is not None:
             self._allocator.release(self._cast_key)
 
+    @torch.no_grad()
     def _adopt(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""
         weights = self.weights

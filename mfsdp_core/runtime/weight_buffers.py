@@ -263,12 +263,6 @@ class WeightBuffers:
             name: self._payload_key(name, ranks * tensor.numel(), tensor.dtype)
             for name, tensor in found.items()
         }
-        if keys != (self._keys or keys):
-            raise LifecycleError(
-                f"{self._spec.name}: its hooks, of {type(hooked.local).__name__}, want to gather "
-                f"{[*keys.values()]}, and gathered {[*self._keys.values()]} before. Expected the "
-                "same sizes."
-            )
         self._keys = keys
         self._names = {direction: [*keys] for direction in BOTH}
         for name, tensor in found.items() if self._is_whole else ():

@@ -25,7 +25,7 @@ from conformance.small_model import (
     compare_weights,
     plain_backward,
 )
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
@@ -37,6 +37,8 @@ class _Sent(torch.Tensor):
     """Around plain values. kind: of the hooks, or what is wrong with them."""
 
     _values: Any
+    #: What the kind `small` sends.
+    small = torch.float8_e4m3fn
 
     @staticmethod
     def __new__(cls: Any, values: Tensor, kind: str) -> _Sent:
@@ -74,6 +76,8 @@ class _Sent(torch.Tensor):
         high = self._values.to(torch.bfloat16)
         if self._kind == "two parts":
             return high, torch.zeros_like(high)
+        if self._kind in ("nothing", "small"):
+            return (self._values.to(self.small),) if self._kind == "small" else ()
         return (high[:1],) if self._kind == "rows" else (high,)
 
     def fsdp_post_all_gather(
@@ -183,10 +187,16 @@ def test_hooks_that_break_their_word_are_refused() -> None:
     """Of other rows than those of the shard, or of a class that does not last."""
     for kind, words in (
         ("rows", "padding included: expected as many"),
+        ("nothing", "returned no tensors: expected one or more"),
         ("no view", "does not stay one through detach and view"),
     ):
         broken = _wrapped(build(Small, _FP32, 3, 0.4), kind, _Sent)
         refuses(ConfigurationError, words, lambda m=broken: _sharded(m, 3))
+    small = type("_Small", (_Sent,), {})
+    model = _sharded(_wrapped(build(Small, _FP32, 3, 0.4), "small", small), 3)
+    small.small = torch.float8_e5m2
+    wanted = "float8_e4m3fn)] before. Expected the same"
+    refuses(LifecycleError, wanted, lambda: model(batch(0, dtype=_FP32)))
     module: Any = _wrapped(build(Small, _FP32, 3, 0.4), "one part", _Sent)
     module.units[0].up.weight.register_post_accumulate_grad_hook(lambda _: None)
     refuses(ConfigurationError, "has hooks for its gradient", lambda: _sharded(module, 3))

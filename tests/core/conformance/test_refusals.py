@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -20,15 +21,32 @@ from mfsdp_core.errors import (
     GradAlreadyReducedError,
     UnitSelectionError,
 )
+from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.payload import Payload
+from oracle.toy_codecs import ScaledBytes
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 _POLICY = mfsdp_core.MixedPrecisionPolicy
 _GRAPHS = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
 
+
+class _ForwardAlone(ScaledBytes):
+    """Nothing travels for a backward pass."""
+
+    def payloads(self, layout: Layout, compute: str) -> tuple[Payload, ...]:
+        one_way = frozenset({"forward"})
+        return tuple(replace(one, directions=one_way) for one in super().payloads(layout, compute))
+
+
 #: Error, words, arguments.
 _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
     (ConfigurationError, "mixed_precision_policy", {"mixed_precision_policy": torch.float32}),
+    (
+        ConfigurationError,
+        "no payload that a backward pass gathers",
+        {"mixed_precision_policy": _POLICY(torch.float32, weight_codec=_ForwardAlone())},
+    ),
     (ConfigurationError, "on_double_reduction='x'", {"on_double_reduction": "x"}),
     (ConfigurationError, "nested_units='x'", {"nested_units": "x"}),
     (ConfigurationError, "transport='x'", {"transport": "x"}),
