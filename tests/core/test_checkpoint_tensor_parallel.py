@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,10 +17,11 @@ from mfsdp_core import (
     load_checkpoint,
     save_checkpoint,
 )
-from oracle.ranks import RankPool, mesh
+from oracle.checkpoints import different
+from oracle.ranks import mesh
 from oracle.tensor_parallel import VARIANTS, TpBlock, build_parallel, build_twin, tokens_of, tp_loss
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 def trained(module: Any, seed: int, **where: Any) -> tuple[Any, torch.optim.Optimizer]:
@@ -48,26 +49,18 @@ def whole(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tenso
     return found
 
 
-def resharded(variant: str, folder: str) -> list[str]:
-    """What differs after saving with tensor parallelism, loading without, saving, loading with."""
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_r15_checkpoints_cross_tensor_parallelism(variant: str, tmp_path: Path) -> None:
+    """Saved with tensor parallelism, loaded without, saved, loaded with."""
     root = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     parallel = {"device_mesh": root, "tp_dim": "tp"}
     source = trained(build_parallel(root["tp"], variant), 2, **parallel)
     plain = trained(build_twin(), 1, device_mesh=mesh(4))
     back = trained(build_parallel(root["tp"], variant), 1, **parallel)
     expected = whole(*source)
-    save_checkpoint(f"{folder}/parallel", *source)
-    load_checkpoint(f"{folder}/parallel", *plain)
-    save_checkpoint(f"{folder}/plain", *plain)
-    load_checkpoint(f"{folder}/plain", *back)
-    bad = []
+    save_checkpoint(tmp_path / "parallel", *source)
+    load_checkpoint(tmp_path / "parallel", *plain)
+    save_checkpoint(tmp_path / "plain", *plain)
+    load_checkpoint(tmp_path / "plain", *back)
     for found in (whole(*plain), whole(*back)):
-        bad += list(found.keys() ^ expected.keys())
-        bad += [name for name in expected if not torch.equal(found[name], expected[name])]
-    return bad
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_r15_checkpoints_cross_tensor_parallelism(ranks: RankPool, variant: str) -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        assert ranks.run(resharded, variant, folder) == [[]] * 4
+        assert different(found, expected) == []

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from conformance.judging import same
 from mfsdp_core import (
     fully_shard_model,
     fully_shard_optimizer,
@@ -18,10 +19,10 @@ from mfsdp_core import (
     load_checkpoint,
     save_checkpoint,
 )
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import mesh
 
 pytestmark = [
-    pytest.mark.processes,
+    pytest.mark.on_ranks,
     pytest.mark.skipif(
         importlib.util.find_spec("torchao") is None,
         reason="torchao is not installed: pip install 'mfsdp-bench[fp8]'",
@@ -79,7 +80,11 @@ def kinds_of_state(model: Any, optimizer: Any) -> dict[str, str]:
 
 
 @torch.compiler.set_stance("force_eager")  # compiling takes seconds per shape
-def as_one_process(kind: str) -> tuple[float, dict[str, str], int, int]:
+@pytest.mark.parametrize(
+    ("kind", "codes"), [("AdamW8bit", "OptimState8bit"), ("AdamWFp8", "OptimStateFp8")]
+)
+def test_moments_of_codes_step_on_shards(kind: str, codes: str) -> None:
+    """As in one process."""
     model, optimizer = sharded(kind)
     plain = drawn()
     reference = optimizer_of(kind, plain.parameters())
@@ -89,32 +94,24 @@ def as_one_process(kind: str) -> tuple[float, dict[str, str], int, int]:
         (sum(losses) / SIZE).backward()
         reference.step()
         reference.zero_grad()
-    found = zip(weights(model), plain.parameters(), strict=True)
-    worst = max(float((own - other.detach()).abs().max()) for own, other in found)
-    held = model.ledger.peak_bytes_by_category()["optimizer_state"]
+    same("weights", weights(model), [parameter.detach() for parameter in plain.parameters()])
+    kinds = kinds_of_state(model, optimizer)
+    assert kinds["module.0.weight"] == codes, kinds
+    assert kinds["module.0.bias"] == "Tensor", kinds
     elements = sum(p.to_local().numel() for p in model.parameters())
-    return worst, kinds_of_state(model, optimizer), held, elements
-
-
-@pytest.mark.parametrize("kind", ["AdamW8bit", "AdamWFp8"])
-def test_moments_of_codes_step_on_shards(ranks: RankPool, kind: str) -> None:
-    codes = {"AdamW8bit": "OptimState8bit", "AdamWFp8": "OptimStateFp8"}[kind]
-    for worst, kinds, held, elements in ranks.run(as_one_process, kind):
-        assert worst == 0.0
-        assert kinds["module.0.weight"] == codes
-        assert kinds["module.0.bias"] == "Tensor"
-        assert held < 8 * elements
+    assert model.ledger.peak_bytes_by_category()["optimizer_state"] < 8 * elements
 
 
 @torch.compiler.set_stance("force_eager")
-def continued(kind: str, folder: str) -> tuple[list[float], dict[str, str], list[str]]:
+@pytest.mark.parametrize("kind", ["AdamW8bit", "AdamWFp8"])
+def test_what_is_saved_is_plain_and_becomes_codes_again(kind: str, tmp_path: Path) -> None:
     model, optimizer = sharded(kind)
     train(model, optimizer, range(STEPS))
-    save_checkpoint(folder, model, optimizer)
+    save_checkpoint(tmp_path / kind, model, optimizer)
     plain = optimizer.state_dict()
-    kinds = sorted({type(v["exp_avg"]._local_tensor).__name__ for v in plain["state"].values()})
+    assert {type(v["exp_avg"]._local_tensor) for v in plain["state"].values()} == {torch.Tensor}
     again, by_state_dict, forgetful = sharded(kind), sharded(kind), sharded(kind)
-    load_checkpoint(folder, *again)
+    load_checkpoint(tmp_path / kind, *again)
     for other in by_state_dict, forgetful:
         other[0].load_state_dict(model.state_dict())
     by_state_dict[1].load_state_dict(plain)
@@ -122,16 +119,7 @@ def continued(kind: str, folder: str) -> tuple[list[float], dict[str, str], list
     for other in (model, optimizer), again, by_state_dict, forgetful:
         train(*other, range(STEPS, STEPS + 1))
         found.append(torch.cat([weight.flatten() for weight in weights(other[0])]))
-    apart = [float((one - found[0]).norm()) for one in found[1:]]
-    return apart, kinds_of_state(*again), kinds
-
-
-@pytest.mark.parametrize("kind", ["AdamW8bit", "AdamWFp8"])
-def test_what_is_saved_is_plain_and_becomes_codes_again(
-    ranks: RankPool, kind: str, tmp_path: Path
-) -> None:
-    for (*loaded, forgetful), kinds, saved in ranks.run(continued, kind, str(tmp_path / kind)):
-        # Coding decoded values again moves them by no more than coding them did.
-        assert max(loaded) < forgetful / 10
-        assert kinds["module.0.weight"].startswith("OptimState")
-        assert saved == ["Tensor"]
+    *loaded, forgotten = (float((one - found[0]).norm()) for one in found[1:])
+    # Coding decoded values again moves them by no more than coding them did.
+    assert all(apart < forgotten / 10 for apart in loaded), (loaded, forgotten)
+    assert kinds_of_state(*again)["module.0.weight"].startswith("OptimState")

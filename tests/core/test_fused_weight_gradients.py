@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import LifecycleError
+from oracle.cycles import gathered, named
 from oracle.models import loss
-from oracle.ranks import RankPool, mesh
-from oracle.reference import relative_difference
+from oracle.ranks import mesh
+from oracle.reference import compare
 from oracle.sharded import STRATEGIES
 from oracle.transformer_engine import Linear
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 class Fused(nn.Module):
@@ -65,34 +66,6 @@ def batch(cycle: int) -> Tensor:
     return torch.arange(32, dtype=torch.float64).view(2, 2, 8) / 7 + cycle
 
 
-def error_of_the_gradient(kind: str, strategy: str) -> tuple[float, bool]:
-    """Against plain layers in one process, over two cycles of two microbatches; whether a layer
-    left `main_grad` on its parameter, which keeps the bucket's memory."""
-    model: Any = fully_shard_model(
-        drawn(kind, fuses=True),
-        device_mesh=mesh(2)["dp"],
-        zero_dp_strategy=strategy,
-        fsdp_unit_modules=[Fused],
-        sync_model_each_microbatch=False,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-    )
-    rank, worst = mesh(2).get_local_rank("dp"), 0.0
-    for cycle in range(2):
-        plain = drawn(kind, fuses=False)
-        for value in batch(cycle).view(4, 1, 8):
-            (loss(plain(value.clone().requires_grad_())) / 2).backward()
-        for number in range(2):
-            value = batch(cycle)[rank, number : number + 1]
-            loss(model(value.clone().requires_grad_())).backward()
-        model.finish_grad_sync()
-        found = {n: gather_full(p.grad) for n, p in model.module.named_parameters()}
-        wanted = {n: p.grad for n, p in plain.named_parameters()}
-        worst = max(worst, relative_difference(found, wanted))
-        model.zero_grad_buffer()
-    units = [unit for unit in model.modules() if isinstance(unit, Fused)]
-    return worst, any(hasattr(raw, "main_grad") for unit in units for raw in unit.seen)
-
-
 class Silent(torch.autograd.Function):
     """Asks for the target, and neither says that it has written it nor returns a gradient."""
 
@@ -114,32 +87,48 @@ class SilentLinear(nn.Linear):
         return Silent.apply(x, self.weight)
 
 
-def refused(strategy: str) -> str:
+@pytest.mark.sample
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_that_layers_write_are_those_of_plain_layers(kind: str, strategy: str) -> None:
+    """However often a layer runs in a pass, and whoever else has its weight.
+
+    In one process, over two cycles of two microbatches. No layer leaves `main_grad` on its
+    parameter, which keeps the bucket's memory.
+    """
+    model: Any = fully_shard_model(
+        drawn(kind, fuses=True),
+        device_mesh=mesh(2)["dp"],
+        zero_dp_strategy=strategy,
+        fsdp_unit_modules=[Fused],
+        sync_model_each_microbatch=False,
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
+    )
+    rank = mesh(2).get_local_rank("dp")
+    for cycle in range(2):
+        plain = drawn(kind, fuses=False)
+        for value in batch(cycle).view(4, 1, 8):
+            (loss(plain(value.clone().requires_grad_())) / 2).backward()
+        for number in range(2):
+            value = batch(cycle)[rank, number : number + 1]
+            loss(model(value.clone().requires_grad_())).backward()
+        model.finish_grad_sync()
+        wanted = {n: p.grad for n, p in plain.named_parameters()}
+        compare(gathered({n: p.grad for n, p in named(model)}), wanted)
+        model.zero_grad_buffer()
+    units = [unit for unit in model.modules() if isinstance(unit, Fused)]
+    assert units
+    assert not any(hasattr(raw, "main_grad") for unit in units for raw in unit.seen)
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
+def test_a_kernel_that_reports_nothing_is_refused(strategy: str) -> None:
+    """Its gradient would be zeros, or none at all."""
     model = fully_shard_model(
         nn.Sequential(SilentLinear(8, 8, bias=False)),
         device_mesh=mesh(2)["dp"],
         zero_dp_strategy=strategy,
         fsdp_unit_modules=[SilentLinear],
     )
-    with pytest.raises(LifecycleError) as error:
+    with pytest.raises(LifecycleError, match="no gradient followed"):
         loss(model(torch.ones(2, 8, requires_grad=True))).backward()
-    return str(error.value)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_gradients_that_layers_write_are_those_of_plain_layers(
-    ranks: RankPool, kind: str, strategy: str
-) -> None:
-    """However often a layer runs in a pass, and whoever else has its weight."""
-    for error, keeps in ranks.run(error_of_the_gradient, kind, strategy):
-        assert error < 1e-12
-        assert not keeps
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_a_kernel_that_reports_nothing_is_refused(ranks: RankPool, strategy: str) -> None:
-    """Its gradient would be zeros, or none at all."""
-    for message in ranks.run(refused, strategy):
-        assert "no gradient followed" in message

@@ -15,9 +15,9 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.streams import Streams
-from oracle.ranks import WORLD, RankPool
+from oracle.ranks import WORLD
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 @cache
@@ -26,11 +26,13 @@ def axis(size: int) -> DeviceMesh:
     return DeviceMesh("cpu", list(range(size)), mesh_dim_names=("dp",))
 
 
-def gather_in_place(size: int) -> dict[str, Any]:
-    """Fill a buffer whose own slice is a view of it, and look at what else was allocated."""
+@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly), 4])
+def test_a_gather_fills_its_buffer_in_place_and_needs_no_other_memory(size: int) -> None:
+    """The own slice is a view of the buffer."""
+    assert size <= WORLD
     axis(size)
     if dist.get_rank() >= size:
-        return {}
+        return
     ledger = MemoryLedger()
     booked: list[Any] = []
     ledger.subscribe(booked.append)
@@ -45,23 +47,9 @@ def gather_in_place(size: int) -> dict[str, Any]:
     address = full.data_ptr()
     with torch.profiler.profile(profile_memory=True) as profiled:
         communicator.all_gather(full, own, "bucket").wait()
+    assert all(bool((part == r + 1.0).all()) for r, part in enumerate(parts)), full
+    assert full.data_ptr() == address
+    assert not booked
+    # A few bytes of bookkeeping at most; the buffer has 262144.
     allocated = sum(max(0, event.self_cpu_memory_usage) for event in profiled.key_averages())
-    return {
-        "right": all(bool((part == r + 1.0).all()) for r, part in enumerate(parts)),
-        "same_place": full.data_ptr() == address,
-        "scratch": len(booked),
-        "allocated_bytes": allocated,
-    }
-
-
-@pytest.mark.parametrize("size", [2, pytest.param(3, marks=pytest.mark.nightly), 4])
-def test_a_gather_fills_its_buffer_in_place_and_needs_no_other_memory(
-    ranks: RankPool, size: int
-) -> None:
-    assert size <= WORLD
-    for found in ranks.run(gather_in_place, size)[:size]:
-        assert found["right"]
-        assert found["same_place"]
-        assert found["scratch"] == 0
-        # A few bytes of bookkeeping at most; the buffer has 262144.
-        assert found["allocated_bytes"] < 4096
+    assert allocated < 4096

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from conformance.judging import same
 from mfsdp_core import fully_shard, fully_shard_model, fully_shard_optimizer
 from oracle.models import Block, batch, build, loss
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import mesh
 from oracle.reference import Named
 from oracle.sharded import Sharded
 from sweeps.settings import known_paths
@@ -55,14 +56,12 @@ def table_columns() -> list[list[str]]:
     return [[cell.strip() for cell in row[1:-1].split("|")] for row in rows]
 
 
-@pytest.mark.processes
-def test_both_ways_of_use_train_to_the_same_bits(ranks: RankPool) -> None:
+@pytest.mark.on_ranks
+def test_both_ways_of_use_train_to_the_same_bits() -> None:
     first, second = two_ways()
     assert "fully_shard_optimizer(" in first
     assert "fully_shard(" in second
-    for one, other in zip(ranks.run(trained, first), ranks.run(trained, second), strict=True):
-        assert one.keys() == other.keys()
-        assert all(torch.equal(one[key], other[key]) for key in one)
+    same("weights", trained(first), trained(second))
 
 
 def test_every_argument_in_the_table_is_one_of_the_functions() -> None:

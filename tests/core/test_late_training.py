@@ -9,10 +9,9 @@ from late.programs import WAYS, Case, from_oracle, from_punctual
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.hybrid import PAIRS
-from oracle.ranks import RankPool
 from oracle.sharded import STRATEGIES
 
-pytestmark = [pytest.mark.processes, pytest.mark.sample]
+pytestmark = [pytest.mark.on_ranks, pytest.mark.sample]
 
 SEEDS = [0, 1]
 TOYS = ["linear_stack", "unequal_units", "recomputed", "root_owned"]
@@ -28,42 +27,38 @@ POLICIES = {
 @pytest.mark.parametrize("toy", TOYS)
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_weights_are_the_oracles(
-    ranks: RankPool, strategy: str, way: str, toy: str, seed: int
-) -> None:
+def test_weights_are_the_oracles(strategy: str, way: str, toy: str, seed: int) -> None:
     case = Case(strategy, toy=toy, options=WAYS[way])
-    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+    assert from_oracle(case, seed) <= 1e-12
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("way", ["native", "messages", "fixed_pool"])
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_weights_under_two_axes_are_the_oracles(
-    ranks: RankPool, inner: str, outer: str, way: str, seed: int
+    inner: str, outer: str, way: str, seed: int
 ) -> None:
     case = Case(inner, outer, toy="aligned_stack", options=WAYS[way])
-    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+    assert from_oracle(case, seed) <= 1e-12
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outer", ["", "no_shard"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_replays_of_a_captured_step_give_the_oracles_weights(
-    ranks: RankPool, strategy: str, outer: str, seed: int
+    strategy: str, outer: str, seed: int
 ) -> None:
     """Calls 1 to 4 run, call 5 is captured; it and the two behind it are replays."""
     case = Case(strategy, outer, "aligned_stack", GRAPH, captured=True, steps=7)
-    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+    assert from_oracle(case, seed) <= 1e-12
 
 
 @pytest.mark.parametrize("seed", SEEDS)
 @pytest.mark.parametrize("outer", ["", "no_shard", "optim"])
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
-def test_weights_after_clipping_are_the_oracles(
-    ranks: RankPool, strategy: str, outer: str, seed: int
-) -> None:
+def test_weights_after_clipping_are_the_oracles(strategy: str, outer: str, seed: int) -> None:
     case = Case(strategy, outer, "aligned_stack", clip_norm=0.05)
-    assert max(ranks.run(from_oracle, case, seed)) <= 1e-12
+    assert from_oracle(case, seed) <= 1e-12
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -71,8 +66,8 @@ def test_weights_after_clipping_are_the_oracles(
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("strategy", STRATEGIES[1:])
 def test_weights_in_other_dtypes_are_those_of_work_in_time(
-    ranks: RankPool, strategy: str, policy: str, outer: str, seed: int
+    strategy: str, policy: str, outer: str, seed: int
 ) -> None:
     options, dtype = {"mixed_precision_policy": POLICIES[policy][0]}, POLICIES[policy][1]
     case = Case(strategy, outer, "aligned_stack", options, dtype=dtype)
-    assert ranks.run(from_punctual, case, seed) == [0.0] * 4
+    assert from_punctual(case, seed) == 0.0

@@ -17,15 +17,14 @@ from torch import Tensor
 
 from bench.testing.quantised import quantised
 from bench.testing.reference import gradient
+from conformance.judging import same
 from mfsdp_core import Float8Reference, MixedPrecisionPolicy, fully_shard_optimizer
-from mfsdp_core.precision.codec import Shard
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import batch, build, loss
-from oracle.ranks import WORLD, RankPool
 from oracle.seen_weights import weights_seen
-from oracle.sharded import STRATEGIES, Sharded, shard
+from oracle.sharded import STRATEGIES, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 F32 = torch.float32
 MICROBATCHES = 2
@@ -95,50 +94,11 @@ def added(values: Any) -> Tensor:
     return reduce(torch.add, values)
 
 
-def payloads_differ(toy: Sharded, recipe: str, main: dict[str, Tensor]) -> list[str]:
-    """Shards of payloads that are not those of a codec which encodes the whole bucket alone."""
-    found = []
-    for unit in (toy.model._context.root, *toy.model._context.units):
-        for group in unit.groups:
-            weights = group.weights
-            if not weights._encoded:
-                continue
-            layout = group.plan.layout
-            whole = torch.zeros(layout.total_elements)
-            for managed, slot in zip(group.parameters, layout.slots, strict=True):
-                whole[slot.offset : slot.end] = main[managed.names[0]].flatten()
-            shard_of_one = Shard(layout, F32, 0, layout.slices, lambda _: None)
-            codec = Float8Reference(recipe)
-            parts = {
-                p.name: torch.zeros(p.slice_elements * layout.slices, dtype=torch.uint8)
-                for p in codec.payloads(layout, "float32")
-            }
-            codec.for_bucket(shard_of_one).encode(whole, parts)
-            for name, source in weights._parts.items():
-                size = parts[name].numel() // layout.slices
-                own = weights._codec._shard
-                first = own.first_slice
-                expected = parts[name][first * size : (first + own.slices) * size]
-                used = (
-                    [range(slot.offset, slot.end) for slot in layout.slots]
-                    if name.endswith("codes")
-                    else [range(parts[name].numel())]
-                )
-                mask = torch.zeros(parts[name].numel(), dtype=torch.bool)
-                for one in used:
-                    mask[one.start : one.stop] = True
-                mask = mask[first * size : (first + own.slices) * size]
-                if not torch.equal(source[mask], expected[mask]):
-                    found.append(f"{group.plan.name} {name}")
-    return found
-
-
-def differs(recipe: str, inner: str, outer: str | None, size: int) -> list[str]:
-    """In a rank: what is not to the bit as one process has it, in two steps of two microbatches.
+def compare(recipe: str, inner: str, outer: str | None, size: int) -> None:
+    """Two steps of two microbatches with one process, to the bit.
 
     size: ranks of the one axis, or of the outer axis.
     """
-    found = []
     policy = MixedPrecisionPolicy(F32, weight_codec=Float8Reference(recipe))
     arguments: dict[str, Any] = {"mixed_precision_policy": policy, "transport": "point_to_point"}
     for name in NAMES:
@@ -155,12 +115,9 @@ def differs(recipe: str, inner: str, outer: str | None, size: int) -> list[str]:
         for cycle in range(2):
             main = toy.full_parameters()
             for key, value in weights_seen(toy).items():
-                if key in main:
+                if key in main:  # a tied weight goes by its first name
                     earlier = [step[key] for step in single.encoded]
-                    if not torch.equal(quantised(recipe, main[key], F32, earlier), value):
-                        found.append(f"{name} step {cycle}: weights {key}")
-            if recipe != "delayed":  # what it made of its history, decoding shows
-                found += payloads_differ(toy, recipe, main)
+                    same(f"{name} {cycle} {key}", value, quantised(recipe, main[key], F32, earlier))
             losses = []
             for j in range(MICROBATCHES):
                 with toy.model.sync() if j == MICROBATCHES - 1 else toy.model.no_sync():
@@ -170,18 +127,13 @@ def differs(recipe: str, inner: str, outer: str | None, size: int) -> list[str]:
             expected, all_losses = single.gradients(
                 toy, main, cycle, inner, size if outer is not None else 1
             )
-            if losses != all_losses[rank]:
-                found.append(f"{name} step {cycle}: losses {losses} {all_losses[rank]}")
+            same(f"{name} {cycle} losses", losses, all_losses[rank])
             gradients = toy.full_gradient()
-            found += [
-                f"{name} step {cycle}: gradient {key}"
-                for key, value in expected.items()
-                if not torch.equal(gradients[key], value)
-            ]
+            for key, value in expected.items():
+                same(f"{name} {cycle} gradient of {key}", gradients[key], value)
             single.encoded.append(main)
             optimizer.step()
             optimizer.zero_grad()
-    return found
 
 
 SAMPLE = [
@@ -194,16 +146,11 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize(("recipe", "inner", "outer", "size"), SAMPLE)
-def test_a_sample_trains_to_the_bit_like_one_process(
-    ranks: RankPool, recipe: str, inner: str, outer: str | None, size: int
-) -> None:
-    assert ranks.run(differs, recipe, inner, outer, size) == [[]] * WORLD
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(("recipe", "inner", "outer", "size"), EVERY)
+@pytest.mark.parametrize(
+    ("recipe", "inner", "outer", "size"),
+    [pytest.param(*case, marks=() if case in SAMPLE else pytest.mark.nightly) for case in EVERY],
+)
 def test_every_recipe_strategy_and_mesh_trains_to_the_bit_like_one_process(
-    ranks: RankPool, recipe: str, inner: str, outer: str | None, size: int
+    recipe: str, inner: str, outer: str | None, size: int
 ) -> None:
-    assert ranks.run(differs, recipe, inner, outer, size) == [[]] * WORLD
+    compare(recipe, inner, outer, size)

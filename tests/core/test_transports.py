@@ -9,31 +9,27 @@ import torch
 
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.torch_backend import TorchCommunicator
-from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.streams import Streams
-from oracle.ranks import RankPool, mesh
-from oracle.reference import relative_difference
+from oracle.ranks import mesh
+from oracle.reference import compare
 from oracle.sharded import STRATEGIES, shard
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
-def direct(group: Any) -> tuple[PointToPointCommunicator, MemoryLedger, WireLog]:
-    ledger, events, log = MemoryLedger(), EventBus(), WireLog()
-    events.subscribe(log)
+def direct(group: Any) -> PointToPointCommunicator:
     streams = Streams(torch.device("cpu"))
-    scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
-    return PointToPointCommunicator(group, "inner", events, streams, scratch), ledger, log
+    scratch = AllocatedScratch(TemporaryAllocator(streams, MemoryLedger()))
+    return PointToPointCommunicator(group, "inner", EventBus(), streams, scratch)
 
 
-def overlapping() -> list[bool]:
-    """Several operations under way at once, waited for in another order, gathers interleaved
-    differently with reductions on every rank."""
+def test_operations_may_overlap_and_interleave_differently() -> None:
+    """Waited for in another order, gathers and reductions in another one on every rank."""
     group = mesh(4).get_group("dp")
-    communicator, _, _ = direct(group)
+    communicator = direct(group)
     rank = communicator.rank
     fulls = [torch.empty(8) for _ in range(3)]
     buckets = [torch.full((8,), float(10 * i + rank)) for i in range(3)]
@@ -62,14 +58,13 @@ def overlapping() -> list[bool]:
     sums = [pending.wait() for pending in reversed(reductions)][::-1]
     for pending in gathers:
         pending.wait()
-    return [
-        *(bool((sums[i] == 40 * i + 6).all()) for i in range(3)),
-        *(fulls[i].tolist() == [100.0 * i + r for r in range(4) for _ in (0, 1)] for i in range(3)),
-    ]
+    for i in range(3):
+        assert bool((sums[i] == 40 * i + 6).all()), sums
+        assert fulls[i].tolist() == [100.0 * i + r for r in range(4) for _ in (0, 1)], fulls
 
 
-def both_accounts(strategy: str) -> tuple[float, bool]:
-    """Gradient difference between the transports, and whether they logged the same."""
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_all_transports_log_the_same_and_agree(strategy: str) -> None:
     logs, gradients = [], []
     for transport in ("native", "point_to_point"):
         toy = shard("linear_stack", strategy, 2, torch.float64, transport=transport)
@@ -77,30 +72,13 @@ def both_accounts(strategy: str) -> tuple[float, bool]:
         toy.run_cycle(3)
         logs.append(list(toy.model.wire_log))
         gradients.append(toy.full_gradient())
-    difference = max(relative_difference(gradients[0], other) for other in gradients[1:])
-    return difference, logs[0] == logs[1]
+    compare(*gradients, 1e-15)
+    assert logs[0] == logs[1]
 
 
-def default_transport(strategy: str) -> str:
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(strategy: str) -> None:
     toy = shard("linear_stack", strategy, 4)
     (first, *_) = [g for unit in toy.model._context.units for g in unit.groups]
-    return type(first.gradients._communicator).__name__
-
-
-def test_operations_may_overlap_and_interleave_differently(ranks: RankPool) -> None:
-    assert ranks.run(overlapping) == [[True] * 6] * 4
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_all_transports_log_the_same_and_agree(ranks: RankPool, strategy: str) -> None:
-    for difference, same_log in ranks.run(both_accounts, strategy):
-        assert difference < 1e-15
-        assert same_log
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(
-    ranks: RankPool, strategy: str
-) -> None:
     kind = TorchCommunicator if strategy == "no_shard" else PointToPointCommunicator
-    assert ranks.run(default_transport, strategy) == [kind.__name__] * 4
+    assert type(first.gradients._communicator) is kind

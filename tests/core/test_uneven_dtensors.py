@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.placement_types import _StridedShard
 
+from conformance.judging import same
 from mfsdp_core.errors import LayoutError
 from mfsdp_core.uneven_dtensor import split_dtensor, uneven_dtensor_to_full_tensor
-from oracle.ranks import RankPool, two_axes
+from oracle.ranks import two_axes
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 #: Shape; the dimension that each axis cuts, and the lengths of its parts.
 CUT: dict[str, tuple[tuple[int, ...], tuple[tuple[int, tuple[int, int]], ...]]] = {
@@ -28,7 +28,6 @@ PLACED: dict[str, tuple[Any, ...]] = {
     "a replica": (Shard(0), Replicate()),
     "replicas of parts": (Replicate(), Shard(1)),
 }
-DTYPES = (torch.float64, torch.bfloat16, torch.int64)
 
 
 def by_hand(name: str, dtype: torch.dtype) -> tuple[Tensor, DTensor]:
@@ -51,40 +50,26 @@ def placed(name: str, dtype: torch.dtype) -> tuple[Tensor, DTensor]:
     return whole, distribute_tensor(whole, two_axes()[0], PLACED[name])
 
 
-def wrong(name: str, dtype: torch.dtype) -> list[str]:
-    """What is not as torch has it."""
-    whole, dtensor = (by_hand if name in CUT else placed)(name, dtype)
-    found = [] if torch.equal(uneven_dtensor_to_full_tensor(dtensor), whole) else ["whole"]
-    for dim in range(whole.ndim):
-        for sections in (2, [1, whole.shape[dim] - 1]):
-            parts = list(split_dtensor(dtensor, sections, dim, True))
-            pairs = zip(parts, whole.split(sections, dim), strict=True)
-            right = [torch.equal(uneven_dtensor_to_full_tensor(p), w) for p, w in pairs]
-            found += [] if all(right) else [f"split {sections} of dim {dim}"]
-    dist.barrier()
-    return found
+@pytest.mark.parametrize("name", [*CUT, *PLACED])
+def test_wholes_and_parts_are_those_of_torch(name: str) -> None:
+    for dtype in (torch.float64, torch.bfloat16, torch.int64):
+        whole, dtensor = (by_hand if name in CUT else placed)(name, dtype)
+        same("whole", uneven_dtensor_to_full_tensor(dtensor), whole)
+        for dim in range(whole.ndim):
+            for sections in (2, [1, whole.shape[dim] - 1]):
+                parts = split_dtensor(dtensor, sections, dim, True)
+                found = [uneven_dtensor_to_full_tensor(part) for part in parts]
+                same(f"split {sections} of dim {dim}", found, whole.split(sections, dim))
 
 
-def refused() -> list[str]:
+def split_into_four(tensor: DTensor) -> list[DTensor]:
+    return list(split_dtensor(tensor, 4))
+
+
+@pytest.mark.parametrize("call", [uneven_dtensor_to_full_tensor, split_into_four])
+def test_rows_that_do_not_lie_together_are_refused(call: Any) -> None:
     """Rows 0 and 2 of a half on one rank, 1 and 3 on the other: no order of parts is the whole."""
     placements = (Shard(0), _StridedShard(0, split_factor=2))
     dtensor = distribute_tensor(torch.ones(8, 6), two_axes()[0], placements)
-    said = []
-    for call in (uneven_dtensor_to_full_tensor, lambda tensor: list(split_dtensor(tensor, 4))):
-        try:
-            call(dtensor)
-        except LayoutError as error:
-            said.append(str(error))
-    return said
-
-
-@pytest.mark.parametrize("name", [*CUT, *PLACED])
-def test_wholes_and_parts_are_those_of_torch(ranks: RankPool, name: str) -> None:
-    for dtype in DTYPES:
-        assert ranks.run(wrong, name, dtype) == [[]] * 4
-
-
-def test_rows_that_do_not_lie_together_are_refused(ranks: RankPool) -> None:
-    for said in ranks.run(refused):
-        assert len(said) == 2
-        assert all("rows that do not lie together" in one for one in said)
+    with pytest.raises(LayoutError, match="rows that do not lie together"):
+        call(dtensor)
