@@ -10,7 +10,6 @@ import signal
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from importlib import import_module
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -25,6 +24,7 @@ from bench.validate.patched_core import CORE
 from tools.mutation.line_coverage import Lines, joined, noted, notes, start_notes
 
 ROOT = CORE.parent
+_ForkServer = workers.ForkServer
 #: Of one test on a machine with nothing else to do.
 _TEST_SECONDS = 60.0
 
@@ -101,8 +101,8 @@ class _Told:
 
     def pytest_configure(self) -> None:
         """Before any test is collected."""
-        ranks: Any = import_module("oracle.ranks")
-        ranks.ForkServer = self._given
+        module: Any = workers
+        module.ForkServer = self._given
         if self._trace:
             self._trace_ranks()
 
@@ -133,11 +133,13 @@ class _Told:
         said = crash.message if crash else str(report.longrepr)
         self.ran.failed = self.ran.failed or (report.nodeid, " ".join(said.split())[:160])
 
-    def _given(self, paths: tuple[str, ...] = ()) -> AbstractContextManager[workers.ForkServer]:
+    def _given(
+        self, paths: tuple[str, ...] = (), modules: tuple[str, ...] = ()
+    ) -> AbstractContextManager[workers.ForkServer]:
         """For the first pool the server that was forked at once."""
         server, self._server = self._server, None
         if server is None:
-            return workers.ForkServer(paths=paths)
+            return _ForkServer(paths=paths, modules=modules)
         server.paths = paths
         return nullcontext(server)
 
