@@ -209,6 +209,18 @@ def outer_needs_inner_sharding(run: ResolvedRun, _machine: Machine) -> str | Non
     )
 
 
+def outer_axis_leaves_ranks_to_shard(run: ResolvedRun, _machine: Machine) -> str | None:
+    """Of one rank to shard over torch's engines make something else than of several."""
+    engine = run.engine
+    shards = engine.outer_size < run.data_parallel or engine.outer_size == 1
+    if shards or known_engine(engine.name).name not in ("fsdp1", "fsdp2"):
+        return None
+    return (
+        f"outer_size {engine.outer_size} leaves {engine.name} one rank to shard over: choose a"
+        " smaller divisor of the ranks, or the engine ddp, which replicates"
+    )
+
+
 def no_overlap_needs_whole_gradients(run: ResolvedRun, _machine: Machine) -> str | None:
     """Where gradients are sharded, each microbatch must be reduced before the next one."""
     settings = core_settings(run.engine)

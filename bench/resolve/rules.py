@@ -44,6 +44,7 @@ RULES: tuple[Rule, ...] = (
     Rule("switch-not-in-engine", engine_rules.switch_not_in_engine),
     Rule("outer-strategy-needs-outer-axis", engine_rules.outer_strategy_needs_outer_axis),
     Rule("outer-needs-inner-sharding", engine_rules.outer_needs_inner_sharding),
+    Rule("outer-axis-leaves-ranks-to-shard", engine_rules.outer_axis_leaves_ranks_to_shard),
     Rule("parallelism-not-in-engine", parallel_rules.parallelism_not_in_engine),
     Rule("tensor-parallel-cuts-evenly", parallel_rules.tensor_parallel_cuts_evenly),
     Rule("expert-parallel-spreads-evenly", parallel_rules.expert_parallel_spreads_evenly),

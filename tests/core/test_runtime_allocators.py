@@ -95,6 +95,7 @@ def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
     toy.model.events.subscribe(follow)
     trained(toy, 8)
     assert found
+    assert any(seen.values())
     assert all(one == start for one in found)
     assert sorted(allocators.pools) == [
         "compute_weights",

@@ -41,3 +41,16 @@ def test_verdicts_and_damage_are_those_of_the_specification(name, rows, damaged)
 
 def test_every_file_has_its_row():
     assert {name for name, *_ in TABLE} == {one.name for one in CORPUS.iterdir()} - {"EXPECTED.tsv"}
+
+
+def test_decorations_of_the_files_are_still_there():
+    marks = {
+        "deco_crlf.txt": b"\r\n",
+        "deco_nul.txt": b"\0",
+        "deco_ray_ansi.txt": b"\x1b[36m",
+        "deco_invalid_utf8.txt": b"\xff\xfe\x80",
+        "deco_progress_bar.txt": b"%|#",
+    }
+    found = {path.name: path.read_bytes() for path in CORPUS.iterdir()}
+    assert {name for name, mark in marks.items() if mark not in found[name]} == set()
+    assert len({*found.values()}) == len(found)

@@ -143,6 +143,12 @@ CASES = {
         engine(strategy="no_shard"),
         "use optim, optim_grads or optim_grads_params",
     ),
+    "outer-axis-leaves-ranks-to-shard": Case(
+        engine("fsdp2", outer_size=2),
+        RunSpec(engine=EngineSpec(name="fsdp2", outer_size=2), launch=LaunchSpec(ranks=4)),
+        "or the engine ddp",
+        machine=SERVER,
+    ),
     "no-overlap-needs-whole-gradients": Case(
         engine(strategy="optim_grads", overlap_grad_reduce=False),
         engine(strategy="optim", overlap_grad_reduce=False),

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from bench.launch import code_identity
 from bench.launch.code import measured_files
-from bench.launch.rank_entry.mfsdp_bench_rank import differences
+from bench.launch.rank_entry.mfsdp_bench_rank import collect, differences
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
@@ -49,6 +50,25 @@ def checkout(tmp_path: Path) -> Path:
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(f"# {file}\n")
     return tmp_path
+
+
+def test_a_look_says_where_a_package_and_its_loaded_modules_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place / "pkg").mkdir(parents=True)
+        for name in ("__init__", "part"):
+            (tmp_path / place / "pkg" / f"{name}.py").write_text("")
+    monkeypatch.syspath_prepend(tmp_path / "one")
+    wanted = {"pkg": {"patterns": ["pkg/*.py"], "root": "/arm"}}
+    asked = {"arm": "x", "packages": wanted, "distributions": {"not-there": {}}}
+    proof = collect(asked)
+    assert proof["packages"]["pkg"]["root"] == str(tmp_path / "one")
+    assert proof["distributions"]["not-there"] == {"version": None, "folder": None}
+    stray = types.ModuleType("pkg.part")
+    stray.__file__ = str(tmp_path / "two/pkg/part.py")
+    monkeypatch.setitem(sys.modules, "pkg.part", stray)
+    assert collect(asked)["packages"]["pkg"]["elsewhere"] == [stray.__file__]
 
 
 def engines_that_change(checkout: Path, file: str) -> set[str]:

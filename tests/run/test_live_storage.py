@@ -97,11 +97,14 @@ def test_a_step_under_torch_compile_is_not_followed():
 
 
 @pytest.mark.processes
-def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp_path):
+@pytest.mark.parametrize(
+    "strategy", ["optim_grads_params", pytest.param("no_shard", marks=pytest.mark.nightly)]
+)
+def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp_path, strategy):
     run = resolve_anywhere(
         RunSpec(
             model=ModelSpec(preset="debug"),
-            engine=EngineSpec(name="mfsdp", strategy="optim_grads_params"),
+            engine=EngineSpec(name="mfsdp", strategy=strategy),
             train=TrainSpec(steps=3, global_batch=4, micro_batch=2, seq_len=16),
             launch=LaunchSpec(ranks=2),
         )

@@ -47,7 +47,8 @@ def found(verdict: CaseVerdict) -> tuple[list[str], Finding]:
 
 
 def test_right_engines_pass(fork_server: ForkServer) -> None:
-    for verdict in judged(fork_server, *SAMPLE, outside("Replicating")):
+    others = outside("Replicating"), Case("toy_engine:build", "no_shard", "unused", microbatches=2)
+    for verdict in judged(fork_server, *SAMPLE, *others):
         assert verdict.state == "passed", (verdict.case, verdict.failures, verdict.reason)
 
 

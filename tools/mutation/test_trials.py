@@ -28,7 +28,7 @@ from tools.mutation.pytest_run import ROOT, Ran, run_pytest
 _TESTS = Path("tests/core")
 #: What the processes that run pytest find loaded.
 MODULES = ("pytest", "numpy")
-#: Of one run of pytest, on a machine with nothing else to do.
+#: Of one run of pytest, of one file of those whose lines are noted, with nothing else to do.
 _RUN_SECONDS = 600.0
 #: Of a run that notes lines.
 _FILES_AT_ONCE = 12
@@ -143,8 +143,9 @@ class TestTrials:
     def _ran(self, core: Path, arguments: Sequence[str], *, trace: bool = False) -> Ran:
         try:
             with self._fork_server.workers(1, core) as workers:
+                seconds = _RUN_SECONDS * (_FILES_AT_ONCE if trace else 1)
                 (ran,) = workers.run(
-                    run_pytest, str(core), tuple(arguments), trace, seconds=_RUN_SECONDS
+                    run_pytest, str(core), tuple(arguments), trace, seconds=seconds
                 )
         except WorkersError as error:
             return Ran(failed=("", str(error)[-160:]))

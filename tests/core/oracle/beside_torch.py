@@ -127,9 +127,12 @@ def near(what: str, found: Tensor, wanted: Tensor, relative: float = 1e-12) -> N
     """As `distance` has it; one row may stand for a scalar.
 
     Raises:
-        AssertionError: further apart than `relative`, or other elements.
+        AssertionError: further apart than `relative`, or of another shape.
     """
-    assert found.numel() == wanted.numel(), f"{what}: {tuple(found.shape)}, {tuple(wanted.shape)}"
+    is_scalar = wanted.ndim == 0 and found.numel() == 1
+    assert is_scalar or found.shape == wanted.shape, (
+        f"{what}: {tuple(found.shape)}, expected {tuple(wanted.shape)}"
+    )
     apart = distance(found.reshape(wanted.shape), wanted)
     assert apart < relative, f"{what}: off by {apart:.3g}, expected less than {relative:.3g}"
 

@@ -28,6 +28,7 @@ DAILY = {
     "run is stopped: a rank has a child in its own session",
     "folder is removed: while the run goes on",
     "launcher is signalled: SIGKILL while rank 1 is stopped",
+    "launcher is signalled: Ctrl-C twice",
 }
 
 
