@@ -44,8 +44,10 @@ def cells(run_cells, wanted_cells, tmp_path_factory) -> Mapping:
     found = {}
     for ranks in (1, 2, 4):
         wanted = {n: c for n, c in wanted_cells(CELLS).items() if c.launch.ranks == ranks}
-        if wanted:
-            found |= run_cells(tmp_path_factory.mktemp("cells"), wanted)
+        # What DeepSpeed keeps after its deletion would count as memory of the cells behind it.
+        leaving = {n: wanted.pop(n) for n in list(wanted) if n.startswith("deepspeed")}
+        if wanted or leaving:
+            found |= run_cells(tmp_path_factory.mktemp("cells"), wanted | leaving)
     return found
 
 
