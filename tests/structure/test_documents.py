@@ -66,7 +66,11 @@ def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
 
 @pytest.mark.parametrize(
     "page",
-    [page for page in documents() if page.name == "README.md" and "docs" not in page.parts],
+    [
+        page
+        for page in documents()
+        if page.name == "README.md" and "docs" not in page.relative_to(ROOT).parts
+    ],
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_every_file_of_its_room_that_a_readme_names_exists(page: Path) -> None:
