@@ -41,6 +41,15 @@ class Event:
     group_size: int
     bucket: str
 
+    @property
+    def sent_bytes(self) -> int:
+        """Of a collective: bytes that this rank sends under a ring, (n-1)/n per pass of the buffer.
+
+        The convention of nccl-tests' bus bandwidth; an all-reduce takes two passes.
+        """
+        passes = 2 if self.operation == "all_reduce" else 1
+        return passes * self.payload_bytes * (self.group_size - 1) // self.group_size
+
 
 Subscriber = Callable[[Event], None]
 

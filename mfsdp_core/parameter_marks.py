@@ -7,7 +7,6 @@ these names. They describe; nothing in this package reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +17,6 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.precision.transformer_engine import marks_of
 from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
-from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import Residency
 from mfsdp_core.shard.dtensor import local_tensor
 
@@ -110,39 +108,11 @@ class ParameterNames(Mapping[torch.Tensor, str]):
         return len(self._shards)
 
 
-@dataclass(frozen=True)
-class ParameterGroupFacts:
-    """Parameters that share buffers.
-
-    params: their shards. dtype: in which modules compute. grad_dtype: of accumulated gradients.
-    fsdp_unit_id: position of the unit in registration order, None for the root.
-    """
-
-    params: list[nn.Parameter]
-    dtype: torch.dtype
-    grad_dtype: torch.dtype | None
-    is_expert_param: bool
-    requires_grad: bool
-    fsdp_unit_id: int | None
-
-
 class ParamAndGradBuffer:
-    """Upstream's handle on all buffers: what they hold, in the order of `MegatronFSDP.buckets`."""
+    """Upstream's handle on all buffers, as far as callers register them."""
 
-    def __init__(self, units: Iterable[Unit], user_buffers: UserBuffers | None = None) -> None:
+    def __init__(self, user_buffers: UserBuffers | None = None) -> None:
         self._user_buffers = user_buffers
-        self.parameter_groups = [
-            ParameterGroupFacts(
-                [managed.sharded for managed in group.parameters],
-                group.dtypes.compute,
-                group.dtypes.main_grads if group.is_trainable else None,
-                group.plan.is_expert,
-                group.is_trainable,
-                unit.index,
-            )
-            for unit in units
-            for group in unit.groups
-        ]
 
     def manual_buffer_registration(self) -> None:
         """Register communication buffers with NCCL, once, after the first iteration. Collective.

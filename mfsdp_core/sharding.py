@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 
 from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
@@ -37,7 +37,7 @@ from mfsdp_core.runtime.meta_init import check_meta_tensors, move_real_tensors
 from mfsdp_core.runtime.units import resolve_unit_classes, select_units
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
-from mfsdp_core.sharding_arguments import OWN_DEFAULTS, NestedUnits, ShardingArguments
+from mfsdp_core.sharding_arguments import NestedUnits, ShardingArguments
 from mfsdp_core.streams import Streams
 
 
@@ -50,7 +50,6 @@ class ShardingRequest:
 
     arguments: ShardingArguments
     config: ShardingConfig
-    policy: MixedPrecisionPolicy
     unit_classes: tuple[type[nn.Module], ...]
 
     @classmethod
@@ -74,23 +73,28 @@ class ShardingRequest:
                 expected = " or ".join(map(repr, choices))
                 raise ConfigurationError(f"{name}={given!r}: expected {expected}.")
         classes = resolve_unit_classes(arguments.fsdp_unit_modules)
-        return cls(arguments, _config(arguments), policy, classes)
+        return cls(arguments, _config(arguments), classes)
+
+    def ddp_config(self) -> DistributedDataParallelConfig:
+        """What is in force, in upstream's words."""
+        strategy = self.config.strategy
+        named = dataclasses.replace(
+            self.arguments,
+            zero_dp_strategy=strategy.inner_name,
+            outer_dp_sharding_strategy=strategy.outer_name,
+        )
+        return DistributedDataParallelConfig.of_arguments(named)
+
+    def dist_index(self, mesh: DeviceMesh) -> FSDPDistributedIndex:
+        """Upstream's index of `mesh`, which was sharded over, and of the groups that were given."""
+        index = {name: getattr(self.arguments, name) for name in _INDEX_ARGUMENTS}
+        index["device_mesh"] = self.arguments.device_mesh or mesh
+        shards = self.config.strategy.outer.shards_optimizer
+        return FSDPDistributedIndex(**index, hsdp_outer_dp_shard=shards)
 
 
-@dataclass(frozen=True)
-class Sharding:
-    """What the wrapper of a sharded module works with."""
-
-    context: ShardedContext
-    environment: Environment
-    policy: MixedPrecisionPolicy
-    ddp_config: DistributedDataParallelConfig
-    dist_index: FSDPDistributedIndex
-    cuda_graph_mode: bool
-
-
-def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
-    """Shard `module` in place. Collective.
+def shard_module(module: nn.Module, request: ShardingRequest) -> tuple[ShardedContext, Environment]:
+    """Shard `module` in place, and say where. Collective.
 
     Raises:
         ConfigurationError: see `fully_shard_model`.
@@ -107,23 +111,8 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> Sharding:
     environment = _environment(arguments)
     _say_what_becomes_contiguous(module)
     move_real_tensors(module, environment.streams.device)
-    context = build_context(module, units, config, request.policy, environment)
-    index = {name: getattr(arguments, name) for name in _INDEX_ARGUMENTS}
-    index["device_mesh"] = arguments.device_mesh or environment.dense.mesh
-    strategy = config.strategy
-    named = dataclasses.replace(
-        arguments,
-        zero_dp_strategy=strategy.inner_name,
-        outer_dp_sharding_strategy=strategy.outer_name,
-    )
-    return Sharding(
-        context,
-        environment,
-        request.policy,
-        DistributedDataParallelConfig.of_arguments(named),
-        FSDPDistributedIndex(**index, hsdp_outer_dp_shard=strategy.outer.shards_optimizer),
-        bool(arguments.cuda_graph_mode),
-    )
+    policy = arguments.mixed_precision_policy
+    return build_context(module, units, config, policy, environment), environment
 
 
 def _refuse_lazy(module: nn.Module) -> None:
@@ -161,38 +150,34 @@ def _say_what_becomes_contiguous(module: nn.Module) -> None:
         )
 
 
-def request_of_wrapper(arguments: Mapping[str, Any]) -> ShardingRequest:
-    """From the arguments of upstream's wrapper class.
+def request_of_wrapper(
+    given: ShardingArguments,
+    index: FSDPDistributedIndex | None,
+    config: DistributedDataParallelConfig | None,
+) -> ShardingRequest:
+    """From the arguments of upstream's wrapper class, of which `index` and `config` say the rest.
 
     Raises:
-        TypeError: an argument that nobody knows.
         ConfigurationError: arguments that contradict each other, or see `fully_shard_model`.
     """
-    rest = dict(arguments)
-    config, index = rest.pop("ddp_config"), rest.pop("dist_index")
-    own: dict[str, Any] = rest.pop("own")
-    unknown = own.keys() - OWN_DEFAULTS
-    if unknown:
-        raise TypeError(f"MegatronFSDP() got unexpected arguments {sorted(unknown)}.")
-    fine = [rest.pop(f"enable_fine_grained_param_gather_{part}hook") for part in ("", "backward_")]
     if config is None:
         config = DistributedDataParallelConfig(
             data_parallel_sharding_strategy="optim_grads_params",
             overlap_grad_reduce=True,
             overlap_param_gather=True,
-            **{name: rest[name] for name in _REPEATED},
+            **{name: getattr(given, name) for name in _REPEATED},
         )
-    contradicted = [name for name in _REPEATED if rest[name] and not getattr(config, name)]
+    contradicted = [n for n in _REPEATED if getattr(given, n) and not getattr(config, n)]
     if contradicted:
         raise ConfigurationError(
             f"{', '.join(contradicted)}: True as arguments, and False in ddp_config, which "
             "decides. Say it there."
         )
-    said = config.arguments(rest["mixed_precision_policy"])
-    said["enable_fine_grained_param_gather"] |= any(fine)
-    said["check_for_nan_in_grad"] |= own.get("check_for_nan_in_grad", False)
+    said = config.arguments(given.mixed_precision_policy)
+    for name in _EITHER:
+        said[name] |= getattr(given, name)
     return ShardingRequest.parse(
-        ShardingArguments(**{**own, **rest, **index_arguments(index, config), **said})
+        dataclasses.replace(given, **index_arguments(index, config), **said)
     )
 
 
@@ -204,6 +189,8 @@ _REPEATED = (
     "fsdp_db_use_persist_buf_on_alloc_fail",
     "disable_symmetric_registration",
 )
+#: Arguments of ours that its configuration has under another name; either says it.
+_EITHER = ("enable_fine_grained_param_gather", "check_for_nan_in_grad", "manual_registration")
 _INDEX_ARGUMENTS = tuple(
     field.name
     for field in dataclasses.fields(FSDPDistributedIndex)

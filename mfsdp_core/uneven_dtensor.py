@@ -27,7 +27,7 @@ from mfsdp_core.shard.dtensor import (
 from mfsdp_core.shard.dtensor import (
     local_tensor as local_of,
 )
-from mfsdp_core.shard.expert_scope import expert_scope
+from mfsdp_core.shard.experts import expert_scope
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata

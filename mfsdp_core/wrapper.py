@@ -31,14 +31,14 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.sharding import Sharding, ShardingRequest, request_of_wrapper, shard_module
+from mfsdp_core.sharding import ShardingRequest, request_of_wrapper, shard_module
+from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.framework_calls import AnswersFrameworks, refuse_moves
 from mfsdp_core.state.later_parameters import refuse_later_parameters
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import COMPUTES_AS, allow_copies, refuse_pickling
+from mfsdp_core.state.module_copy import allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -100,12 +100,32 @@ class MegatronFSDP(AnswersFrameworks):
         report_nan_in_param_grad: bool = False,
         **own: Any,
     ) -> None:
-        arguments = {k: v for k, v in locals().items() if k not in {"self", "module", "__class__"}}
-        readers = tuple(arguments.pop("fine_grained_recurse_module_types") or ())
         super().__init__()
+        unknown = own.keys() - OWN_DEFAULTS
+        if unknown:
+            raise TypeError(f"MegatronFSDP() got unexpected arguments {sorted(unknown)}.")
+        readers: Any = tuple(fine_grained_recurse_module_types or ())
         for inner in (one for one in module.modules() if isinstance(one, readers)):
             inner.reads_child_weights = True
-        self._wrap(module, shard_module(module, request_of_wrapper(arguments)))
+        given = ShardingArguments(
+            mixed_precision_policy=mixed_precision_policy,
+            fsdp_unit_modules=fsdp_unit_modules,
+            disable_bucketing=disable_bucketing,
+            device=device,
+            calculate_per_token_loss=calculate_per_token_loss,
+            init_model_with_meta_device=init_model_with_meta_device,
+            sync_model_each_microbatch=sync_model_each_microbatch,
+            keep_fp8_transpose_cache=keep_fp8_transpose_cache,
+            nccl_ub=nccl_ub,
+            fsdp_double_buffer=fsdp_double_buffer,
+            fsdp_db_use_persist_buf_on_alloc_fail=fsdp_db_use_persist_buf_on_alloc_fail,
+            disable_symmetric_registration=disable_symmetric_registration,
+            enable_fine_grained_param_gather=enable_fine_grained_param_gather_hook
+            or enable_fine_grained_param_gather_backward_hook,
+            report_nan_in_param_grad=report_nan_in_param_grad,
+            **own,
+        )
+        self._wrap(module, request_of_wrapper(given, dist_index, ddp_config))
 
     @classmethod
     def of(cls, module: nn.Module, request: ShardingRequest) -> Self:
@@ -114,42 +134,38 @@ class MegatronFSDP(AnswersFrameworks):
         Raises:
             ConfigurationError: see `fully_shard_model`.
         """
-        sharding = shard_module(module, request)
         model = cls.__new__(cls)
         nn.Module.__init__(model)
-        model._wrap(module, sharding)
+        model._wrap(module, request)
         return model
 
-    def _wrap(self, module: nn.Module, sharding: Sharding) -> None:
-        environment = sharding.environment
+    def _wrap(self, module: nn.Module, request: ShardingRequest) -> None:
+        self._context, environment = shard_module(module, request)
         self.module = module
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log, kinds=("collective",))
-        self.streams, self.ddp_config = environment.streams, sharding.ddp_config
+        self.streams, self.ddp_config = environment.streams, request.ddp_config()
         self.device = self.streams.device
-        self.dist_index, self.cuda_graph_mode = sharding.dist_index, sharding.cuda_graph_mode
+        self.dist_index = request.dist_index(environment.dense.mesh)
+        self.cuda_graph_mode = bool(request.arguments.cuda_graph_mode)
         self._dense, self._experts = environment.dense, environment.experts
-        self._context, self._policy = sharding.context, sharding.policy
+        self._policy = request.arguments.mixed_precision_policy
         self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-        self.param_and_grad_buffer = ParamAndGradBuffer(self._units(), self._context.user_buffers)
+        self.param_and_grad_buffer = ParamAndGradBuffer(self._context.user_buffers)
         owner = weakref.ref(self)
         for group in self._groups():
             for managed in group.parameters:
                 setattr(managed.sharded, OWNER, owner)
-                if not managed.part.is_cut:
-                    setattr(managed.sharded, COMPUTES_AS, (managed.raw.dtype, managed.part.shape))
                 mark(managed, self.dist_index)
                 mark_for_kernels(managed, group)
         parameters = [managed for group in self._groups() for managed in group.parameters]
         holders = [holder for managed in parameters for holder, _ in managed.holders]
         describe_modules(holders)
         refuse_moves(holders)
-        allow_copies(
-            (unit.module for unit in self._units()), (managed.sharded for managed in parameters)
-        )
+        allow_copies(unit.module for unit in self._units())
         refuse_later_parameters(module)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -310,7 +326,6 @@ class MegatronFSDP(AnswersFrameworks):
 
     # --- weights ------------------------------------------------------------------------------
 
-    @outside_of_transforms
     @torch.no_grad()
     def start_param_sync(
         self, *_unused: Any, force_sync: bool = False, force_dispatch: bool = False

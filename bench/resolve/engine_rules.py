@@ -23,8 +23,7 @@ from bench.spec import (
     known_engine,
 )
 from bench.spec.engine_table import TABLE
-from mfsdp_core.plan.fine_grained import gathers_by_module
-from mfsdp_core.plan.recipes import QuantisedWeights
+from mfsdp_core.plan.recipes import QuantisedWeights, gathers_by_module
 from mfsdp_core.plan.strategy import INNER, OUTER, AxisPlacements
 
 #: Optimizers with moments of a dtype of their own, which read decoupled gradients.

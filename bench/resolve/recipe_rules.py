@@ -10,8 +10,7 @@ from bench.resolve.parameter_facts import TORCH_NAMES
 from bench.resolve.state_bytes import bucket_plans, counted_layers
 from bench.spec import SHARDED, ModelShape, ResolvedRun
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
-from mfsdp_core.plan.fine_grained import TWO_PAYLOADS
-from mfsdp_core.plan.recipes import QuantisedWeights
+from mfsdp_core.plan.recipes import TWO_PAYLOADS, QuantisedWeights
 
 
 def gather_bytes(run: ResolvedRun) -> dict[str, int]:

@@ -22,11 +22,13 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import torch
 import torch.distributed as dist
 
+from mfsdp_core.comm.agreement import from_all
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.streams import DevicePool, Streams
 
@@ -186,7 +188,7 @@ def user_buffers(
         if id(group) not in members and group.size() > 1:
             # A group without a communicator cannot register; its first collective makes it.
             dist.all_reduce(torch.zeros(1, device=streams.device), group=group)
-            members[id(group)] = Member(name, streams.registrar(group), _agreement(group))
+            members[id(group)] = Member(name, streams.registrar(group), partial(from_all, group))
     return UserBuffers(list(members.values()), pool, streams, symmetric)
 
 
@@ -195,12 +197,3 @@ def _lacking(backend: Registrar) -> str | None:
     names = ("register_mem_pool", "deregister_mem_pool")
     missing = [name for name in names if not callable(getattr(backend, name, None))]
     return f"the backend has no {' and no '.join(missing)}" if missing else None
-
-
-def _agreement(group: dist.ProcessGroup) -> Callable[[object], Sequence[object]]:
-    def agree(value: object) -> list[object]:
-        values: list[object] = [None] * group.size()
-        dist.all_gather_object(values, value, group=group)
-        return values
-
-    return agree

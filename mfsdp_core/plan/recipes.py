@@ -133,3 +133,18 @@ def most_in_a_slice(layout: Layout, together: int) -> int:
         )
         for number in range(layout.slices)
     )
+
+
+#: Formats whose weights have a row-wise payload, for forward passes, and a column-wise one, for
+#: backward passes, which cannot be derived from each other.
+TWO_PAYLOADS = frozenset(name for name in RECIPES if QuantisedWeights(name).has_two_directions)
+
+
+def gathers_by_module(weights: str, *, recomputes: bool) -> bool:
+    """Whether to gather by module where nobody has said, by the format of weights; a heuristic.
+
+    MXFP8 weights under activation recomputation need both payloads during the backward pass, and
+    each module only for a moment; everything else is gathered once per pass, and earlier by unit.
+    Source: the discussion of Megatron-LM PR #4181.
+    """
+    return weights in TWO_PAYLOADS and recomputes

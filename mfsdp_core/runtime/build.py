@@ -43,7 +43,6 @@ from mfsdp_core.precision.transformer_engine import (
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
-from mfsdp_core.runtime.experts import is_expert
 from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
@@ -57,7 +56,7 @@ from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup,
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
-from mfsdp_core.shard.expert_scope import ExpertScope, mark_expert
+from mfsdp_core.shard.experts import ExpertScope, is_expert, mark_expert
 from mfsdp_core.shard.gather_hooks import PRE, check_hooked, has_gather_hooks
 from mfsdp_core.shard.tensor_parallel import tensor_part
 from mfsdp_core.streams import Streams

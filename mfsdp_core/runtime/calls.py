@@ -49,7 +49,6 @@ class CallBook:
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
         self._active: list[ForwardPass] = []
         self._reached: int | None = None
-        self._lost = False
 
     @property
     def is_counting(self) -> bool:
@@ -94,11 +93,6 @@ class CallBook:
         self._running = None
         self._depth = 0
 
-    def lose_track(self) -> None:
-        """The running backward pass goes where no numbers are: nothing is over before its end."""
-        self._lost = True
-        self._reached = None
-
     def reach(self, index: int | None, call: Call | None) -> None:
         """A gradient has reached `call` of the unit; None: a call repeated by recomputation."""
         if call is None:
@@ -108,7 +102,7 @@ class CallBook:
             if call.forward not in self._active:
                 call.forward.answered = False
                 self._active.append(call.forward)
-        if number is not None and not self._lost:
+        if number is not None:
             self._reached = number
 
     def is_over(self, index: int | None) -> bool:
@@ -132,7 +126,6 @@ class CallBook:
             forward.answered = not keeps_graph
         self._active.clear()
         self._reached = None
-        self._lost = False
 
     def _new_pass(self, *, is_whole: bool) -> ForwardPass:
         forward = ForwardPass(is_whole)

@@ -6,20 +6,19 @@ rest. Nothing here knows a strategy: buckets do what their placements say.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
 
 import torch
 from torch import nn
-from torch.autograd import Variable
+from torch.autograd import Variable, forward_ad
 
 from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
-from mfsdp_core.runtime import transforms
 from mfsdp_core.runtime.backward_pass import (
     NO_BACKWARD,
     current_backward,
@@ -31,9 +30,21 @@ from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoi
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.transforms import outside_of_transforms
 from mfsdp_core.runtime.units import Unit
 
+#: The function of `torch.func` that runs, None outside of all.
+_transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+_TRANSFORMED = (
+    "a {module} of a sharded model was called inside of a function of torch.func, such as grad, "
+    "jvp or vmap, or of forward-mode differentiation. Its weights are gathered for plain tensors "
+    "alone. Use torch.autograd.grad on what the model returns, and batches in place of vmap."
+)
+_GRAPH = (
+    "a backward pass with create_graph=True, or a vectorised one (vectorize=True, "
+    "is_grads_batched=True), came to a sharded model. What it computes would read weights after "
+    "they have been released. Leave these options out, or compute gradient penalties, forces and "
+    "Jacobians with an unsharded model that has loaded export_state_dict(model)."
+)
 _CHANGED = (
     "backward() came to {unit}, whose weights have changed since the forward pass that it goes "
     "back through: by optimizer.step(), by load_state_dict() or in place. Its gradients would be "
@@ -97,10 +108,12 @@ class ShardedContext:
 
         Returns whether the backward pass of this call counts as one of the unit, as `end_call`
         does, if its end can be seen.
+
+        Raises:
+            LifecycleError: a function of `torch.func` or forward-mode differentiation runs.
         """
-        if transforms.innermost() is not None:
-            with transforms.cleared():
-                return self.before_forward(point)
+        if _transform() is not None or forward_ad._current_level >= 0:
+            raise LifecycleError(_TRANSFORMED.format(module=type(point.module).__name__))
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "enter" in self.events.wanted:
             self._tell("enter", "recompute" if recomputing else "forward", unit)
@@ -134,10 +147,6 @@ class ShardedContext:
 
     def after_forward(self, point: GatherPoint) -> None:
         """It has run; the unit's weights go with the unit, unless a backward pass is next."""
-        if transforms.innermost() is not None:
-            with transforms.cleared():
-                self.after_forward(point)
-            return
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "leave" in self.events.wanted:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
@@ -161,7 +170,6 @@ class ShardedContext:
             self.params.release(unit)
         unit.show_sharded()
 
-    @outside_of_transforms
     def end_recomputation(self, point: GatherPoint) -> None:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
         if inside_backward():
@@ -176,13 +184,10 @@ class ShardedContext:
         epoch: that of the unit when the call ended.
 
         Raises:
-            LifecycleError: the weights have changed since, or a graph of the pass itself is asked
-                for, up to the parameters.
+            LifecycleError: the weights have changed since, or the pass builds a graph of itself.
         """
-        if transforms.innermost() is not None:
-            with transforms.cleared():
-                self.before_backward(point, call, counts=counts, epoch=epoch)
-            return
+        if torch.is_grad_enabled() or _transform() is not None:
+            raise LifecycleError(_GRAPH)
         unit = point.unit
         if unit is self.root and self._backward not in {NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
@@ -194,11 +199,7 @@ class ShardedContext:
         if epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
         self._calls.reach(unit.index, call)
-        if torch.is_grad_enabled():
-            with torch.no_grad():
-                self._catch_up(unit)
-        else:
-            self._catch_up(unit)
+        self._catch_up(unit)
         unit.active_backwards += counts
         self.gathering.backward(point)
         if unit is self.root:
@@ -210,27 +211,8 @@ class ShardedContext:
         # three units at once.
         self._gather_ahead_of = point
 
-    @outside_of_transforms
-    def before_backward_again(self, point: GatherPoint) -> None:
-        """A gradient has reached what an earlier backward pass through a call has computed.
-
-        See [Note: gradients of gradients]. The weights stay until the end of this pass, which goes
-        through the unit in an order that nobody knows.
-        """
-        unit = point.unit
-        if self._backward == NO_BACKWARD:
-            self._begin_backward()
-        self._calls.lose_track()
-        unit.active_backwards += 1
-        self.params.ready(unit, "backward")
-        unit.show_raw()
-
     def after_backward(self, unit: Unit) -> None:
         """Gradients of all inputs of one call of `unit` are complete."""
-        if transforms.innermost() is not None:
-            with transforms.cleared():
-                self.after_backward(unit)
-            return
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", unit)
         if unit.active_backwards:
@@ -243,11 +225,8 @@ class ShardedContext:
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
     ) -> None:
         """Autograd has finished the gradient of one raw parameter."""
-        # The pass builds a graph of itself, or a function of torch.func runs.
-        if torch.is_grad_enabled() or transforms.innermost() is not None:
-            with transforms.cleared(), torch.no_grad():
-                self.gradient_ready(unit, buffers, index, raw)
-            return
+        if torch.is_grad_enabled() or _transform() is not None:
+            raise LifecycleError(_GRAPH)
         if self._backward == NO_BACKWARD:
             self._begin_backward()
         if self._spares_parameters:
@@ -390,8 +369,6 @@ class ShardedContext:
 
     def _begin_backward(self) -> None:
         spares = leaves_parameters_alone()
-        if not spares:
-            self._refuse_graph()
         self._backward = current_backward()
         self._keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
         self._spares_parameters = True
@@ -404,7 +381,6 @@ class ShardedContext:
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def _begin_gradients(self) -> None:
-        self._refuse_graph()
         self._spares_parameters = False
         self.grads.begin_backward()
 
@@ -420,20 +396,9 @@ class ShardedContext:
                 "gathered when a gradient reaches what the call returned. Return that tensor."
             )
 
-    def _refuse_graph(self) -> None:
-        """Parameters get their reduced gradients as numbers."""
-        if torch.is_grad_enabled() and not self.grads.is_empty:
-            raise LifecycleError(
-                "backward(create_graph=True) was to build a graph of the gradients of sharded "
-                "parameters, which are reduced over ranks and have none. Take the gradients of "
-                "inputs or activations with torch.autograd.grad(..., create_graph=True), and call "
-                "backward() on what is computed from them."
-            )
-
     def _tell(self, kind: UnitKind, operation: str, unit: Unit) -> None:
         self.events.publish(Event(kind, operation, "", 0, "", 1, unit.name))
 
-    @outside_of_transforms
     def _end_backward(self) -> None:
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", self.root)

@@ -29,7 +29,6 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.runtime.transforms import is_wrapper, levels
 from mfsdp_core.runtime.units import Unit, is_called, reads_children
 from mfsdp_core.shard.dtensor import local_tensor
 
@@ -62,9 +61,7 @@ class GatherPoint:
                 held.append(group.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
         for tensor in outputs if held else ():
             if tensor.layout is torch.strided:
-                plain = levels(tensor)[-1] if is_wrapper(tensor) else tensor
-                if type(plain) is not torch.Tensor:
-                    plain = local_tensor(plain)
+                plain = tensor if type(tensor) is torch.Tensor else local_tensor(tensor)
                 if plain.untyped_storage()._cdata in held:
                     return True
         return False

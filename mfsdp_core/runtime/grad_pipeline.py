@@ -67,11 +67,6 @@ class GradPipeline:
         self.attachments = 0
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to train."""
-        return not self._order
-
-    @property
     def is_idle(self) -> bool:
         """Whether no buffer in the communication dtype is live."""
         return not any(buffers.is_live for unit in self._order for buffers in unit.gradients)

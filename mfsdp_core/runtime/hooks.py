@@ -3,7 +3,6 @@
 module forward pre-hook      -> before_forward
 module forward hook          -> after_forward, and hooks on the tensors of this call:
 gradient of any output       -> before_backward (also of tensors that it leaves on its module)
-gradient of a gradient       -> before_backward_again
 gradients of all inputs      -> after_backward (never, where no input requires a gradient: the
                                 end of the backward pass releases the unit then)
 module forward hook, always  -> end_recomputation, where passes read different payloads
@@ -14,16 +13,17 @@ post-accumulate-grad hook    -> gradient_ready, once per backward pass and param
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils.weak import WeakTensorKeyDictionary
 
-from mfsdp_core.errors import CapabilityNotBuiltError
-from mfsdp_core.runtime.backward_pass import inside_backward
-from mfsdp_core.runtime.call_hooks import CallHooks, LeafInputs
+from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
+from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward, inside_backward
 from mfsdp_core.runtime.call_tensors import (
     LeftTensors,
     differentiable,
@@ -31,16 +31,108 @@ from mfsdp_core.runtime.call_tensors import (
     refuse_weights,
     tensors_in,
 )
+from mfsdp_core.runtime.calls import Call
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.parameter_group import ParameterGroup
-from mfsdp_core.runtime.transforms import with_graphs
 from mfsdp_core.runtime.units import Unit
 
 #: What compiles the frames that this thread enters; None where nothing does.
 _compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-#: Attribute of the runtime's own hooks on modules.
-_RUNTIME = "_mfsdp_runtime_hook"
+_COPY = (
+    "a copy of a sharded module was called. It holds shards, to average them, and does not "
+    "compute. To evaluate an average = AveragedModel(model.module), load it into a sharded model: "
+    "model.load_state_dict(average.state_dict(), strict=False)."
+)
+
+
+class CallHooks:
+    """The hooks on the tensors of one call of the module of `point`.
+
+    around: the call that was running when this one began, of the same point.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_call", "_context", "_counts", "_epoch", "_graph", "_owed", "_parts"),
+        *("around", "point"),
+    )
+
+    def __init__(self, context: ShardedContext, point: GatherPoint) -> None:
+        self.point = point
+        self.around: CallHooks | None = point.running
+        point.running = self
+        self._context = context
+        self._graph = NO_BACKWARD
+        self._parts = self._owed = 0
+
+    def watch_inputs(self, tensors: Sequence[torch.Tensor], leaves: LeafInputs) -> None:
+        """Tell the context when the gradients of all `tensors` are complete."""
+        inner = [tensor for tensor in tensors if not tensor.is_leaf]
+        if len(inner) == 1:
+            inner[0].register_hook(self.left)
+        elif inner:
+            register_multi_grad_hook(inner, self.left, mode="all")
+        self._parts = bool(inner)
+        if len(inner) < len(tensors):
+            own = {id(tensor): tensor for tensor in tensors if tensor.is_leaf}
+            self._parts += len(own)
+            for tensor in own.values():
+                leaves.watch(tensor, self)
+
+    def watch_outputs(
+        self, tensors: Iterable[torch.Tensor], call: Call | None, *, counts: bool
+    ) -> None:
+        """Tell the context when the first gradient of `tensors` arrives."""
+        self._call = call
+        self._counts = counts
+        self._epoch = self.point.unit.epoch
+        for tensor in tensors:
+            tensor.register_hook(self._entered)
+
+    def _entered(self, _gradient: torch.Tensor) -> None:
+        graph = current_backward()
+        if graph != self._graph:
+            self._graph = graph
+            self._owed = self._parts
+            self._context.before_backward(
+                self.point, self._call, counts=self._counts, epoch=self._epoch
+            )
+
+    def left(self, _gradients: object) -> None:
+        """One part of the inputs has its gradient: the inner tensors together, or a leaf.
+
+        A leaf's may come from other calls alone. Of a backward pass that has not come in by the
+        outputs, nothing is over before its end.
+        """
+        if self._graph != current_backward():
+            return
+        if self._owed > 1:
+            self._owed -= 1
+        else:
+            self._context.after_backward(self.point.unit)
+
+
+class LeafInputs:
+    """Leaf tensors that calls were given: one hook each, however many calls there are.
+
+    A leaf lives as long as its owner likes, and so would hooks of every call, with their graphs.
+    """
+
+    def __init__(self) -> None:
+        self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def watch(self, leaf: torch.Tensor, call: CallHooks) -> None:
+        """Tell `call` when the gradient of `leaf` is complete, as long as its graph lives."""
+        calls: weakref.WeakSet[CallHooks] | None = self._calls.get(leaf)
+        if calls is None:
+            calls = self._calls[leaf] = weakref.WeakSet()
+            leaf.register_hook(partial(_tell, weakref.ref(calls)))
+        calls.add(call)
+
+
+def _tell(calls: weakref.ref[weakref.WeakSet[CallHooks]], gradient: torch.Tensor) -> None:
+    for call in list(calls() or ()):
+        call.left(gradient)
 
 
 def attach_hooks(context: ShardedContext) -> None:
@@ -56,14 +148,14 @@ def attach_hooks(context: ShardedContext) -> None:
 def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs) -> None:
     unit, left = point.unit, LeftTensors(point)
 
-    def before(_module: nn.Module, args: Any, kwargs: Any) -> None:
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        if module is not point.module:
+            raise LifecycleError(_COPY)
         counts = context.before_forward(point)
         hooks = CallHooks(context, point)
         if counts and torch.is_grad_enabled():
             # Now, since the module may change its inputs in place.
-            inputs = differentiable((*args, *kwargs.values()))
-            if inputs:
-                hooks.watch_inputs(inputs, leaves)
+            hooks.watch_inputs(differentiable((*args, *kwargs.values())), leaves)
 
     def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         hooks = point.running
@@ -83,7 +175,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
 
     def made(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """Tensors from which a backward pass may come to the call that has ended."""
-        outputs = with_graphs(tensors)
+        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
         if not point.is_unit:
             context.gathering.escapes(point, tensors, hooked=bool(outputs))
         return outputs + left.new()
@@ -148,11 +240,6 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
             managed.raw.register_post_accumulate_grad_hook(ready)
 
 
-def is_runtime_hook(hook: Any) -> bool:
-    """Whether `hook` is one that `attach_hooks` has put on a module."""
-    return hasattr(hook, _RUNTIME)
-
-
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
     """`hook` as it is where nothing is compiled: what torch wraps around it costs as much as it."""
     disabled: Callable[..., None] = torch.compiler.disable(hook)
@@ -163,6 +250,5 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
         else:
             disabled(*arguments)
 
-    setattr(run, _RUNTIME, True)
     untraced: Callable[..., None] = torch._dynamo.decorators.skip(run)
     return untraced

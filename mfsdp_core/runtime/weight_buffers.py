@@ -60,10 +60,9 @@ from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.precision.codec import Shard
 from mfsdp_core.precision.hooked_weight import HookedBucket
 from mfsdp_core.precision.transformer_engine import PrimaryBucket
+from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward
 from mfsdp_core.runtime.bucket import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
-
-_NO_BACKWARD = -1
 
 
 class Residency(Enum):
@@ -398,7 +397,7 @@ class WeightBuffers:
 
     def _allocate(self) -> None:
         """Storage for the full buffer; in a backward pass, where the forward pass had it."""
-        in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
+        in_backward = current_backward() != NO_BACKWARD
         copy_in = self._streams.copy_in
         if copy_in is None:
             data = self._allocator.acquire(self._full_key, in_place=in_backward)

@@ -9,7 +9,6 @@ local tensor, on every rank alike, whatever the values are; and, since `.data` i
 
 from __future__ import annotations
 
-import copy
 from typing import Any, cast
 
 import torch
@@ -17,7 +16,9 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.shard.uneven_shard import UnevenShard
+from mfsdp_core.shard.chunk import offsets_of, remember_offsets
+from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.shard.uneven_shard import UnevenShard, shard_like
 
 
 class ShardedWeight(UnevenShard):
@@ -65,8 +66,11 @@ class ShardedWeight(UnevenShard):
             self._local_tensor.copy_(cast(DTensor, value)._local_tensor)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
-        """A parameter of its own: a DTensor over new memory, unknown to any model."""
-        copied = nn.Parameter(copy.deepcopy(self.detach(), memo), requires_grad=self.requires_grad)
+        """A parameter of its own: the same shard over new memory, unknown to any model."""
+        local: torch.Tensor = local_tensor(self).clone(memory_format=torch.preserve_format)
+        copied = nn.Parameter(shard_like(local, self), requires_grad=self.requires_grad)
+        if (offsets := offsets_of(self)) is not None:
+            remember_offsets(copied, offsets)
         memo[id(self)] = copied
         return copied
 

@@ -44,11 +44,6 @@ class TensorPart:
     axis_size: int = 1
 
     @property
-    def is_cut(self) -> bool:
-        """Whether the axis leaves this rank less than the whole."""
-        return self.shape != self.whole_shape
-
-    @property
     def cuts_rows(self) -> bool:
         """Whether the axis cuts dim 0, before data-parallel axes cut what is left of it."""
         return isinstance(self.placement, Shard) and self.placement.dim == 0

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import sum_over_ranks
 from mfsdp_core.shard.dtensor import local_tensor
-from mfsdp_core.shard.expert_scope import ExpertScope, expert_scope
+from mfsdp_core.shard.experts import ExpertScope, expert_scope
 from mfsdp_core.state.owner import optimizer_gradient, owners_of
 
 

@@ -15,7 +15,7 @@ read the whole shard, its gradient and its state from memory again.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, TypeGuard
 
 import torch
@@ -25,7 +25,7 @@ from torch.optim import optimizer as torch_optimizer
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, name_of, name_tensor
 from mfsdp_core.shard.uneven_shard import own_rows, shard_like
 from mfsdp_core.state.coded_moments import keeps_codes
-from mfsdp_core.state.whole_matrices import NoRowsMoved, are_whole
+from mfsdp_core.state.whole_matrices import are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
 ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
@@ -48,9 +48,6 @@ ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
 #: size are 1.3 MB.
 PIECE_ELEMENTS = 1 << 16
 
-#: First steps of an unknown optimizer in which every operation is looked at: see `NoRowsMoved`.
-WATCHED_STEPS = 3
-
 State = dict[str, Any]
 
 
@@ -60,7 +57,6 @@ class LocalStep:
     def __init__(self, optimizer: torch.optim.Optimizer, base_step: Callable[..., Any]) -> None:
         self._optimizer = optimizer
         self._base_step = base_step
-        self._watched = 0
 
     @property
     def is_local(self) -> bool:
@@ -80,7 +76,7 @@ class LocalStep:
     def __call__(self, *closure: Callable[[], Any]) -> Any:
         """One step; returns what the optimizer's own method does. closure: none if it is local."""
         if not self.is_local:
-            return self._dispatched(*closure)
+            return self._base_step(*closure)
         groups = self._optimizer.param_groups
         whole = [group["params"] for group in groups]
         swapped: dict[int, _Swapped] = {}
@@ -101,22 +97,6 @@ class LocalStep:
                 group["params"] = params
             for one in swapped.values():
                 one.restore()
-
-    def _dispatched(self, *closure: Callable[[], Any]) -> Any:
-        """One step on DTensors."""
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        known = type(self._optimizer) in ELEMENTWISE or are_whole(parameters)
-        if known or self._watched == WATCHED_STEPS:
-            return self._base_step(*closure)
-        self._watched += 1
-        watch = NoRowsMoved(self._optimizer)
-
-        def evaluate(model: Callable[[], Any]) -> Any:
-            with watch.paused():
-                return model()
-
-        with watch:
-            return self._base_step(*(partial(evaluate, model) for model in closure))
 
     @cached_property
     def _sees_whole_tensors(self) -> bool:

@@ -1,21 +1,18 @@
 """Optimizers that look at more than one element at a time, which a shard cannot serve.
 
 Row and column statistics, orthogonalised updates and inner products over all parameters need whole
-tensors. Over a rank's rows they would be wrong, and torch's DTensor computes some of them as if
-shards were even. torch's own are refused by name, before anything is sharded or sent. Those of
-others are watched in their first steps, since watching costs microseconds per operation: what moves
-rows between ranks is refused. Sums over shards, such as norms, are right and pass.
+tensors. torch's own optimizers of that kind are refused by name, before anything is sharded or
+sent. Those of others compute with shards, which is right or refused: see [Note: computing with
+uneven shards].
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mfsdp_core.errors import ConfigurationError
 
@@ -54,47 +51,6 @@ def refuse_whole_matrices(optimizer: torch.optim.Optimizer, *, sharded: bool) ->
                 )
             if name == "SparseAdam":
                 raise ConfigurationError(f"{_name(optimizer)} {need}. Use Adam.")
-
-
-class NoRowsMoved(TorchDispatchMode):
-    """While it is active, an operation of DTensors that sends rows to other ranks raises.
-
-    torch would take them for even shards: see [Note: uneven shards].
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        super().__init__()
-        self._name = _name(optimizer)
-        self._paused = False
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """A model may run in here."""
-        self._paused = True
-        try:
-            yield
-        finally:
-            self._paused = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Raises ConfigurationError; else does what was asked for."""
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # comes back as what it does with local tensors
-        is_collective = func.namespace in {"c10d", "_c10d_functional"}
-        if is_collective and not self._paused and _moves_rows(func, args):
-            raise ConfigurationError(
-                f"{self._name} looks at whole matrices ({func.overloadpacket.__name__} in its "
-                f"step), and a rank has only some rows. {_CHOICES}"
-            )
-        return func(*args, **(kwargs or {}))
-
-
-def _moves_rows(func: Any, args: Any) -> bool:
-    operation: str = func.overloadpacket.__name__
-    if operation.startswith("all_reduce"):
-        return "avg" in args  # a mean of means, which is not that of uneven shards
-    moving = ("all_gather", "allgather", "_allgather", "reduce_scatter", "all_to_all", "broadcast")
-    return operation.startswith(moving)
 
 
 def are_whole(parameters: Iterable[torch.Tensor]) -> bool:

@@ -151,8 +151,8 @@ def test_the_constructor_shards_as_the_function_does(strategy: str, is_hybrid: b
         assert model.ddp_config.data_parallel_sharding_strategy == strategy
         found = model.get_distributed_index()
         assert found is model.dist_index
-        assert found.get_dp_group().size() == 4
-        assert found.get_fsdp_group().size() == (2 if is_hybrid else 4)
+        assert found.device_mesh.size() == 4
+        assert found.hsdp_outer_dp_shard == is_hybrid
         assert model.device == torch.device("cpu")
     for ours, theirs in zip(made.parameters(), other.parameters(), strict=True):
         assert torch.equal(ours.grad.to_local(), theirs.grad.to_local())

@@ -6,7 +6,7 @@ import pytest
 
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, ModelSpec, RunSpec
-from mfsdp_core.plan.fine_grained import gathers_by_module
+from mfsdp_core.plan.recipes import gathers_by_module
 
 
 @pytest.mark.parametrize(

@@ -1,87 +1,78 @@
-"""Gradients of gradients, gradients of inputs, and passes that leave parameters alone."""
+"""Graphs of gradients, and functions of `torch.func`: refused in words, and training goes on."""
 
 from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
-from oracle.beside_torch import WAYS, beside, near, own_batch
-from oracle.models import Chain
+from mfsdp_core.errors import LifecycleError
+from oracle.beside_torch import WAYS, beside, own_batch
+from oracle.models import Chain, loss
 
 pytestmark = [pytest.mark.on_ranks, pytest.mark.parametrize("way", WAYS, ids="-".join)]
-CLOSE = 1e-10
+GRAPH, TRANSFORM = "create_graph=True", "torch.func"
 
 
-class Forces(Chain):
-    """An energy and, as in force fields, its gradient, taken inside of `forward`."""
+class Forces(nn.Module):
+    """An energy whose gradient, as in force fields, is taken inside of `forward`."""
 
-    def __init__(self) -> None:
-        super().__init__(outputs=1)
+    def __init__(self, chain: nn.Module) -> None:
+        super().__init__()
+        self.chain = chain
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def forward(self, x: Tensor) -> Tensor:
         x = x.detach().requires_grad_()
-        energy = super().forward(x).square().sum()
-        (forces,) = torch.autograd.grad(energy, x, create_graph=self.training)
-        return energy, forces
+        energy = self.chain(x).square().sum()
+        return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
-@pytest.mark.sample
-def test_a_penalty_alone_from_no_leaf_and_with_a_frozen_unit(way: tuple[str, str]) -> None:
-    def factory() -> nn.Module:
-        chain = Chain()
-        chain.blocks[1].requires_grad_(False)
-        return chain
-
-    pair = beside(factory, way)
-    for module in pair.both:
-        x = own_batch(5).requires_grad_() * 1.0
-        (gradient,) = torch.autograd.grad(module(x).square().sum(), x, create_graph=True)
-        gradient.square().sum().backward()
-    pair.compare_gradients(CLOSE)
+def penalty(model: Any) -> Tensor:
+    x = own_batch(5).requires_grad_() * 1.0
+    return torch.autograd.grad(loss(model(x)), x, create_graph=True)[0]
 
 
-@pytest.mark.sample
-def test_hessian_vector_and_jacobian_vector_products_by_two_passes(way: tuple[str, str]) -> None:
-    pair = beside(Chain, way)
-    for module in pair.both:
-        x = own_batch(6).requires_grad_()
-        (first,) = torch.autograd.grad(module(x).pow(3).sum(), x, create_graph=True)
-        (second,) = torch.autograd.grad(first.square().sum(), x, create_graph=True)
-        second.square().sum().backward()
-    pair.compare_gradients(CLOSE)
-    pair.zero_grad()
-    for module in pair.both:
-        x = own_batch(6).requires_grad_()
-        y = module(x)
-        dummy = torch.zeros_like(y, requires_grad=True)
-        (transposed,) = torch.autograd.grad(y, x, dummy, create_graph=True)
-        (along,) = torch.autograd.grad(transposed, dummy, own_batch(7), create_graph=True)
-        along.square().sum().backward()
-    pair.compare_gradients(CLOSE)
-
-
-@pytest.mark.sample
-def test_energies_and_forces_then_forces_alone_in_evaluation(way: tuple[str, str]) -> None:
-    pair = beside(Forces, way)
-    for module in pair.both:
-        energy, forces = module(own_batch(8))
-        (energy + (forces - 1).square().sum()).backward()
-    pair.compare_gradients(CLOSE)
-    pair.zero_grad()
-    wanted, found = (module.eval()(own_batch(9))[1] for module in pair.both)
-    near("forces", found, wanted, CLOSE)
-    for module in pair.both:
-        energy, _ = module.train()(own_batch(8))
-        energy.backward()
-    pair.compare_gradients(CLOSE)
-
-
-@pytest.mark.sample
-def test_a_jacobian_in_one_vectorised_backward_pass(way: tuple[str, str]) -> None:
+def jacobian(model: Any) -> Any:
     x = own_batch(4, 2, 8).requires_grad_()
-    wanted, found = (
-        torch.autograd.functional.jacobian(module, x, vectorize=True)
-        for module in beside(Chain, way).both
-    )
-    near("Jacobian", found, wanted, CLOSE)
+    return torch.autograd.functional.jacobian(model, x, vectorize=True)
+
+
+def along(model: Any) -> Tensor:
+    with forward_ad.dual_level():
+        x = forward_ad.make_dual(own_batch(0), torch.ones_like(own_batch(0)))
+        return model(x)
+
+
+USES: tuple[tuple[str, Callable[[Any], object]], ...] = (
+    (GRAPH, penalty),
+    (GRAPH, lambda m: loss(m(own_batch(1))).backward(create_graph=True)),
+    (GRAPH, lambda m: Forces(m)(own_batch(2))),
+    ("vectorize=True", jacobian),
+    (TRANSFORM, lambda m: torch.func.grad(lambda v: loss(m(v)))(own_batch(0))),
+    (TRANSFORM, lambda m: torch.func.vjp(m, own_batch(0))),
+    (TRANSFORM, lambda m: torch.func.jvp(m, (own_batch(0),), (own_batch(1),))),
+    (TRANSFORM, lambda m: torch.func.vmap(m)(own_batch(0))),
+    (TRANSFORM, along),
+)
+
+
+@pytest.mark.sample
+def test_graphs_of_gradients_and_transforms_are_refused_and_training_goes_on(
+    way: tuple[str, str],
+) -> None:
+    pair = beside(Chain, way)
+    for words, use in USES:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of forward mode and of create_graph
+            with pytest.raises(LifecycleError, match=words):
+                use(pair.model)
+        pair.zero_grad()
+        for module in pair.both:
+            loss(module(own_batch(3))).backward()
+        pair.compare_gradients()
+        pair.zero_grad()

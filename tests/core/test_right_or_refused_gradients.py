@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_
-from oracle.beside_torch import WAYS, Pair, beside, near, own_batch
+from oracle.beside_torch import WAYS, Pair, beside, own_batch
 from oracle.models import Chain, loss
 
 pytestmark = pytest.mark.on_ranks
@@ -20,48 +16,6 @@ pytestmark = pytest.mark.on_ranks
 def backward(pair: Pair) -> None:
     for module in pair.both:
         loss(module(own_batch(1))).backward()
-
-
-#: Losses through transforms, whose graphs lie below those that the transforms make.
-TRANSFORMS: tuple[Callable[[Any, Tensor], Tensor], ...] = (
-    lambda f, x: torch.func.grad(lambda v: loss(f(v)))(x).square().sum(),
-    lambda f, x: torch.func.vjp(f, x)[1](torch.ones_like(x))[0].square().sum(),
-    lambda f, x: torch.func.jvp(f, (x,), (torch.ones_like(x),))[1].square().sum(),
-    lambda f, x: loss(torch.func.vmap(f)(x)),
-)
-
-
-def train_through_transforms(way: tuple[str, str]) -> None:
-    pair = beside(Chain, way)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # torch's own, of forward mode
-        for transform in TRANSFORMS:
-            for module in pair.both:
-                transform(module, own_batch(0)).backward()
-            pair.compare_gradients()
-            pair.zero_grad()
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_what_transforms_compute_is_trained_through(way: tuple[str, str]) -> None:
-    train_through_transforms(way)
-
-
-def test_memory_that_is_made_while_a_transform_runs_outlives_it() -> None:
-    train_through_transforms(("optim_grads_params", "temporary"))
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_transforms_of_functions_are_those_of_plain_torch(way: tuple[str, str]) -> None:
-    """A gradient of inputs, a batch of calls and a second derivative."""
-    plain, model = beside(Chain, way).both
-    x = own_batch(0)
-    for what, transform in (
-        ("gradient", lambda f: torch.func.grad(lambda v: loss(f(v)))(x)),
-        ("batch", lambda f: torch.func.vmap(f)(x)),
-        ("second", lambda f: torch.func.jacrev(torch.func.grad(lambda v: loss(f(v))))(x[0])),
-    ):
-        near(what, transform(model), transform(plain))
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)

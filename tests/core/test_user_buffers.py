@@ -230,7 +230,7 @@ def twin(fake_group: None, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
         return made[-1]
 
     monkeypatch.setattr(Streams, "of", staticmethod(of))
-    monkeypatch.setattr(symmetric, "_agreement", lambda _group: alone)
+    monkeypatch.setattr(symmetric, "from_all", lambda _group, value: alone(value))
     return made
 
 

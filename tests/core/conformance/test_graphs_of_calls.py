@@ -259,35 +259,6 @@ def test_what_nobody_could_follow_is_refused() -> None:
     compare_gradients(model, plain)
 
 
-def test_gradients_of_gradients_are_those_of_torch() -> None:
-    """A penalty of the gradient of the input, which is a leaf or is none."""
-    for strategy in (1, 3):
-        for options in ({}, {"enable_fine_grained_param_gather": True}):
-            model, plain = pair(strategy, **options)
-            for of_input in (True, False):
-                results = []
-                for one in (model, plain):
-                    x = batch().requires_grad_()
-                    y = x if of_input else x * 2
-                    loss = one(y)
-                    (gradient,) = torch.autograd.grad(loss, y, create_graph=True)
-                    total = loss + gradient.square().sum()
-                    results.append((one, total, gradient.detach()))
-                close("the inner gradient", results[0][2], results[1][2])
-                results[0][1].backward()
-                plain.zero_grad()
-                for rank in range(torch.distributed.get_world_size()):
-                    x = batch(0, rank).requires_grad_()
-                    y = x if of_input else x * 2
-                    loss = plain(y)
-                    (gradient,) = torch.autograd.grad(loss, y, create_graph=True)
-                    mean = (loss + gradient.square().sum()) / torch.distributed.get_world_size()
-                    mean.backward()
-                compare_gradients(model, plain)
-                model.zero_grad()
-                plain.zero_grad()
-
-
 class _Joining(Unit):
     def forward(  # type: ignore[override]
         self, x: Tensor, y: Tensor
@@ -307,19 +278,6 @@ class _Joined(Small):
         for unit in self.units:
             pair_of = unit(*pair_of)
         return (pair_of[0] * self.scale + pair_of[1]).square().mean()
-
-
-def test_units_of_several_inputs_give_gradients_of_gradients() -> None:
-    """Through both of them at once."""
-    model, plain = pair(3, _Joined)
-    found = []
-    for one in (model, plain):
-        x = batch().requires_grad_()
-        (gradient,) = torch.autograd.grad(one(x), x, create_graph=True)
-        (second,) = torch.autograd.grad(gradient.square().sum(), x)
-        found.append((gradient.detach(), second))
-    close("first", found[0][0], found[1][0])
-    close("second", found[0][1], found[1][1])
 
 
 class _Frozen(_Joined):

@@ -56,41 +56,24 @@ def _two_axes(**more: Any) -> dict[str, Any]:
     }
 
 
-def test_the_index_finds_groups_and_dimensions() -> None:
-    """Of one axis and of two, with a group for gathers, and none for experts."""
-    rank = dist.get_rank()
+def test_the_index_holds_the_meshes_and_groups_that_are_in_force() -> None:
+    """Of one axis and of two, with a group for gathers, and of a mesh that nobody gave."""
+    rank, ranks = dist.get_rank(), dist.get_process_group_ranks
     model, _ = pair(3, **_two_axes(outer_dp_sharding_strategy=1))
     index = model.dist_index
-    same("hybrid", (index.use_hybrid_fsdp, index.hsdp_outer_dp_shard), (True, True))
-    ranks = dist.get_process_group_ranks
-    same("inner", ranks(index.get_fsdp_group()), [rank // 2 * 2, rank // 2 * 2 + 1])
-    same("outer", ranks(index.get_outer_fsdp_group()), [rank % 2, rank % 2 + 2])
-    same("all", ranks(index.get_dp_group()), [0, 1, 2, 3])
+    same("hybrid", (index.dp_outer_dim, index.hsdp_outer_dp_shard), ("outer", True))
+    same("all", ranks(index.hybrid_fsdp_group), [0, 1, 2, 3])
     named = {name: ranks(group) for name, group in model._dense.named_groups()}
     own = {"inner": [rank // 2 * 2, rank // 2 * 2 + 1], "outer": [rank % 2, rank % 2 + 2]}
     same("by name", named, own)
-    same("its part", index.get_logical_hybrid_fsdp_rank(), rank % 2 * 2 + rank // 2)
-    same("a dimension", index.get_submesh("inner").mesh.tolist(), ranks(index.get_fsdp_group()))
-    same("two", index.get_submesh(("outer", "inner")) is index.device_mesh, True)
-    same(
-        "root",
-        (index.get_root_mesh() is index.device_mesh, index.get_root_mesh(True)),
-        (True, None),
-    )
-    same("experts", (index.get_fsdp_group(True), index.get_outer_fsdp_group(True)), (None, None))
-    same("of experts", (index.get_dp_group(True), index.get_fsdp_group(False, True)), (None, None))
-    refuses(ConfigurationError, "no dimensions ('tp',)", lambda: index.get_submesh("tp"))
-    refuses(ConfigurationError, "the expert mesh", lambda: index.get_submesh("inner", True))
     mesh = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
     gathers = dist.new_group(list(range(_WORLD)))
     flat, _ = pair(3, device_mesh=mesh, dp_shard_dim="dp", fsdp_group_ag=gathers)
     index = flat.dist_index
-    same("flat", (index.use_hybrid_fsdp, index.get_outer_fsdp_group()), (False, None))
-    same("all", ranks(index.get_dp_group()), [0, 1, 2, 3])
-    same("for gathers", index.get_fsdp_group(independent_all_gather=True) is gathers, True)
-    refuses(ConfigurationError, "does not", index.get_logical_hybrid_fsdp_rank)
+    same("flat", (index.dp_outer_dim, index.device_mesh is mesh), (None, True))
+    same("for gathers", index.fsdp_group_ag is gathers, True)
     nameless, _ = pair(3)
-    same("nameless", ranks(nameless.dist_index.get_fsdp_group()), [0, 1, 2, 3])
+    same("nameless", ranks(nameless.dist_index.device_mesh.get_group(0)), [0, 1, 2, 3])
 
 
 def test_what_cannot_be_arranged_is_refused() -> None:
