@@ -17,18 +17,8 @@ from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.allocation import (
-    RegistrationConfig,
-    parse_allocation,
-)
-from mfsdp_core.plan.config import (
-    GradientChecks,
-    ReductionConfig,
-    ScheduleConfig,
-    ShardingConfig,
-    parse_sharding,
-)
-from mfsdp_core.plan.graph_mode import check_graph_mode
+from mfsdp_core.plan.allocation import RegistrationConfig, parse_allocation
+from mfsdp_core.plan.config import ReductionConfig, ScheduleConfig, ShardingConfig
 from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.build import Environment, build_context
@@ -220,54 +210,53 @@ def index_arguments(
 
 
 def _config(arguments: ShardingArguments) -> ShardingConfig:
-    given = arguments.prefetch_order
+    order = arguments.prefetch_order
     schedule = ScheduleConfig(
         prefetch=arguments.overlap_param_gather,
         overlap_reduction=arguments.overlap_grad_reduce,
         auto_sync=arguments.sync_model_each_microbatch,
         strict_reduction=arguments.on_double_reduction == "raise",
-        prefetch_order=given if isinstance(given, str) else tuple(given),
+        prefetch_order=order if isinstance(order, str) else tuple(order),
         prefetch_budget_bytes=arguments.prefetch_budget_bytes,
         gather_by_module=arguments.enable_fine_grained_param_gather,
     )
     registration = _registration(arguments)
     # Symmetric kernels add up; an average would run another kernel.
     sums = registration is not None and registration.symmetric
+    is_captured = bool(arguments.cuda_graph_mode)
     reduction = ReductionConfig(
         arguments.average_in_collective and not sums,
         arguments.calculate_per_token_loss,
         arguments.transport,
         arguments.use_decoupled_grad,
         # A graph knows no None: gradients are there at every replay, as under upstream.
-        "zero" if arguments.cuda_graph_mode else arguments.unused_parameters,
-        by_collectives=registration is not None or bool(arguments.cuda_graph_mode),
+        "zero" if is_captured else arguments.unused_parameters,
+        by_collectives=registration is not None or is_captured,
     )
-    config = parse_sharding(
-        arguments.zero_dp_strategy,
-        arguments.outer_dp_sharding_strategy,
+    allocation = parse_allocation(
+        arguments.allocator,
+        arguments.pool_slots,
+        double_buffer=arguments.fsdp_double_buffer or registration is not None,
+        max_pool=arguments.maxpool_double_buffer,
+        persistent_fallback=arguments.fsdp_db_use_persist_buf_on_alloc_fail,
+        registration=registration,
+    )
+    if is_captured:
+        # What no slot serves, such as buckets of the root, must stay where it is as well.
+        allocation = dataclasses.replace(allocation, persistent_fallback=True)
+    return ShardingConfig(
+        parse_strategy(arguments.zero_dp_strategy, arguments.outer_dp_sharding_strategy),
         reduction,
         schedule,
-        has_outer_axis=arguments.dp_outer_dim is not None,
-        allocation=parse_allocation(
-            arguments.allocator,
-            arguments.pool_slots,
-            double_buffer=arguments.fsdp_double_buffer or registration is not None,
-            max_pool=arguments.maxpool_double_buffer,
-            persistent_fallback=arguments.fsdp_db_use_persist_buf_on_alloc_fail,
-            registration=registration,
-        ),
+        allocation,
         bucketing=not arguments.disable_bucketing,
+        checks_each_parameter=arguments.report_nan_in_param_grad,
+        checks_before_reduction=arguments.check_for_nan_in_grad,
+        keeps_transposes=arguments.keep_fp8_transpose_cache,
+        has_outer_axis=arguments.dp_outer_dim is not None,
+        has_codec=arguments.mixed_precision_policy.weight_codec is not None,
+        is_captured=is_captured,
     )
-    checks = GradientChecks(arguments.report_nan_in_param_grad, arguments.check_for_nan_in_grad)
-    keeps = arguments.keep_fp8_transpose_cache
-    config = dataclasses.replace(config, checks=checks, keeps_transposes=keeps)
-    if arguments.cuda_graph_mode:
-        has_codec = arguments.mixed_precision_policy.weight_codec is not None
-        check_graph_mode(config, has_codec=has_codec)
-        # What no slot serves, such as buckets of the root, must stay where it is as well.
-        allocation = dataclasses.replace(config.allocation, persistent_fallback=True)
-        config = dataclasses.replace(config, allocation=allocation)
-    return config
 
 
 def _registration(arguments: ShardingArguments) -> RegistrationConfig | None:

@@ -149,7 +149,7 @@ class MegatronFSDP(AnswersFrameworks):
         self.streams, self.ddp_config = environment.streams, request.ddp_config()
         self.device = self.streams.device
         self.dist_index = request.dist_index(environment.dense.mesh)
-        self.cuda_graph_mode = bool(request.arguments.cuda_graph_mode)
+        self.cuda_graph_mode = request.config.is_captured
         self._dense, self._experts = environment.dense, environment.experts
         self._policy = request.arguments.mixed_precision_policy
         self.transports = self._context.transports

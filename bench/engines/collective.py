@@ -26,9 +26,9 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.errors import BenchError, UnsupportedError
 from bench.spec import CollectiveSettings, ResolvedRun
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.protocol import Communicator, Pending, PendingSum
+from mfsdp_core.comm.protocol import Pending, PendingSum
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
-from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.events import EventBus
 from mfsdp_core.streams import Streams
 
@@ -235,7 +235,7 @@ def _communicator(
     settings: CollectiveSettings, group: dist.ProcessGroup, streams: Streams
 ) -> Communicator:
     if settings.transport == "native":
-        return TorchCommunicator(group, "world", EventBus(), streams)
+        return Communicator(group, "world", EventBus(), streams)
     if settings.transport != "point_to_point":
         raise UnsupportedError("transport-is-gone", f"{settings.transport} is gone: plan anew")
     scratch = _KeptScratch(streams.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mfsdp_core.comm.protocol import Communicator
+from mfsdp_core.comm.torch_backend import Communicator
 
 
 @dataclass(frozen=True)

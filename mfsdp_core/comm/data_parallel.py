@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.protocol import Communicator, Scratch
-from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.protocol import Scratch
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.plan.config import ReductionConfig
@@ -140,11 +140,11 @@ class DataParallelAxes:
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
             if not reduction.exchanges:
-                return TorchCommunicator(group, role, events, streams)
+                return Communicator(group, role, events, streams)
             direct = PointToPointCommunicator(group, role, events, streams, scratch)
             if transport == "point_to_point" or (automatic and scatters):
                 return direct
-            return TorchCommunicator(group, role, events, streams, direct)
+            return Communicator(group, role, events, streams, direct)
 
         inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
         gather = inner

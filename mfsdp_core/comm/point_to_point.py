@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 
 from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
-from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.events import EventBus
 from mfsdp_core.streams import InFlight, Streams, Work
 
@@ -41,8 +41,8 @@ _CHANNELS = 1 << 8
 _channels: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionary()
 
 
-class PointToPointCommunicator(TorchCommunicator):
-    """A `Communicator` whose gathers and reductions go directly from rank to rank.
+class PointToPointCommunicator(Communicator):
+    """A communicator whose gathers and reductions go directly from rank to rank.
 
     scratch: memory for the slices that arrive from other ranks before they are added up.
     """

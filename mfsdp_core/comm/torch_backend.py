@@ -12,7 +12,7 @@ from functools import cache
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.protocol import Communicator, Done, Pending, PendingSum, Summed
+from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
@@ -39,9 +39,15 @@ def torch_dtype(name: str) -> torch.dtype:
     return found
 
 
-class TorchCommunicator:
-    """A `Communicator` over one process group. `role` names it in events (see `Event`).
+class Communicator:
+    """Collectives over the ranks of one process group, along one mesh axis.
 
+    Buffers are one-dimensional and contiguous; `full` has `size` equal slices and `own` is slice
+    `rank` of it, either in place (a view of `full`) or apart. `bucket` names the buffer in events,
+    `role` the group. transport: what carries the bytes.
+    takes_scratch: reductions hold as much memory of their own as arrives, while they are under way;
+    sums that are wider than the wire do on any backend.
+    `total` is the dtype in which reductions add up; see [Note: one rounding] of `plan.config`.
     wide_sums: takes the sums that are wider than the wire, which no backend does.
     """
 
@@ -68,7 +74,7 @@ class TorchCommunicator:
         self._published: dict[tuple[str, str, torch.dtype, int], Event] = {}
 
     def rendezvous(self, bucket: str) -> None:
-        """See [Note: gathering again]."""
+        """Before a gather that other ranks may not make: see [Note: gathering again]."""
         if self.size > 1:
             self._rendezvous.wait(bucket)
 
@@ -109,7 +115,10 @@ class TorchCommunicator:
         )
 
     def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
-        """A sum is written in its dtype; alone, a copy does whatever is asked."""
+        """Whether the `own` of a reduction may be of dtype `result`.
+
+        A sum is written in its dtype; alone, a copy does whatever is asked.
+        """
         return self.size == 1 or total is result
 
     def all_reduce(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.allocation import AllocationConfig
-from mfsdp_core.plan.strategy import Strategy, parse_strategy
+from mfsdp_core.plan.strategy import Strategy
 
 Transport = Literal["auto", "native", "point_to_point"]
 DEFAULT_TRANSPORT: Transport = "auto"
@@ -89,74 +89,92 @@ class ScheduleConfig:
 
 
 @dataclass(frozen=True)
-class GradientChecks:
-    """Where to look for NaN and Inf: each parameter's gradient, each buffer to be reduced."""
-
-    each_parameter: bool = False
-    before_reduction: bool = False
-
-
-@dataclass(frozen=True)
 class ShardingConfig:
     """Everything that decides behaviour, apart from modules, meshes and dtypes.
 
     bucketing: parameters of a unit travel together; without it each one has a bucket of its own.
+    checks_each_parameter, checks_before_reduction: where to look for NaN and Inf, in each
+    parameter's gradient and in each buffer to be reduced.
     keeps_transposes: of weights that Transformer Engine keeps as codes, between uses.
+    has_outer_axis: the mesh has one. has_codec: weights travel through one of the caller's.
+    is_captured: a step is captured once and replayed, as a CUDA graph.
+
+    Raises:
+        ConfigurationError: unknown names, or combinations that cannot work.
     """
 
     strategy: Strategy
     reduction: ReductionConfig
     schedule: ScheduleConfig
-    allocation: AllocationConfig = field(default_factory=AllocationConfig)
+    allocation: AllocationConfig
     bucketing: bool = True
-    checks: GradientChecks = GradientChecks()
+    checks_each_parameter: bool = False
+    checks_before_reduction: bool = False
     keeps_transposes: bool = False
+    has_outer_axis: bool = False
+    has_codec: bool = False
+    is_captured: bool = False
 
+    def __post_init__(self) -> None:
+        """Check names and combinations."""
+        strategy, reduction, schedule = self.strategy, self.reduction, self.schedule
+        transport: str = reduction.transport
+        if transport not in get_args(Transport):
+            gone = " It is gone; 'auto' sends messages instead." if transport == "same_host" else ""
+            raise ConfigurationError(
+                f"transport={transport!r}: expected one of {', '.join(get_args(Transport))}.{gone}"
+            )
+        if reduction.unused not in get_args(UnusedParameters):
+            raise ConfigurationError(
+                f"unused_parameters={reduction.unused!r}: expected one of "
+                f"{', '.join(get_args(UnusedParameters))}."
+            )
+        if strategy.outer.shards_optimizer and not self.has_outer_axis:
+            raise ConfigurationError(
+                f"outer_dp_sharding_strategy={strategy.outer_name!r} shards over an outer axis, "
+                "and there is none. Pass dp_outer_dim and hybrid_fsdp_group, or leave it at 0."
+            )
+        if not schedule.overlap_reduction and strategy.inner.reduces_every_microbatch:
+            raise ConfigurationError(
+                f"overlap_grad_reduce=False keeps gradients whole until finish_grad_sync, which "
+                f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
+                "overlap_grad_reduce=True."
+            )
+        if schedule.gather_by_module and schedule.prefetch_budget_bytes is not None:
+            raise ConfigurationError(
+                f"prefetch_budget_bytes={schedule.prefetch_budget_bytes} counts whole units, and "
+                "enable_fine_grained_param_gather gathers what the next module needs. Leave one "
+                "of them at its default."
+            )
+        uncapturable = self._uncapturable() if self.is_captured else []
+        if uncapturable:
+            raise ConfigurationError(
+                f"cuda_graph_mode=True captures a step once and replays it. "
+                f"{'. '.join(uncapturable)}."
+            )
 
-def parse_sharding(
-    zero_dp_strategy: int | str,
-    outer_dp_sharding_strategy: int | str,
-    reduction: ReductionConfig,
-    schedule: ScheduleConfig,
-    *,
-    has_outer_axis: bool,
-    allocation: AllocationConfig | None = None,
-    bucketing: bool = True,
-) -> ShardingConfig:
-    """Parse and cross-check.
-
-    Raises:
-        ConfigurationError: unknown strategies or combinations that cannot work.
-    """
-    transport: str = reduction.transport
-    if transport not in get_args(Transport):
-        gone = " It is gone; 'auto' sends messages instead." if transport == "same_host" else ""
-        raise ConfigurationError(
-            f"transport={transport!r}: expected one of {', '.join(get_args(Transport))}.{gone}"
-        )
-    if reduction.unused not in get_args(UnusedParameters):
-        raise ConfigurationError(
-            f"unused_parameters={reduction.unused!r}: expected one of "
-            f"{', '.join(get_args(UnusedParameters))}."
-        )
-    strategy = parse_strategy(zero_dp_strategy, outer_dp_sharding_strategy)
-    if strategy.outer.shards_optimizer and not has_outer_axis:
-        raise ConfigurationError(
-            f"outer_dp_sharding_strategy={strategy.outer_name!r} shards over an outer axis, and "
-            "there is none. Pass dp_outer_dim and hybrid_fsdp_group, or leave it at 0."
-        )
-    if not schedule.overlap_reduction and strategy.inner.reduces_every_microbatch:
-        raise ConfigurationError(
-            f"overlap_grad_reduce=False keeps gradients whole until finish_grad_sync, which "
-            f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
-            "overlap_grad_reduce=True."
-        )
-    if schedule.gather_by_module and schedule.prefetch_budget_bytes is not None:
-        raise ConfigurationError(
-            f"prefetch_budget_bytes={schedule.prefetch_budget_bytes} counts whole units, and "
-            "enable_fine_grained_param_gather gathers what the next module needs. Leave one of "
-            "them at its default."
-        )
-    return ShardingConfig(
-        strategy, reduction, schedule, allocation or AllocationConfig(), bucketing
-    )
+    def _uncapturable(self) -> list[str]:
+        """What reads memory on the host, or lets buffers move, within a step."""
+        registration, transport = self.allocation.registration, self.reduction.transport
+        reasons = {
+            f"allocator={self.allocation.allocator!r} gives buffers back and gets others; use "
+            "fsdp_double_buffer=True (or maxpool_double_buffer=True)": (
+                self.allocation.pool is None
+            ),
+            "report_nan_in_param_grad and check_for_nan_in_grad read gradients on the host; look "
+            "at the loss between steps instead": (
+                self.checks_each_parameter or self.checks_before_reduction
+            ),
+            f"transport={transport!r} exchanges messages from the host; use 'native'": (
+                transport == "point_to_point"
+            ),
+            "weight_codec: recipes were never captured": self.has_codec,
+            "nccl_ub with symmetric windows: graphs of symmetric kernels are known to be "
+            "unreliable (NVIDIA/Megatron-LM#6154); add disable_symmetric_registration=True": (
+                registration is not None and registration.symmetric
+            ),
+            "manual_registration registers memory after the first steps; leave it out": (
+                registration is not None and registration.manual
+            ),
+        }
+        return [reason for reason, holds in reasons.items() if holds]

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import torch
 
-from mfsdp_core.comm.protocol import Communicator, PendingSum
+from mfsdp_core.comm.protocol import PendingSum
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
 from mfsdp_core.plan.strategy import AxisPlacements, Collective
 from mfsdp_core.shard.flat_buffer import part

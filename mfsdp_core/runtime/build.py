@@ -224,8 +224,8 @@ class _GroupFactory:
         self._dense_ranks = environment.dense.coordinate().data_parallel_size
         self.guard = NanGuard(
             environment.dense.mesh.get_rank(),
-            each_parameter=config.checks.each_parameter,
-            before_reduction=config.checks.before_reduction,
+            each_parameter=config.checks_each_parameter,
+            before_reduction=config.checks_before_reduction,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
         self.user_buffers = _user_buffers(environment, config.allocation.registration)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocators import AllocatedScratch, TemporaryAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -80,5 +80,5 @@ def test_all_transports_log_the_same_and_agree(strategy: str) -> None:
 def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(strategy: str) -> None:
     toy = shard("linear_stack", strategy, 4)
     (first, *_) = [g for unit in toy.model._context.units for g in unit.groups]
-    kind = TorchCommunicator if strategy == "no_shard" else PointToPointCommunicator
+    kind = Communicator if strategy == "no_shard" else PointToPointCommunicator
     assert type(first.gradients._communicator) is kind

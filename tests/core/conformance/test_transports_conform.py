@@ -16,9 +16,8 @@ from torch import Tensor
 
 from conformance.judging import refuses, same
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.protocol import Communicator
 from mfsdp_core.comm.rendezvous import UnitRendezvous
-from mfsdp_core.comm.torch_backend import TorchCommunicator
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
 from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.errors import LifecycleError
@@ -51,10 +50,10 @@ class _Ends:
         self.events.subscribe(self.told.append, kinds=("collective",))
         common = (group, "role", self.events, streams)
         scratch = AllocatedScratch(TemporaryAllocator(streams, self.ledger))
-        self.made: Communicator = TorchCommunicator(*common)
+        self.made: Communicator = Communicator(*common)
         direct = PointToPointCommunicator(*common, scratch)
         if kind == "auto":
-            self.made = TorchCommunicator(*common, direct)
+            self.made = Communicator(*common, direct)
         elif kind == "point_to_point":
             self.made = direct
         self.ranks = dist.get_process_group_ranks(group)
