@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.shard.uneven_shard import shard_like
+from mfsdp_core.state.owner import numbered
 
 _MODULE = "torchao.optim.adam"
 #: The first moment has a sign.
@@ -67,7 +68,7 @@ def exchange_decoded(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _decode(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> None:
-    for number, parameter in _numbered(optimizer, state_dict):
+    for number, parameter in numbered(optimizer, state_dict):
         if number in state_dict["state"]:
             state_dict["state"][number] = {
                 key: decoded(value, parameter) for key, value in state_dict["state"][number].items()
@@ -76,19 +77,10 @@ def _decode(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> Non
 
 def _encode(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     state = dict(state_dict["state"])
-    for number, parameter in _numbered(optimizer, state_dict):
+    for number, parameter in numbered(optimizer, state_dict):
         if number in state:
             state[number] = {
                 key: encoded(optimizer, key, value, parameter)
                 for key, value in state[number].items()
             }
     return {**state_dict, "state": state}
-
-
-def _numbered(
-    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
-) -> list[tuple[Any, torch.Tensor]]:
-    """The number of each parameter in a state dict, in order of both."""
-    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    return list(zip(numbers, parameters, strict=False))

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.shard.chunk import describe_chunk, offsets_of
 from mfsdp_core.shard.dtensor import without_offset
 from mfsdp_core.shard.uneven_shard import cut_like
+from mfsdp_core.state.owner import numbered
 
 
 def describe_modules(modules: Iterable[nn.Module]) -> None:
@@ -36,9 +37,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> None:
 
     def state_dict() -> dict[str, Any]:
         found = base()
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
-        numbers = [number for group in found["param_groups"] for number in group["params"]]
-        for number, parameter in zip(numbers, parameters, strict=True):
+        for number, parameter in numbered(optimizer, found):
             for value in found["state"].get(number, {}).values():
                 describe_like(cut_like(value, parameter), parameter)
         return found

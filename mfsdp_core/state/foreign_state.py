@@ -17,6 +17,7 @@ from mfsdp_core.shard.dtensor import gather_full, local_tensor
 from mfsdp_core.shard.uneven_shard import is_cut_alike, is_cut_by_torch, own_rows, shard_like
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.local_step import ELEMENTWISE
+from mfsdp_core.state.owner import numbered
 
 #: State that is one number, also of a parameter that is one.
 _NUMBERS = frozenset({"step", "eta", "mu", "mu_product"})
@@ -36,11 +37,9 @@ def accept_foreign_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _shard_state(optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    saved = [number for group in state_dict["param_groups"] for number in group["params"]]
-    own = [p for group in optimizer.param_groups for p in group["params"]]
-    if len(saved) != len(own):
+    parameters = dict(numbered(optimizer, state_dict))
+    if not parameters:
         return state_dict  # torch refuses it in its own words
-    parameters = dict(zip(saved, own, strict=True))
     strict = type(optimizer) in ELEMENTWISE
     state = {
         number: {

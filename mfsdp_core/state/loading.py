@@ -28,6 +28,7 @@ from mfsdp_core.state.named_state import (
     parameter_names,
     shaped_as,
 )
+from mfsdp_core.state.owner import numbered
 from mfsdp_core.state.plain_values import unpack
 
 if TYPE_CHECKING:
@@ -142,11 +143,7 @@ class Loading:
     def _install_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         names = parameter_names(self.model)
         skeleton = optimizer.state_dict()
-        number = {
-            names[parameter]: packed
-            for group, ids in zip(optimizer.param_groups, skeleton["param_groups"], strict=True)
-            for parameter, packed in zip(group["params"], ids["params"], strict=True)
-        }
+        number = {names[p]: packed for packed, p in numbered(optimizer, skeleton)}
         state: dict[int, dict[str, Any]] = {}
         shapes = {name: parameter.shape for parameter, name in names.items()}
         for key in _under(OPTIMIZER, self.targets):

@@ -1,4 +1,4 @@
-"""From a sharded parameter to the model it belongs to, and to what its optimizer reads."""
+"""From a sharded parameter to its model, to what its optimizer reads, and to its state."""
 
 from __future__ import annotations
 
@@ -31,3 +31,12 @@ def optimizer_gradient(parameter: torch.Tensor) -> torch.Tensor | None:
     """What the optimizer reads: `decoupled_grad` where one is attached, else `grad`."""
     decoupled: torch.Tensor | None = getattr(parameter, "decoupled_grad", None)
     return parameter.grad if decoupled is None else decoupled
+
+
+def numbered(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> list[tuple[Any, torch.Tensor]]:
+    """The number that a state dict has for each parameter; [] where it is of other parameters."""
+    numbers = [number for group in state_dict["param_groups"] for number in group["params"]]
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    return list(zip(numbers, parameters, strict=True)) if len(numbers) == len(parameters) else []
