@@ -16,7 +16,7 @@ from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.precision.transformer_engine import marks_of
-from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
 from mfsdp_core.runtime.weight_buffers import Residency
 from mfsdp_core.shard.dtensor import local_tensor
 
@@ -40,12 +40,12 @@ def mark(managed: ManagedParameter, index: FSDPDistributedIndex) -> None:
     sharded.megatron_fsdp_slice = _slice(managed)
 
 
-def mark_for_kernels(managed: ManagedParameter, group: ParameterGroup) -> None:
+def mark_for_kernels(managed: ManagedParameter, bucket: Bucket) -> None:
     """What fused layers read on a parameter, see [Note: fused weight gradients]."""
     raw: Any = managed.raw
-    raw.get_main_grad = MainGradient(group, managed.raw)
-    if group.gradients is not None:
-        raw.overwrite_main_grad = not group.gradients.holds_whole
+    raw.get_main_grad = MainGradient(bucket, managed.raw)
+    if bucket.gradients is not None:
+        raw.overwrite_main_grad = not bucket.gradients.holds_whole
         raw.grad_added_to_main_grad = False
         raw.zero_out_wgrad = len(managed.holders) > 1
 
@@ -67,13 +67,13 @@ class RawParameters(Mapping[str, nn.Parameter]):
     Their values are there while their unit runs, and always where weights are not sharded.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
-        self._found = {p.names[0]: (p.raw, group) for group in groups for p in group.parameters}
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        self._found = {p.names[0]: (p.raw, bucket) for bucket in buckets for p in bucket.parameters}
 
     def __getitem__(self, name: str) -> nn.Parameter:
         """Raises LifecycleError where reading the parameter would read memory that is gone."""
-        raw, group = self._found[name]
-        if group.weights.state is not Residency.READY:
+        raw, bucket = self._found[name]
+        if bucket.weights.state is not Residency.READY:
             raise LifecycleError(
                 f"{name} is not gathered: its values are there only while its unit runs. Use "
                 "gather_full(parameter) for the main weight, or read it in a forward hook."
@@ -93,8 +93,8 @@ class ParameterNames(Mapping[torch.Tensor, str]):
     Iteration gives the shards; the others are there for whoever meets one while a unit runs.
     """
 
-    def __init__(self, groups: Iterable[ParameterGroup]) -> None:
-        managed = [p for group in groups for p in group.parameters]
+    def __init__(self, buckets: Iterable[Bucket]) -> None:
+        managed = [p for bucket in buckets for p in bucket.parameters]
         self._shards = [p.sharded for p in managed]
         self._names = {id(face): p.names[0] for p in managed for face in (p.raw, p.sharded)}
 
@@ -136,9 +136,9 @@ class ParamAndGradBuffer:
 class MainGradient:
     """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
 
-    def __init__(self, group: ParameterGroup, raw: nn.Parameter) -> None:
-        self._gradients = group.gradients
-        self._index = next(i for i, p in enumerate(group.parameters) if p.raw is raw)
+    def __init__(self, bucket: Bucket, raw: nn.Parameter) -> None:
+        self._gradients = bucket.gradients
+        self._index = next(i for i, p in enumerate(bucket.parameters) if p.raw is raw)
 
     def __call__(self) -> torch.Tensor:
         """The parameter's part of the buffer.

@@ -28,9 +28,9 @@ from mfsdp_core.parameter_marks import (
     mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
-from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
@@ -156,12 +156,12 @@ class MegatronFSDP(AnswersFrameworks):
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._context.user_buffers)
         owner = weakref.ref(self)
-        for group in self._groups():
-            for managed in group.parameters:
+        for bucket in self._buckets():
+            for managed in bucket.parameters:
                 setattr(managed.sharded, OWNER, owner)
                 mark(managed, self.dist_index)
-                mark_for_kernels(managed, group)
-        parameters = [managed for group in self._groups() for managed in group.parameters]
+                mark_for_kernels(managed, bucket)
+        parameters = [managed for bucket in self._buckets() for managed in bucket.parameters]
         holders = [holder for managed in parameters for holder, _ in managed.holders]
         describe_modules(holders)
         refuse_moves(holders)
@@ -400,13 +400,13 @@ class MegatronFSDP(AnswersFrameworks):
                 "grad_comm_dtype cannot change while a gradient bucket is live. Change it between "
                 "backward passes."
             )
-        trained = [(g, g.gradients) for g in self._groups() if g.gradients is not None]
+        trained = [(g, g.gradients) for g in self._buckets() if g.gradients is not None]
         dtypes = [
-            group_dtypes(group.dtypes.compute, wanted, gradients.reduction, trainable=True)
-            for group, gradients in trained
+            group_dtypes(bucket.dtypes.compute, wanted, gradients.reduction, trainable=True)
+            for bucket, gradients in trained
         ]
-        for (group, gradients), new in zip(trained, dtypes, strict=True):
-            group.dtypes = new
+        for (bucket, gradients), new in zip(trained, dtypes, strict=True):
+            bucket.dtypes = new
             gradients.set_comm_dtype(new)
         self._policy = wanted
 
@@ -454,7 +454,7 @@ class MegatronFSDP(AnswersFrameworks):
             raise LifecycleError(
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
-        result = load_model_state(self, self._groups(), state_dict, strict=strict)
+        result = load_model_state(self, self._buckets(), state_dict, strict=strict)
         self._context.params.install(loaded=True)
         return result
 
@@ -462,13 +462,13 @@ class MegatronFSDP(AnswersFrameworks):
         """Every flat buffer with the parameters it holds, the root's first, then unit by unit."""
         return [
             BucketFacts(
-                group.plan.name,
-                group.plan.unit,
-                tuple(managed.names[0] for managed in group.parameters),
-                group.plan.layout.total_elements,
-                group.is_trainable,
+                bucket.plan.name,
+                bucket.plan.unit,
+                tuple(managed.names[0] for managed in bucket.parameters),
+                bucket.plan.layout.total_elements,
+                bucket.is_trainable,
             )
-            for group in self._groups()
+            for bucket in self._buckets()
         ]
 
     @cached_property
@@ -488,17 +488,17 @@ class MegatronFSDP(AnswersFrameworks):
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""
-        return {p.original_id: p.sharded for group in self._groups() for p in group.parameters}
+        return {p.original_id: p.sharded for bucket in self._buckets() for p in bucket.parameters}
 
     @cached_property
     def raw_param(self) -> RawParameters:
         """By name in the bare module, the parameters that modules compute with."""
-        return RawParameters(self._groups())
+        return RawParameters(self._buckets())
 
     @cached_property
     def param_to_name(self) -> ParameterNames:
         """The name in the bare module of every parameter."""
-        return ParameterNames(self._groups())
+        return ParameterNames(self._buckets())
 
     def get_distributed_index(self) -> FSDPDistributedIndex:
         """`dist_index`."""
@@ -507,5 +507,5 @@ class MegatronFSDP(AnswersFrameworks):
     def _units(self) -> list[Unit]:
         return [self._context.root, *self._context.units]
 
-    def _groups(self) -> list[ParameterGroup]:
-        return [group for unit in self._units() for group in unit.groups]
+    def _groups(self) -> list[Bucket]:
+        return [bucket for unit in self._units() for bucket in unit.buckets]

@@ -1,69 +1,381 @@
-"""What the weights, the gradients and the group of one bucket all need to know."""
+"""One bucket at run time: its parameters, the weights and gradients behind them, and the swap.
+
+A physical parameter has two faces. `raw` is the original `nn.Parameter`, its data a view of the
+full compute buffer: modules see it while their unit runs. `sharded` is a DTensor over this rank's
+main weights: modules, optimizers and state dicts see it at all other times. A tied parameter has
+one raw and one sharded face under several names; a swap rebinds all of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
+from torch import nn
+from torch.distributed.tensor import DTensor
 
-from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.memory.allocators import BufferKey
-from mfsdp_core.plan.buffers import BucketBuffers, Role, plan_buffers
-from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.grouping import BucketPlan
-from mfsdp_core.plan.layout import Layout
-from mfsdp_core.plan.payload import Payload
-from mfsdp_core.plan.strategy import Strategy
-from mfsdp_core.precision.codec import BucketCodec, Shard
+from mfsdp_core.comm.data_parallel import DataParallelAxes
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.memory.allocators import BucketAllocator
+from mfsdp_core.precision.transformer_engine import (
+    has_drawn_values,
+    initial_values,
+    marks_of,
+    take_drawn_values,
+)
+from mfsdp_core.runtime.bucket_spec import BucketSpec
+from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
+from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.chunk import Offsets, remember_offsets
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, name_tensor
+from mfsdp_core.shard.flat_buffer import FullBuffer
+from mfsdp_core.shard.gather_hooks import values_of, with_values
+from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
+from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
+from mfsdp_core.shard.uneven_shard import shard_like, with_cut
+
+_OTHER_GRADIENT = (
+    "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
+    "computed from the sharded parameter outside of the model's forward. Further gradients cannot "
+    "be added to it. Change gradients in place, call zero_grad() before the next backward pass, "
+    "and compute penalties of weights in the forward of the module that holds them."
+)
 
 
-@dataclass(frozen=True)
-class BucketSpec:
-    """A planned bucket, its placements along both axes, this rank's coordinate, and its dtypes.
+@dataclass
+class ManagedParameter:
+    """One physical parameter.
 
-    dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. payloads: what
-    gathers send, in their order, as far as is known before. codec: makes that of its weights.
-    decoupled: gradients are handed over in their own dtype.
+    holders: every (module, attribute) that refers to it. part: what tensor parallelism leaves of
+    it to this rank; layouts and shards are of that. offsets: where this rank's shard, which has
+    the shape of `sharded.to_local()`, begins in the whole parameter; set with `sharded`.
     """
 
-    plan: BucketPlan
-    strategy: Strategy
-    coordinate: Coordinate
-    dtypes: GroupDtypes[torch.dtype]
-    dense_ranks: int
-    payloads: tuple[Payload, ...]
-    codec: Callable[[Shard], BucketCodec]
-    decoupled: bool
+    names: tuple[str, ...]
+    holders: tuple[tuple[nn.Module, str], ...]
+    raw: nn.Parameter
+    part: TensorPart
+    sharded: nn.Parameter = field(init=False)
+    original_id: int = field(init=False)
+    offsets: Offsets = field(init=False)
+    _watch: WeightWatch = field(init=False)
+    _raw_version: int = field(init=False)
 
-    @cached_property
-    def buffers(self) -> BucketBuffers:
-        """The bucket's rows of the one table of memory."""
-        return plan_buffers(
-            self.plan,
-            self.strategy,
-            self.coordinate,
-            GroupDtypes(*map(dtype_name, vars(self.dtypes).values())),
-            self.payloads,
-            decoupled=self.decoupled,
-        )
+    def __post_init__(self) -> None:
+        """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
+        self.original_id = id(self.raw)
 
-    def key(self, role: Role, payload: str = "") -> BufferKey:
-        """The key of a buffer that the bucket is known to have."""
-        return BufferKey.of(self.name, self.buffers.get(role, payload))
+    def watch(self) -> None:
+        """From now on, know what the user does to `sharded`."""
+        self._watch = WeightWatch(self.sharded)
+        self._raw_version = self.raw._version
 
-    def key_or_none(self, role: Role) -> BufferKey | None:
-        """The key of a buffer, None where the bucket has none in that role."""
-        return None if self.buffers.find(role) is None else self.key(role)
+    def look(self) -> bool:
+        """Whether the weight was changed since the last look, and may have been.
+
+        Raises:
+            LifecycleError: it was frozen or thawed, which buffers cannot follow, changed where the
+                change is lost, or exchanged.
+        """
+        if self.sharded.requires_grad != self.raw.requires_grad:
+            raise LifecycleError(
+                f"requires_grad of {self.names[0]} became {self.sharded.requires_grad} after "
+                "sharding. Freeze or unfreeze parameters before fully_shard_model."
+            )
+        if self.raw._version != self._raw_version:
+            self._raw_version = self.raw._version
+            raise LifecycleError(
+                f"{self.names[0]} was changed in place while its module ran. There it is a copy "
+                "for computing, and the change is lost. Change it outside of the forward pass."
+            )
+        return self._watch.look()
 
     @property
-    def name(self) -> str:
-        """Name in events and messages."""
-        return self.plan.name
+    def was_changed(self) -> bool:
+        """Whether the weight was changed in place since the last look."""
+        return self._watch.has_changed
+
+    def check_held(self) -> None:
+        """Refuse a parameter that was put in the place of this one.
+
+        Raises:
+            LifecycleError: a holder has something else.
+        """
+        for module, attribute in self.holders:
+            held = module._parameters.get(attribute)
+            if held is not self.sharded:
+                raise LifecycleError(
+                    f"{self.names[0]}: expected the sharded parameter, found "
+                    f"{'nothing' if held is None else type(held).__name__} in its place, assigned "
+                    "after sharding or by torch.func.functional_call. It would take no part: copy "
+                    "values into the parameter in place, or by load_state_dict(), or assign before "
+                    "fully_shard_model."
+                )
+
+    def show_raw(self) -> None:
+        """Let modules see the compute weight."""
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.raw
+
+    def show_sharded(self) -> None:
+        """Let modules see the shard of the main weight."""
+        for module, attribute in self.holders:
+            module._parameters[attribute] = self.sharded
+
+
+def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
+    shard: Any = managed.sharded
+    gradient = shard_like(local, shard)
+    name_tensor(gradient, f"gradient of {managed.names[0]}")
+    return gradient
+
+
+def move_parameters(parameters: list[ManagedParameter], full: FullBuffer | None) -> None:
+    """Make the raw parameters of a bucket views of `full`; None: of one element, in their shape."""
+    nothing = local_data(parameters[0].raw).new_empty(())
+    for index, managed in enumerate(parameters):
+        shape = managed.part.shape
+        move_to(managed.raw, nothing.expand(shape) if full is None else full.tensor(index))
+
+
+class Bucket:
+    """A bucket of a unit."""
+
+    def __init__(
+        self,
+        spec: BucketSpec,
+        parameters: list[ManagedParameter],
+        weights: WeightBuffers,
+        gradients: GradientBuffers | None,
+        *,
+        axes: DataParallelAxes,
+        allocator: BucketAllocator,
+    ) -> None:
+        self.plan = spec.plan
+        self.parameters = parameters
+        self.dtypes = spec.dtypes
+        self.weights = weights
+        self.gradients = gradients
+        self._shards_optimizer = spec.strategy.inner.shards_optimizer
+        self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
+        self._spec = spec
+        self.axes = axes
+        self._mesh = axes.whole
+        self._allocator = allocator
+        self._gradient_shards: list[DTensor] | None = None
+        self._attached: int | None = None
+        # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
+        self._attribute = "decoupled_grad" if spec.decoupled else "grad"
+        self._cast_key = spec.key_or_none("grad_cast")
+        self._adopt()
 
     @property
-    def layout(self) -> Layout:
-        """Where each parameter lies."""
-        return self.plan.layout
+    def is_trainable(self) -> bool:
+        """Whether the bucket has gradients."""
+        return self.gradients is not None
+
+    def local_view(self, index: int, flat: torch.Tensor) -> torch.Tensor:
+        """A parameter's part of `flat`: a slice's whole rows, perhaps none, or the whole tensor.
+
+        `flat` has the extent of the main weights: one slice where the optimizer is sharded, else
+        the full buffer.
+        """
+        slot = self.plan.layout.slots[index]
+        if not self._shards_optimizer:
+            return flat[slot.offset : slot.end].view(slot.shape)
+        local = self.plan.layout.local_rows(index, self._sub_shard)
+        return flat[local.start : local.start + local.elements].view(local.rows, *slot.shape[1:])
+
+    def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
+        """The parts of all parameters."""
+        return (self.local_view(index, flat) for index in range(len(self.parameters)))
+
+    def load(self, index: int, value: torch.Tensor) -> None:
+        """Write a tensor into this rank's main weights; `install` must follow.
+
+        value: the whole parameter, over the tensor-parallel axis as well.
+        """
+        self.load_part(index, self.parameters[index].part.of(value))
+
+    def load_part(self, index: int, value: torch.Tensor) -> None:
+        """Like `load`, of what tensor parallelism leaves to this rank."""
+        local = self.local_view(index, self.weights.main)
+        if self._shards_optimizer:
+            rows = self.plan.layout.local_rows(index, self._sub_shard)
+            shape = self.plan.layout.slots[index].shape or (1,)
+            value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
+        local.copy_(value)
+
+    def attach_gradients(self, unused: set[int], *, passes: int) -> bool:
+        """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
+
+        A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
+        else a cast copy that lives until `zero_grad`. What has been attached is left alone until
+        another reduction lands: the caller may have clipped, unscaled or removed it. Hooks of the
+        sharded parameters run on what they are handed.
+
+        unused: parameters, by id of raw, that no rank has used: their gradient is None. passes: of
+        the cycle, whose gradients are summed up in this one. Returns whether there was a new one.
+
+        Raises:
+            LifecycleError: a parameter holds another gradient, which would be lost.
+        """
+        if self.gradients is None or self._attached == self.gradients.revision:
+            return False
+        again = self._attached is not None
+        self._attached = self.gradients.revision
+        reduced = self.gradients.reduced
+        if self._cast_key is not None:
+            reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
+        if self._gradient_shards is None:
+            views = self.local_views(reduced)
+            self._gradient_shards = list(map(_gradient_of, self.parameters, views))
+        for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
+            held = getattr(managed.sharded, self._attribute, None)
+            if held is not None and held is not shard:
+                raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
+            if id(managed.raw) in unused:
+                continue
+            setattr(managed.sharded, self._attribute, shard)
+            if has_hooks(managed.sharded):
+                run_hooks(managed.sharded, shard, managed.names[0], once=passes == 1 and not again)
+        return True
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether a reduced gradient of this cycle was handed over."""
+        return self._attached is not None
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
+        return any(getattr(p.sharded, self._attribute, None) is not None for p in self.parameters)
+
+    def forget_removed(self) -> None:
+        """Make zeros of reduced gradients that the user has set to None."""
+        if self.gradients is None:
+            return
+        for index, view in enumerate(self.local_views(self.gradients.reduced)):
+            if getattr(self.parameters[index].sharded, self._attribute, None) is None:
+                view.zero_()
+
+    def scale_gradients(self, factor: float) -> None:
+        """Multiply the reduced gradient, and the cast copy of it that was handed over."""
+        if self.gradients is None:
+            return
+        is_attached = self._attached == self.gradients.revision
+        self.gradients.scale(factor)
+        if not is_attached:
+            return
+        self._attached = self.gradients.revision
+        if self._cast_key is not None:
+            self._allocator.acquire(self._cast_key).mul_(factor)
+
+    def look(self) -> bool:
+        """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""
+        changed = False
+        for managed in self.parameters:
+            changed |= managed.look()
+        return changed
+
+    def show_raw(self) -> None:
+        """Let modules see compute weights."""
+        for managed in self.parameters:
+            managed.show_raw()
+
+    def abandon_gradients(self) -> None:
+        """Drop what a backward pass that raised has left outside of the accumulator."""
+        if self.gradients is not None:
+            self.gradients.drop_bucket()
+            for managed in self.parameters:
+                managed.raw.grad = None
+
+    def reset_gradients(self, *, keeps_zeros: bool) -> None:
+        """Begin a new cycle without gradients; keeps_zeros: with zeros where there were some.
+
+        What is attached as `.grad` the module's own zero_grad has made zero, cast copies included.
+        """
+        if self.gradients is None:
+            return
+        self.gradients.reset()
+        self._attached = None
+        if keeps_zeros and self.holds_gradients:
+            self.gradients.reduced.zero_()
+            return
+        for managed in self.parameters:
+            setattr(managed.sharded, self._attribute, None)
+        if self._cast_key is not None:
+            self._allocator.release(self._cast_key)
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """Move the parameters' values into the buffers and make both faces of each."""
+        weights = self.weights
+        if not (self.plan.is_hooked or self.plan.primary):
+            for index, managed in enumerate(self.parameters):
+                view = weights.full.tensor(index)
+                view.copy_(local_data(managed.raw))
+                move_to(managed.raw, view)
+        weights.adopt()
+        loaded = [self._load_first(index) for index in range(len(self.parameters))]
+        marks = [self._make_sharded(*one) for one in enumerate(self.local_views(weights.main))]
+        computing = weights.begin(self.parameters[0].sharded, anew=any(loaded))
+        if computing is not None:
+            self.parameters[0].raw = computing
+            lacking = {k: v for k, v in marks[0].items() if not hasattr(computing, k)}
+            vars(computing).update(lacking)
+        for managed in self.parameters:
+            managed.watch()
+
+    def _load_first(self, index: int) -> bool:
+        """Let a main weight begin with what no full buffer holds; False if there is no such value.
+
+        Rounded weights may have kept what they were drawn as, under upstream's names, which are
+        Transformer Engine's: any parameter may have them.
+        """
+        managed = self.parameters[index]
+        if self.plan.primary:
+            value = initial_values(managed.names[0], managed.raw)
+        elif self.plan.is_hooked:
+            value = values_of(managed.raw)
+        elif has_drawn_values(managed.raw):
+            value = take_drawn_values(managed.raw)
+        else:
+            return False
+        self.load_part(index, local_data(value))
+        return True
+
+    def _make_sharded(self, index: int, local: torch.Tensor) -> Mapping[str, Any]:
+        """The shard that the user sees. Returns attributes of the parameter, which it gets too."""
+        managed = self.parameters[index]
+        marks: Mapping[str, Any] = marks_of(managed.raw)
+        if self.plan.is_hooked:
+            local = with_values(managed.raw, local)
+            marks = {name: value for name, value in marks.items() if name not in vars(local)}
+        shard = self._as_dtensor(index, local)
+        managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
+        managed.offsets = self._offsets(index)
+        remember_offsets(managed.sharded, managed.offsets)
+        for name, value in marks.items():
+            if not hasattr(managed.sharded, name):
+                setattr(managed.sharded, name, value)
+        return marks
+
+    def _offsets(self, index: int) -> Offsets:
+        """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""
+        offsets = self.parameters[index].part.offsets
+        if not self._shards_optimizer:
+            return offsets
+        first_row = self.plan.layout.local_rows(index, self._sub_shard).first_row
+        return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
+
+    def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:
+        managed = self.parameters[index]
+        part = managed.part
+        placements = dtensor_placements(self._spec.strategy, self._spec.coordinate, part)
+        shard = as_dtensor(local, part.whole_shape, self._mesh, placements)
+        cut = self.plan.layout.cuts[index] if self._shards_optimizer else ()
+        return with_cut(shard, cut, managed.names[0])

@@ -1,4 +1,4 @@
-"""From a module and a configuration to groups, units and the context that runs them."""
+"""From a module and a configuration to buckets, units and the context that runs them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from mfsdp_core.precision.transformer_engine import (
     is_primary,
     payloads_of,
 )
-from mfsdp_core.runtime.bucket import BucketSpec
+from mfsdp_core.runtime.bucket import Bucket, ManagedParameter, move_parameters
+from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
 from mfsdp_core.runtime.gather_order import GatherOrder
@@ -52,7 +53,6 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup, move_parameters
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
@@ -115,17 +115,17 @@ def build_context(
         config.schedule.prefetch_order, [unit.name for unit in units if unit.name in owners]
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
-    factory = _GroupFactory(config, policy, environment, plans, members)
-    groups: dict[str, ParameterGroup] = {}
+    factory = _BucketFactory(config, policy, environment, plans, members)
+    buckets: dict[str, Bucket] = {}
     initialiser = MetaInitialiser(module, parameters, environment.streams.device)
     for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
-        groups[plan.name] = factory.build(plan, members[plan.name])
+        buckets[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
-        by_name[plan.unit].groups.append(groups[plan.name])
+        by_name[plan.unit].buckets.append(buckets[plan.name])
     for pool in factory.allocators.pools.values():
         pool.forget_assignments()
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
-    units = [unit for unit in units if unit.groups]
+    units = [unit for unit in units if unit.buckets]
     events, schedule = environment.events, config.schedule
     order = PrefetchOrder(
         len(units),
@@ -153,7 +153,9 @@ def build_context(
             factory.reductions,
             overlap=schedule.overlap_reduction,
             guard=factory.guard,
-            usages=_usages(list(groups.values()), environment) if config.reduction.asks_use else [],
+            usages=_usages(list(buckets.values()), environment)
+            if config.reduction.asks_use
+            else [],
         ),
         GatherByModule(root, units, params, prefetch=schedule.prefetch)
         if schedule.gather_by_module
@@ -172,12 +174,12 @@ def build_context(
     return context
 
 
-def _usages(groups: list[ParameterGroup], environment: Environment) -> list[Usage]:
+def _usages(buckets: list[Bucket], environment: Environment) -> list[Usage]:
     """Of the dense parameters and of the experts', where there are any that are trained."""
     usages = []
     for axes in (environment.dense, environment.experts):
-        own = [group for group in groups if group.axes is axes and group.is_trainable]
-        parameters = [id(managed.raw) for group in own for managed in group.parameters]
+        own = [bucket for bucket in buckets if bucket.axes is axes and bucket.is_trainable]
+        parameters = [id(managed.raw) for bucket in own for managed in bucket.parameters]
         if axes is not None and parameters:
             streams, events = environment.streams, environment.events
             usages.append(Usage(axes.data_group, parameters, streams, events))
@@ -207,7 +209,7 @@ def _see_to_registration(
     end.atexit = False  # the process group is gone by then
 
 
-class _GroupFactory:
+class _BucketFactory:
     """Builds the run-time side of bucket plans; holds what all of them share."""
 
     def __init__(
@@ -301,8 +303,8 @@ class _GroupFactory:
             )
         return payloads, codec.for_bucket
 
-    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> ParameterGroup:
-        """The group of `plan`, its parameters moved into its buffers."""
+    def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> Bucket:
+        """The bucket of `plan`, its parameters moved into its buffers."""
         environment, spec = self._environment, self._specs[plan.name]
         axes = environment.axes(is_expert=plan.is_expert)
         communicators = self._communicators[axes.role_prefix]
@@ -325,7 +327,7 @@ class _GroupFactory:
                 drain_oldest=self.reductions.drain_oldest,
                 events=environment.events,
             )
-        group = ParameterGroup(
+        bucket = Bucket(
             spec,
             members,
             weights,
@@ -337,7 +339,7 @@ class _GroupFactory:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))
             for managed in members:
                 mark_expert(managed.sharded, scope)
-        return group
+        return bucket
 
 
 @dataclass

@@ -288,8 +288,8 @@ class ShardedContext:
         if torch.is_grad_enabled() or self._calls.is_counting:
             self._calls.begin_call(index)
         if self._forward_running and index in self._forward_order.gathered:
-            for group in self.gathering.buckets(self.units[index], "forward"):
-                group.weights.rendezvous()
+            for bucket in self.gathering.buckets(self.units[index], "forward"):
+                bucket.weights.rendezvous()
             return
         for skipped in self._forward_order.missing_before(index):
             self._forward_order.gathered.add(skipped)
@@ -389,7 +389,7 @@ class ShardedContext:
         was_seen = unit.index is None or unit.index in self._backward_order.gathered
         if was_seen or self._forward_running:
             return
-        if any(group.weights.comes_and_goes for group in unit.groups):
+        if any(bucket.weights.comes_and_goes for bucket in unit.buckets):
             raise LifecycleError(
                 f"unit {unit.name} got a gradient through a tensor that its call has neither "
                 "returned nor left on one of its modules; without the unit's weights, which are "

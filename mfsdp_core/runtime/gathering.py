@@ -27,8 +27,8 @@ from torch import nn
 
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit, is_called, reads_children
 from mfsdp_core.shard.dtensor import local_tensor
 
@@ -43,7 +43,7 @@ class GatherPoint:
 
     unit: Unit
     module: nn.Module
-    groups: list[ParameterGroup] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
     around: GatherPoint | None = None
     index: int = -1
     running: Any = None
@@ -56,9 +56,9 @@ class GatherPoint:
     def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
         """Whether one of `outputs` lies in the memory of gathered weights."""
         held = []
-        for group in self.unit.groups if self.is_unit else self.groups:
-            if group.weights.comes_and_goes:
-                held.append(group.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
+        for bucket in self.unit.buckets if self.is_unit else self.buckets:
+            if bucket.weights.comes_and_goes:
+                held.append(bucket.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
         for tensor in outputs if held else ():
             if tensor.layout is torch.strided:
                 plain = tensor if type(tensor) is torch.Tensor else local_tensor(tensor)
@@ -71,7 +71,7 @@ class GatherByUnit:
     """All buckets of a unit at once."""
 
     def __init__(self, root: Unit, units: list[Unit], params: ParamPipeline) -> None:
-        self.points = [GatherPoint(unit, unit.module, unit.groups) for unit in (root, *units)]
+        self.points = [GatherPoint(unit, unit.module, unit.buckets) for unit in (root, *units)]
         self._params = params
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
@@ -100,9 +100,9 @@ class GatherByUnit:
     def end_pass(self) -> None:
         """The root has run."""
 
-    def buckets(self, unit: Unit, _direction: Direction) -> list[ParameterGroup]:
+    def buckets(self, unit: Unit, _direction: Direction) -> list[Bucket]:
         """All buckets of a unit in the order in which a pass through it gathers them."""
-        return unit.groups
+        return unit.buckets
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
         """Nothing can: the unit's weights are there as long as anything of it."""
@@ -119,15 +119,15 @@ class GatherByModule:
         self._prefetch = prefetch
         parents = [None if p.around is None else p.around.index for p in self.points]
         self._order = PrefetchOrder(len(self.points), backward_of_nested(parents))
-        self._waiting: list[ParameterGroup] = []
+        self._waiting: list[Bucket] = []
         self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
 
-    def buckets(self, unit: Unit, direction: Direction) -> list[ParameterGroup]:
+    def buckets(self, unit: Unit, direction: Direction) -> list[Bucket]:
         """All buckets of a unit in the order in which a pass through it gathers them."""
-        found: list[ParameterGroup] = []
+        found: list[Bucket] = []
         for index in self._order.sequence(direction):
             if self.points[index].unit is unit:
-                found += [group for group in self.points[index].groups if group not in found]
+                found += [bucket for bucket in self.points[index].buckets if bucket not in found]
         return found
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
@@ -148,12 +148,12 @@ class GatherByModule:
                 "weights while the unit does not run, and they are released after the call. Call "
                 "the unit, or compute with them inside of the module."
             )
-        groups = self._of_unit[id(point.unit)].groups
-        groups += [group for group in point.groups if group not in groups]
+        buckets = self._of_unit[id(point.unit)].buckets
+        buckets += [bucket for bucket in point.buckets if bucket not in buckets]
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
-        self._params.issue(point.unit, "forward", point.groups)
+        self._params.issue(point.unit, "forward", point.buckets)
         self._wait_no_more(point)
         if not recomputing:
             self._order.observe(point.index)
@@ -171,7 +171,7 @@ class GatherByModule:
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
         """Gather what the next module still needs, unless something still waits for its module."""
-        waits = any(group.weights.is_gathered for group in self._waiting)
+        waits = any(bucket.weights.is_gathered for bucket in self._waiting)
         if not self._prefetch or waits:
             return
         passed = self._params.gathered[direction].gathered
@@ -179,7 +179,7 @@ class GatherByModule:
             target = self.points[index]
             if target.unit is not point.unit and target.unit.index in passed:
                 continue
-            lacking = [group for group in target.groups if not group.weights.is_gathered]
+            lacking = [bucket for bucket in target.buckets if not bucket.weights.is_gathered]
             if lacking:
                 if self._params.issue_ahead(target.unit, direction, lacking, of=point.unit):
                     self._waiting = lacking
@@ -190,13 +190,13 @@ class GatherByModule:
         self._order.finish_pass()
 
     def _wait_no_more(self, point: GatherPoint) -> None:
-        self._waiting = [group for group in self._waiting if group not in point.groups]
+        self._waiting = [bucket for bucket in self._waiting if bucket not in point.buckets]
 
     def _show(self, point: GatherPoint, direction: Direction) -> None:
-        self._params.ready(point.unit, direction, point.groups)
+        self._params.ready(point.unit, direction, point.buckets)
         point.unit.shows_raw = True
-        for group in point.groups:
-            group.show_raw()
+        for bucket in point.buckets:
+            bucket.show_raw()
 
 
 def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
@@ -212,14 +212,14 @@ class _Finder:
     """Walks the modules. points: by id of the module and name of the unit."""
 
     def __init__(self, root: Unit, units: list[Unit]) -> None:
-        first = GatherPoint(root, root.module, root.groups)
+        first = GatherPoint(root, root.module, root.buckets)
         self.points = {(id(root.module), root.name): first}
         self._units = {id(unit.module): unit for unit in units}
-        self._held: dict[int, list[tuple[Unit, ParameterGroup]]] = {}
+        self._held: dict[int, list[tuple[Unit, Bucket]]] = {}
         for unit in units:
-            for group in unit.groups:
-                for holder in {holder for p in group.parameters for holder, _ in p.holders}:
-                    self._held.setdefault(id(holder), []).append((unit, group))
+            for bucket in unit.buckets:
+                for holder in {holder for p in bucket.parameters for holder, _ in p.holders}:
+                    self._held.setdefault(id(holder), []).append((unit, bucket))
 
     def visit(
         self,
@@ -232,11 +232,11 @@ class _Finder:
             readers = tuple(filter(_may_read_children, readers)) or (module,)
         if id(module) in self._units:
             self._point(self._units[id(module)], module, around)
-        for unit, group in self._held.get(id(module), ()):
+        for unit, bucket in self._held.get(id(module), ()):
             for reader in readers:
-                groups = self._point(unit, reader, around).groups
-                if group not in groups:
-                    groups.append(group)
+                buckets = self._point(unit, reader, around).buckets
+                if bucket not in buckets:
+                    buckets.append(bucket)
         own = tuple(point for point in self.points.values() if point.module is module)
         for child in module.children():
             self.visit(child, readers, (*around, *own))

@@ -183,9 +183,9 @@ class GradPipeline:
         if self._unused is None:
             self._unused = unused_by_all(self._usages)
         attached = [
-            group.attach_gradients(self._unused, passes=self._passes)
+            bucket.attach_gradients(self._unused, passes=self._passes)
             for unit in self._order
-            for group in unit.groups
+            for bucket in unit.buckets
         ]
         self.attachments += any(attached)
 
@@ -197,8 +197,8 @@ class GradPipeline:
     def _reset(self, *, keeps_zeros: bool = False) -> None:
         self._guard.begin_cycle()
         for unit in self._order:
-            for group in unit.groups:
-                group.reset_gradients(keeps_zeros=keeps_zeros)
+            for bucket in unit.buckets:
+                bucket.reset_gradients(keeps_zeros=keeps_zeros)
         self.backward_seen = False
         self.awaits_backward = False
         self._used.clear()
@@ -210,23 +210,23 @@ class GradPipeline:
         """Drop what a backward pass that failed has left behind; the accumulators stay."""
         self.land_all()
         for unit in self._order:
-            for group in unit.groups:
-                group.abandon_gradients()
+            for bucket in unit.buckets:
+                bucket.abandon_gradients()
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
         for unit in self._order:
-            for group in unit.groups:
-                group.scale_gradients(factor)
+            for bucket in unit.buckets:
+                bucket.scale_gradients(factor)
 
     def _follow_removed(self) -> None:
         """Gradients that the user has set to None begin anew, as they do with autograd."""
-        groups = [group for unit in self._order for group in unit.groups if group.is_attached]
-        if groups and not any(group.holds_gradients for group in groups):
+        buckets = [bucket for unit in self._order for bucket in unit.buckets if bucket.is_attached]
+        if buckets and not any(bucket.holds_gradients for bucket in buckets):
             self._reset()
         else:
-            for group in groups:
-                group.forget_removed()
+            for bucket in buckets:
+                bucket.forget_removed()
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""

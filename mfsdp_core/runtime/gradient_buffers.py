@@ -28,7 +28,7 @@ from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.axis_reduction import AxisReduction
-from mfsdp_core.runtime.bucket import BucketSpec
+from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled
 

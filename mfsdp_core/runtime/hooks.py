@@ -24,6 +24,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
 from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward, inside_backward
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.call_tensors import (
     LeftTensors,
     differentiable,
@@ -34,7 +35,6 @@ from mfsdp_core.runtime.call_tensors import (
 from mfsdp_core.runtime.calls import Call
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
-from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 
 #: What compiles the frames that this thread enters; None where nothing does.
@@ -191,8 +191,8 @@ def _hook_two_payloads(context: ShardedContext) -> None:
     points = context.gathering.points
     seen = {id(point.module) for point in points}
     for point in points:
-        groups = [group for group in point.groups if group.weights.has_two_payloads]
-        if not groups:
+        buckets = [bucket for bucket in point.buckets if bucket.weights.has_two_payloads]
+        if not buckets:
             continue
 
         def ended(_module: nn.Module, _args: Any, _output: Any, point: GatherPoint = point) -> None:
@@ -200,24 +200,24 @@ def _hook_two_payloads(context: ShardedContext) -> None:
 
         # Recomputation may be stopped, by an exception, once it has saved what is wanted.
         point.module.register_forward_hook(_untraced(ended), always_call=True)
-        for group in groups:
-            holders = {id(m): m for p in group.parameters for m, _ in p.holders}
+        for bucket in buckets:
+            holders = {id(m): m for p in bucket.parameters for m, _ in p.holders}
             for holder in (m for key, m in holders.items() if key not in seen):
-                holder.register_forward_pre_hook(_untraced(partial(_refuse_inner, group)))
+                holder.register_forward_pre_hook(_untraced(partial(_refuse_inner, bucket)))
 
 
-def _refuse_inner(group: ParameterGroup, module: nn.Module, _args: Any) -> None:
+def _refuse_inner(bucket: Bucket, module: nn.Module, _args: Any) -> None:
     """Recomputation inside of a unit must not read what a backward pass reads.
 
     Raises:
         CapabilityNotBuiltError: it would.
     """
-    if inside_backward() and group.weights.is_for_backward:
+    if inside_backward() and bucket.weights.is_for_backward:
         raise CapabilityNotBuiltError(
-            f"activations of a {type(module).__name__} in {group.plan.name} are recomputed under a "
-            "weight_codec with one payload for forward passes and another for backward passes, and "
-            "its unit as a whole is not. Pass enable_fine_grained_param_gather=True, recompute the "
-            "whole unit, or make that module a unit."
+            f"activations of a {type(module).__name__} in {bucket.plan.name} are recomputed, and "
+            "those of its whole unit are not. The weight_codec has one payload for forward passes "
+            "and another for backward passes. Pass enable_fine_grained_param_gather=True, "
+            "recompute the whole unit, or make that module a unit."
         )
 
 
@@ -228,14 +228,16 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
     """
     model = weakref.ref(context)
     place = unit.index
-    for bucket, group in enumerate(group for group in unit.groups if group.gradients is not None):
-        for index, managed in enumerate(group.parameters):
+    for number, bucket in enumerate(
+        bucket for bucket in unit.buckets if bucket.gradients is not None
+    ):
+        for index, managed in enumerate(bucket.parameters):
 
-            def ready(raw: torch.Tensor, index: int = index, bucket: int = bucket) -> None:
+            def ready(raw: torch.Tensor, index: int = index, number: int = number) -> None:
                 alive = model()
                 if alive is not None:
                     unit = alive.root if place is None else alive.units[place]
-                    alive.gradient_ready(unit, unit.gradients[bucket], index, raw)  # type: ignore[arg-type]
+                    alive.gradient_ready(unit, unit.gradients[number], index, raw)  # type: ignore[arg-type]
 
             managed.raw.register_post_accumulate_grad_hook(ready)
 

@@ -17,8 +17,8 @@ from mfsdp_core.plan.prefetch import (
     Residents,
     gather_ahead,
 )
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gather_order import GatherOrder
-from mfsdp_core.runtime.parameter_group import ParameterGroup
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.runtime.weight_buffers import Residency
 
@@ -52,7 +52,7 @@ class ParamPipeline:
         self._anywhere = Residents(self._gathered)
         self._limits = PrefetchLimits(budget_bytes, None if pool is None else pool.plan.slots)
         self._is_unlimited = budget_bytes is None and pool is None
-        self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.groups) for unit in units]
+        self._sizes_bytes = [sum(g.weights.full_bytes for g in unit.buckets) for unit in units]
         self._pooled = frozenset(
             unit.index
             for unit in units
@@ -61,13 +61,11 @@ class ParamPipeline:
         self.order = order
         self.gathered = gathered
 
-    def issue(
-        self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
-    ) -> bool:
-        """Start whatever gathers `unit` needs, or only `groups` of it; whether there were any."""
-        wanted = unit.groups if groups is None else groups
-        for group in wanted:
-            weights = group.weights
+    def issue(self, unit: Unit, direction: Direction, buckets: list[Bucket] | None = None) -> bool:
+        """Start whatever gathers `unit` needs, or only `buckets` of it; whether there were any."""
+        wanted = unit.buckets if buckets is None else buckets
+        for bucket in wanted:
+            weights = bucket.weights
             if not weights.is_gathered or (
                 weights.has_two_payloads and not weights.serves(direction)
             ):
@@ -77,27 +75,25 @@ class ParamPipeline:
         if self._pool is not None:
             self._make_room(unit, self._pool)
         started = False
-        for group in wanted:
-            started |= group.weights.issue(direction)
+        for bucket in wanted:
+            started |= bucket.weights.issue(direction)
         return started
 
-    def ready(
-        self, unit: Unit, direction: Direction, groups: list[ParameterGroup] | None = None
-    ) -> None:
-        """Return once `unit`, or what needs only `groups` of it, may compute."""
-        self.issue(unit, direction, groups)
+    def ready(self, unit: Unit, direction: Direction, buckets: list[Bucket] | None = None) -> None:
+        """Return once `unit`, or what needs only `buckets` of it, may compute."""
+        self.issue(unit, direction, buckets)
         unit.ahead = False
-        for group in unit.groups if groups is None else groups:
-            group.weights.complete()
+        for bucket in unit.buckets if buckets is None else buckets:
+            bucket.weights.complete()
 
     def issue_ahead(
-        self, unit: Unit, direction: Direction, groups: list[ParameterGroup], *, of: Unit
+        self, unit: Unit, direction: Direction, buckets: list[Bucket], *, of: Unit
     ) -> bool:
-        """Start gathering `groups` of `unit` ahead of need while `of` runs, if there is room.
+        """Start gathering `buckets` of `unit` ahead of need while `of` runs, if there is room.
 
         A unit of which something is there already has its room.
         """
-        if not any(group.weights.is_gathered for group in unit.groups):
+        if not any(bucket.weights.is_gathered for bucket in unit.buckets):
             upcoming = [] if unit.index is None else [unit.index]
             if not gather_ahead(
                 upcoming,
@@ -109,8 +105,8 @@ class ParamPipeline:
             ):
                 return False
             unit.ahead = True
-        self.issue(unit, direction, groups)
-        self._publish(groups)
+        self.issue(unit, direction, buckets)
+        self._publish(buckets)
         return True
 
     def prefetch(self, unit: Unit, direction: Direction, *, recomputing: bool = False) -> None:
@@ -130,7 +126,7 @@ class ParamPipeline:
             target = self._units[index]
             if self.issue(target, direction):
                 target.ahead = True
-                self._publish(target.groups)
+                self._publish(target.buckets)
 
     def _residents(self) -> Residents:
         if self._is_unlimited:
@@ -151,25 +147,25 @@ class ParamPipeline:
 
     def _make_room(self, unit: Unit, pool: SlotPool) -> None:
         """Give back what was gathered ahead into the slot that `unit` needs, and has not run."""
-        for group in unit.groups:
-            for holder in pool.blocking(group.plan.name):
+        for bucket in unit.buckets:
+            for holder in pool.blocking(bucket.plan.name):
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def take_part(self, unit: Unit, direction: Direction, groups: list[ParameterGroup]) -> None:
+    def take_part(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> None:
         """Take part, without running, in the gathers of a unit that other ranks may run.
 
-        groups: its buckets in the order in which those ranks gather them.
+        buckets: its buckets in the order in which those ranks gather them.
         """
-        self.issue(unit, direction, groups)
+        self.issue(unit, direction, buckets)
         self.release(unit)
 
     def release(self, unit: Unit) -> None:
         """Free the unit's full buffers, where its placements say so."""
         unit.ahead = False
-        for group in unit.groups:
-            if group.weights.state is not Residency.EMPTY:
-                group.weights.release()
+        for bucket in unit.buckets:
+            if bucket.weights.state is not Residency.EMPTY:
+                bucket.weights.release()
 
     def release_all(self) -> None:
         """Free everything that is not persistent, prefetched and never used included."""
@@ -179,8 +175,8 @@ class ParamPipeline:
     def complete(self) -> None:
         """Wait for every gather under way, without starting any."""
         for unit in (self._root, *self._units):
-            for group in unit.groups:
-                group.weights.complete()
+            for bucket in unit.buckets:
+                bucket.weights.complete()
 
     def install(self, *, loaded: bool = False) -> None:
         """Bring updated main weights into the compute copies of all units.
@@ -189,10 +185,10 @@ class ParamPipeline:
         """
         changed = []
         for unit in (self._root, *self._units):
-            for group in unit.groups:
-                if group.is_trainable or loaded:
-                    group.weights.install(anew=loaded)
-                    if group.look():
+            for bucket in unit.buckets:
+                if bucket.is_trainable or loaded:
+                    bucket.weights.install(anew=loaded)
+                    if bucket.look():
                         changed.append(unit)
         # What updates many tensors at once is not always counted by autograd.
         for unit in changed or (self._root, *self._units):
@@ -204,9 +200,9 @@ class ParamPipeline:
         Gathers from here on read main weights as they are now.
         """
         for unit in (self._root, *self._units):
-            for group in unit.groups:
-                if group.look():
-                    group.weights.install()
+            for bucket in unit.buckets:
+                if bucket.look():
+                    bucket.weights.install()
                     unit.epoch += 1
         if self._streams.copy_in is not None:
             self._streams.copy_in.follow()
@@ -215,23 +211,23 @@ class ParamPipeline:
         """Make replicated main weights those of the first rank."""
         for unit in (self._root, *self._units):
             unit.epoch += 1
-            for group in unit.groups:
-                group.weights.broadcast()
+            for bucket in unit.buckets:
+                bucket.weights.broadcast()
 
-    def _publish(self, groups: list[ParameterGroup]) -> None:
+    def _publish(self, buckets: list[Bucket]) -> None:
         if "prefetch" not in self._events.wanted:
             return
-        for group in groups:
-            layout, compute = group.plan.layout, group.dtypes.compute
+        for bucket in buckets:
+            layout, compute = bucket.plan.layout, bucket.dtypes.compute
             self._events.publish(
                 Event(
                     kind="prefetch",
                     operation="all_gather",
                     dtype=dtype_name(compute),
                     payload_bytes=layout.total_elements * compute.itemsize,
-                    group=group.weights.role,
+                    group=bucket.weights.role,
                     group_size=layout.slices,
-                    bucket=group.plan.name,
+                    bucket=bucket.plan.name,
                 )
             )
 
@@ -243,7 +239,7 @@ class _Gathered:
         self._units = units
 
     def __contains__(self, index: Any) -> bool:
-        for group in self._units[index].groups:  # noqa: SIM110 - one frame, in every prefetch
-            if not group.weights.is_gathered:
+        for bucket in self._units[index].buckets:  # noqa: SIM110 - one frame, in every prefetch
+            if not bucket.weights.is_gathered:
                 return False
         return True

@@ -13,8 +13,8 @@ from torch import nn
 from mfsdp_core.errors import UnitSelectionError
 from mfsdp_core.plan.grouping import ROOT, enclosing_units
 from mfsdp_core.plan.prefetch import backward_of_nested
+from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
-from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
 
 
 @dataclass
@@ -35,7 +35,7 @@ class Unit:
     name: str
     module: nn.Module
     index: int | None
-    groups: list[ParameterGroup] = field(default_factory=list)
+    buckets: list[Bucket] = field(default_factory=list)
     around: list[Unit] = field(default_factory=list)
     open: list[object] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
@@ -48,7 +48,7 @@ class Unit:
     @cached_property
     def gradients(self) -> list[GradientBuffers]:
         """Gradients of the trainable buckets, in bucket order."""
-        return [group.gradients for group in self.groups if group.gradients is not None]
+        return [bucket.gradients for bucket in self.buckets if bucket.gradients is not None]
 
     @cached_property
     def shares_parameters(self) -> bool:
@@ -59,8 +59,8 @@ class Unit:
         """
         return any(
             len({id(holder) for holder, _ in managed.holders}) > 1
-            for group in self.groups
-            for managed in group.parameters
+            for bucket in self.buckets
+            for managed in bucket.parameters
         )
 
     def expect_gradients(self) -> None:
@@ -70,13 +70,13 @@ class Unit:
     @cached_property
     def _trainable(self) -> frozenset[int]:
         """The trainable parameters, by id of raw."""
-        trainable = (group for group in self.groups if group.gradients is not None)
-        return frozenset(id(managed.raw) for group in trainable for managed in group.parameters)
+        trainable = (bucket for bucket in self.buckets if bucket.gradients is not None)
+        return frozenset(id(managed.raw) for bucket in trainable for managed in bucket.parameters)
 
     @cached_property
     def _faces(self) -> list[tuple[nn.Module, str, ManagedParameter]]:
         """Where the parameters are seen: module, attribute, parameter."""
-        parameters = [managed for group in self.groups for managed in group.parameters]
+        parameters = [managed for bucket in self.buckets for managed in bucket.parameters]
         return [(*holder, managed) for managed in parameters for holder in managed.holders]
 
     def check_held(self) -> None:

@@ -61,7 +61,7 @@ from mfsdp_core.precision.codec import Shard
 from mfsdp_core.precision.hooked_weight import HookedBucket
 from mfsdp_core.precision.transformer_engine import PrimaryBucket
 from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward
-from mfsdp_core.runtime.bucket import BucketSpec
+from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.shard.flat_buffer import FullBuffer, part
 
 

@@ -10,20 +10,20 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import StateDictError
-from mfsdp_core.runtime.parameter_group import ManagedParameter, ParameterGroup
+from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
 from mfsdp_core.shard.dtensor import gather_full, name_tensor
 from mfsdp_core.shard.uneven_shard import cut_of, is_cut_alike, is_cut_by_torch
 
 #: What the wrapper puts before every name.
 PREFIX = "module."
 
-#: A parameter (group and index in it), the name it was found under, and the value.
-_Found = tuple[ParameterGroup, int, str, torch.Tensor]
+#: A parameter (bucket and index in it), the name it was found under, and the value.
+_Found = tuple[Bucket, int, str, torch.Tensor]
 
 
 def load_model_state(
     model: nn.Module,
-    groups: list[ParameterGroup],
+    buckets: list[Bucket],
     state_dict: Mapping[str, Any],
     *,
     strict: bool,
@@ -38,8 +38,8 @@ def load_model_state(
     Raises:
         StateDictError: see `MegatronFSDP.load_state_dict`.
     """
-    found, missing = _match_parameters(groups, state_dict)
-    parameters = {PREFIX + n for group in groups for p in group.parameters for n in p.names}
+    found, missing = _match_parameters(buckets, state_dict)
+    parameters = {PREFIX + n for bucket in buckets for p in bucket.parameters for n in p.names}
     rest = {name: value for name, value in state_dict.items() if name not in parameters}
     own_rest = {n: v for n, v in nn.Module.state_dict(model).items() if n not in parameters}
     missing += [name for name in own_rest if name not in rest]
@@ -49,36 +49,36 @@ def load_model_state(
             f"the state dict does not fit the model. Missing: {missing or 'none'}. Unexpected: "
             f"{unexpected or 'none'}. Names start with {PREFIX!r}; strict=False loads a part."
         )
-    for group, index, name, value in found:
-        _check_parameter(group, index, name, value)
+    for bucket, index, name, value in found:
+        _check_parameter(bucket, index, name, value)
     for name, own in own_rest.items():
         if name in rest:
             _check_buffer(name, own, rest[name])
-    for group, index, _, value in found:
-        _load_parameter(group, index, value)
+    for bucket, index, _, value in found:
+        _load_parameter(bucket, index, value)
     result = nn.Module.load_state_dict(model, rest, strict=False)
     return type(result)(missing, unexpected)
 
 
 def _match_parameters(
-    groups: list[ParameterGroup], state_dict: Mapping[str, Any]
+    buckets: list[Bucket], state_dict: Mapping[str, Any]
 ) -> tuple[list[_Found], list[str]]:
     """Every parameter's value, and the first names of those that have none."""
     found: list[_Found] = []
     missing: list[str] = []
-    for group in groups:
-        for index, managed in enumerate(group.parameters):
+    for bucket in buckets:
+        for index, managed in enumerate(bucket.parameters):
             names = [PREFIX + name for name in managed.names]
             present = next((name for name in names if name in state_dict), None)
             if present is None:
                 missing.append(names[0])
             else:
-                found.append((group, index, present, state_dict[present]))
+                found.append((bucket, index, present, state_dict[present]))
     return found, missing
 
 
-def _check_parameter(group: ParameterGroup, index: int, name: str, value: object) -> None:
-    managed = group.parameters[index]
+def _check_parameter(bucket: Bucket, index: int, name: str, value: object) -> None:
+    managed = bucket.parameters[index]
     sharded, shape = managed.sharded, managed.part.whole_shape
     if not isinstance(value, torch.Tensor):
         raise StateDictError(
@@ -119,19 +119,19 @@ def _check_buffer(name: str, own: object, value: object) -> None:
         raise StateDictError(f"{name}: expected shape {tuple(own.shape)}, found {found}.")
 
 
-def _load_parameter(group: ParameterGroup, index: int, value: torch.Tensor) -> None:
+def _load_parameter(bucket: Bucket, index: int, value: torch.Tensor) -> None:
     if not isinstance(value, DTensor):
-        group.load(index, value)
+        bucket.load(index, value)
         return
-    managed = group.parameters[index]
+    managed = bucket.parameters[index]
     if _is_on_tensor_axis_alone(managed, value):
-        group.load_part(index, value.to_local())
+        bucket.load_part(index, value.to_local())
         return
     if not _is_sharded_alike(value, managed.sharded):
         name_tensor(value, f"what is loaded into {managed.names[0]}")
-        group.load(index, gather_full(value))
+        bucket.load(index, gather_full(value))
         return
-    target = group.local_view(index, group.weights.main)
+    target = bucket.local_view(index, bucket.weights.main)
     local = value.to_local()
     if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
         target.copy_(local)

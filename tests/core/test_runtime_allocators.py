@@ -81,7 +81,7 @@ def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
     start, found = pointers(), []
     # Of the first bucket of every unit.
     seen: dict[str, set[int]] = {}
-    groups = {g.plan.name: g for u in toy.model._context.units for g in u.groups}
+    groups = {g.plan.name: g for u in toy.model._context.units for g in u.buckets}
     units = toy.model.pool_plan["units"]
     served = {u["bucket"]: u["placement"] == "pool" for u in units}
 

@@ -12,8 +12,8 @@ from conformance.judging import same
 from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
+from mfsdp_core.runtime.bucket import ManagedParameter
 from mfsdp_core.runtime.gathering import gather_points
-from mfsdp_core.runtime.parameter_group import ManagedParameter
 from mfsdp_core.runtime.units import Unit
 from oracle.beside_torch import beside, near
 from oracle.by_module import UNITS, WIDTH, Model, Reader, Table, inputs, sharded
@@ -310,9 +310,9 @@ def test_every_bucket_has_a_point_and_only_called_modules_are_points() -> None:
     points = gather_points(Unit("", root, None), units)
     by_module = {id(point.module): point for point in points}
     for unit in units:
-        for group in unit.groups:
-            assert any(group in point.groups for point in points)
+        for group in unit.buckets:
+            assert any(group in point.buckets for point in points)
     reader = root.units[1]
-    assert len(by_module[id(reader.fused)].groups) == 2
+    assert len(by_module[id(reader.fused)].buckets) == 2
     assert id(root.units) not in by_module
     assert [point.index for point in points] == list(range(len(points)))

@@ -94,7 +94,7 @@ def owners(which: str) -> dict[str, set[str]]:
     assert [unit.index for unit in context.units] == list(range(len(context.units)))
     found: dict[str, set[str]] = {}
     for unit in (context.root, *context.units):
-        for group in unit.groups:
+        for group in unit.buckets:
             names = {managed.names[0] for managed in group.parameters}
             found.setdefault(unit.name, set()).update(names)
     return found

@@ -45,7 +45,7 @@ def test_the_next_gather_begins_before_this_one_is_waited_for() -> None:
     toy = shard(NAME, 3, 2)
     said: list[str] = []
     for unit in toy.model._context.units:
-        weights = unit.groups[0].weights
+        weights = unit.buckets[0].weights
 
         def issue(*arguments: Any, begin: Any = weights.issue, name: str = unit.name) -> bool:
             started: bool = begin(*arguments)

@@ -43,7 +43,7 @@ def sharded(strategy, compute, wire):
     model = fully_shard_model(
         nn.Sequential(plain), zero_dp_strategy=strategy, mixed_precision_policy=policy
     )
-    (group,) = model._groups()
+    (group,) = model._buckets()
     return group.gradients
 
 

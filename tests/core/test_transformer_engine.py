@@ -238,7 +238,7 @@ def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(recipe: str)
         model = sharded(primary(recipe), "fsdp", FLAT)
         at_rest = sum(
             codes_of(managed.raw)
-            for group in model._groups()
+            for group in model._buckets()
             for managed in group.parameters
             if group.plan.unit and group.plan.primary
         )
@@ -260,7 +260,7 @@ def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept() -> None:
     with te.installed():
         for keep in (False, True):
             losses[keep], model = losses_of("current", keep_fp8_transpose_cache=keep)
-            raws = [g.parameters[0].raw for g in model._groups() if g.plan.unit and g.plan.primary]
+            raws = [g.parameters[0].raw for g in model._buckets() if g.plan.unit and g.plan.primary]
             assert all(raw._transpose is not None for raw in raws) == keep
     assert losses[False] == losses[True]
 

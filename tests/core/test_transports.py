@@ -79,6 +79,6 @@ def test_all_transports_log_the_same_and_agree(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered(strategy: str) -> None:
     toy = shard("linear_stack", strategy, 4)
-    (first, *_) = [g for unit in toy.model._context.units for g in unit.groups]
+    (first, *_) = [g for unit in toy.model._context.units for g in unit.buckets]
     kind = Communicator if strategy == "no_shard" else PointToPointCommunicator
     assert type(first.gradients._communicator) is kind

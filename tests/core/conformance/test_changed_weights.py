@@ -254,7 +254,7 @@ def test_modules_gather_in_the_order_of_their_calls() -> None:
             around = point.around and names[id(point.around.module)]
             same(f"around {name}, {when}", around, name.rpartition(".")[0] if name else None)
             own = name.endswith("layer") or name in ("middle", "early")
-            same(f"buckets of {name}, {when}", len(point.groups), int(own))
+            same(f"buckets of {name}, {when}", len(point.buckets), int(own))
 
     check("at first")
     for number in range(2):
