@@ -507,5 +507,5 @@ class MegatronFSDP(AnswersFrameworks):
     def _units(self) -> list[Unit]:
         return [self._context.root, *self._context.units]
 
-    def _groups(self) -> list[Bucket]:
+    def _buckets(self) -> list[Bucket]:
         return [bucket for unit in self._units() for bucket in unit.buckets]

@@ -1,4 +1,4 @@
-"""Which dtype each role of a parameter group has. Pure: dtypes are any hashable names.
+"""Which dtype each role of a bucket has. Pure: dtypes are any hashable names.
 
 role          meaning
 compute       dtype of the module's parameter, in which forward and backward run
@@ -40,7 +40,7 @@ _BITS = {
 
 @dataclass(frozen=True)
 class GroupDtypes(Generic[Name]):
-    """Resolved dtypes of one parameter group; nothing is left open."""
+    """Resolved dtypes of one bucket; nothing is left open."""
 
     compute: Name
     main_params: Name

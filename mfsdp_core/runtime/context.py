@@ -40,10 +40,10 @@ _TRANSFORMED = (
     "alone. Use torch.autograd.grad on what the model returns, and batches in place of vmap."
 )
 _GRAPH = (
-    "a backward pass with create_graph=True, or a vectorised one (vectorize=True, "
-    "is_grads_batched=True), came to a sharded model. What it computes would read weights after "
-    "they have been released. Leave these options out, or compute gradient penalties, forces and "
-    "Jacobians with an unsharded model that has loaded export_state_dict(model)."
+    "a backward pass with create_graph=True, or inside of a function of torch.func, came to a "
+    "sharded model. What it computes would read weights after they have been released. Leave "
+    "create_graph out, or compute gradient penalties and forces with an unsharded model that has "
+    "loaded export_state_dict(model)."
 )
 _CHANGED = (
     "backward() came to {unit}, whose weights have changed since the forward pass that it goes "

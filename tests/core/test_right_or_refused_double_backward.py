@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import WAYS, beside, own_batch
+from oracle.beside_torch import WAYS, beside, near, own_batch
 from oracle.models import Chain, loss
 
 pytestmark = [pytest.mark.on_ranks, pytest.mark.parametrize("way", WAYS, ids="-".join)]
@@ -37,9 +37,11 @@ def penalty(model: Any) -> Tensor:
     return torch.autograd.grad(loss(model(x)), x, create_graph=True)[0]
 
 
-def jacobian(model: Any) -> Any:
-    x = own_batch(4, 2, 8).requires_grad_()
-    return torch.autograd.functional.jacobian(model, x, vectorize=True)
+def products(model: Any) -> Any:
+    """Of the Jacobian, one for each of several vectors, through one graph."""
+    x = own_batch(0).requires_grad_()
+    y = model(x)
+    return torch.func.vmap(lambda v: torch.autograd.grad(y, x, v))(torch.stack([y, y]).detach())
 
 
 def along(model: Any) -> Tensor:
@@ -52,7 +54,7 @@ USES: tuple[tuple[str, Callable[[Any], object]], ...] = (
     (GRAPH, penalty),
     (GRAPH, lambda m: loss(m(own_batch(1))).backward(create_graph=True)),
     (GRAPH, lambda m: Forces(m)(own_batch(2))),
-    ("vectorize=True", jacobian),
+    ("inside of a function of torch.func", products),
     (TRANSFORM, lambda m: torch.func.grad(lambda v: loss(m(v)))(own_batch(0))),
     (TRANSFORM, lambda m: torch.func.vjp(m, own_batch(0))),
     (TRANSFORM, lambda m: torch.func.jvp(m, (own_batch(0),), (own_batch(1),))),
@@ -76,3 +78,13 @@ def test_graphs_of_gradients_and_transforms_are_refused_and_training_goes_on(
             loss(module(own_batch(3))).backward()
         pair.compare_gradients()
         pair.zero_grad()
+
+
+@pytest.mark.sample
+def test_a_jacobian_in_one_vectorised_backward_pass(way: tuple[str, str]) -> None:
+    x = own_batch(4, 2, 8).requires_grad_()
+    wanted, found = (
+        torch.autograd.functional.jacobian(module, x, vectorize=True)
+        for module in beside(Chain, way).both
+    )
+    near("Jacobian", found, wanted, 1e-10)
