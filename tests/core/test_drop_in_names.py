@@ -22,7 +22,8 @@ from mfsdp_core import (
     fully_shard_model,
 )
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.sharding_arguments import OWN_DEFAULTS
+from mfsdp_core.sharding import request_of_wrapper
+from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import mesh, on_two_axes
 from oracle.sharded import STRATEGIES
@@ -110,6 +111,19 @@ def test_arguments_that_contradict_the_configuration_are_refused() -> None:
         MegatronFSDP(nn.Linear(2, 2), ddp_config=config, fsdp_double_buffer=True)
     with pytest.raises(TypeError, match="nonsense"):
         MegatronFSDP(nn.Linear(2, 2), nonsense=True)
+
+
+@pytest.mark.parametrize("in_config", [True, False])
+def test_registering_by_hand_is_asked_for_by_an_argument_or_by_the_configuration(
+    in_config: bool,
+) -> None:
+    config = DistributedDataParallelConfig(nccl_ub=True, fsdp_manual_registration=True)
+    given = ShardingArguments(nccl_ub=True, manual_registration=not in_config)
+    request = request_of_wrapper(given, None, config if in_config else None)
+    assert request.arguments.manual_registration
+    registration = request.config.allocation.registration
+    assert registration is not None
+    assert registration.manual
 
 
 def test_a_setting_about_speed_that_changes_nothing_says_so() -> None:
