@@ -6,7 +6,6 @@ import dataclasses
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
 from weakref import WeakKeyDictionary
@@ -28,7 +27,7 @@ from mfsdp_core.parameter_marks import (
     mark_for_kernels,
 )
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
-from mfsdp_core.runtime.bucket import Bucket
+from mfsdp_core.runtime.bucket import Bucket, BucketFacts
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.units import Unit
@@ -44,21 +43,6 @@ from mfsdp_core.state.owner import OWNER
 
 def _nobody() -> None:
     """Who owns a parameter that no sharded model does."""
-
-
-@dataclass(frozen=True)
-class BucketFacts:
-    """One flat buffer.
-
-    name: as in events. unit: "" is the root. parameters: first name of each, in buffer order.
-    elements: of the whole buffer, padding included.
-    """
-
-    name: str
-    unit: str
-    parameters: tuple[str, ...]
-    elements: int
-    trainable: bool
 
 
 class MegatronFSDP(AnswersFrameworks):
@@ -460,16 +444,7 @@ class MegatronFSDP(AnswersFrameworks):
 
     def buckets(self) -> list[BucketFacts]:
         """Every flat buffer with the parameters it holds, the root's first, then unit by unit."""
-        return [
-            BucketFacts(
-                bucket.plan.name,
-                bucket.plan.unit,
-                tuple(managed.names[0] for managed in bucket.parameters),
-                bucket.plan.layout.total_elements,
-                bucket.is_trainable,
-            )
-            for bucket in self._buckets()
-        ]
+        return [bucket.facts() for bucket in self._buckets()]
 
     @cached_property
     def checkpoint_group(self) -> dist.ProcessGroup:

@@ -141,6 +141,21 @@ def move_parameters(parameters: list[ManagedParameter], full: FullBuffer | None)
         move_to(managed.raw, nothing.expand(shape) if full is None else full.tensor(index))
 
 
+@dataclass(frozen=True)
+class BucketFacts:
+    """One flat buffer.
+
+    name: as in events. unit: "" is the root. parameters: first name of each, in buffer order.
+    elements: of the whole buffer, padding included.
+    """
+
+    name: str
+    unit: str
+    parameters: tuple[str, ...]
+    elements: int
+    trainable: bool
+
+
 class Bucket:
     """A bucket of a unit."""
 
@@ -176,6 +191,16 @@ class Bucket:
     def is_trainable(self) -> bool:
         """Whether the bucket has gradients."""
         return self.gradients is not None
+
+    def facts(self) -> BucketFacts:
+        """What it holds."""
+        return BucketFacts(
+            self.plan.name,
+            self.plan.unit,
+            tuple(managed.names[0] for managed in self.parameters),
+            self.plan.layout.total_elements,
+            self.is_trainable,
+        )
 
     def local_view(self, index: int, flat: torch.Tensor) -> torch.Tensor:
         """A parameter's part of `flat`: a slice's whole rows, perhaps none, or the whole tensor.
