@@ -23,6 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.protocol import TimedCollective
 from bench.errors import BenchError, UnsupportedError
 from bench.spec import CollectiveSettings, ResolvedRun
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
@@ -83,7 +84,7 @@ class _KeptScratch:
         del bucket, memory
 
 
-class CollectiveEngine:
+class CollectiveEngine(TimedCollective):
     """One rank's part of the operation. Its methods are collective."""
 
     def __init__(
@@ -174,9 +175,6 @@ class CollectiveEngine:
         """Operand and result; what a transport needs besides is its own."""
         buffers = {tensor.data_ptr(): tensor.nbytes for tensor in (self._full, self._own)}
         return {"communication_buffers": sum(buffers.values())}
-
-    def pool_plan(self) -> None:
-        """Buffers stay as they are."""
 
     def buffer_registration(self) -> dict[str, Any] | None:
         """What NCCL has registered, and why not more; None where nothing was asked for."""

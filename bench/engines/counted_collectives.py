@@ -6,7 +6,6 @@ a private module of torch, plus a counter.
 
 from __future__ import annotations
 
-from collections import Counter
 from typing import Any
 
 import torch.distributed as dist
@@ -20,12 +19,11 @@ from bench.engines.ring_bytes import RingBytes
 
 
 class CountedAllGather(DefaultAllGather):
-    """Counts each gather. largest_bytes: of full buffers. sent_bytes: by dtype on the wire."""
+    """Counts each gather into `ring`. largest_bytes: of full buffers."""
 
     def __init__(self, ring: RingBytes) -> None:
         self._ring = ring
         self.largest_bytes = 0
-        self.sent_bytes: Counter[str] = Counter()
 
     def __call__(
         self,
@@ -35,10 +33,7 @@ class CountedAllGather(DefaultAllGather):
         async_op: bool = False,
     ) -> dist.Work | None:
         """Count, then gather."""
-        before = self._ring.sent_bytes
-        self._ring.scatter_or_gather(output_tensor.nbytes, group.size())
-        dtype = str(output_tensor.dtype).removeprefix("torch.")
-        self.sent_bytes[dtype] += self._ring.sent_bytes - before
+        self._ring.gather(output_tensor.nbytes, output_tensor.dtype, group.size())
         self.largest_bytes = max(self.largest_bytes, output_tensor.nbytes)
         work: dist.Work | None = super().__call__(output_tensor, input_tensor, group, async_op)
         return work
@@ -64,7 +59,7 @@ class CountedReduceScatter(DefaultReduceScatter):
         async_op: bool = False,
     ) -> dist.Work:
         """Count, then reduce."""
-        self._ring.scatter_or_gather(input_tensor.nbytes, group.size())
+        self._ring.reduce_scatter(input_tensor.nbytes, group.size())
         self._ring.all_reduce(output_tensor.nbytes, self._replicas)
         both_bytes = input_tensor.nbytes + output_tensor.nbytes
         self.largest_bytes = max(self.largest_bytes, both_bytes)

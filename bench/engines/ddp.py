@@ -31,8 +31,6 @@ CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 class DdpEngine(StockEngine):
     """Replicated weights, bucketed all-reduce overlapped with the backward."""
 
-    name = "ddp"
-
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         group = dist.group.WORLD
         if group is None:
@@ -73,7 +71,7 @@ class DdpEngine(StockEngine):
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self._ddp, self.name, prefix="module.")
+        return StockInspection(self._ddp, prefix="module.")
 
     def code_path(self) -> str:
         """The file of torch's DistributedDataParallel."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -30,12 +29,6 @@ with warnings.catch_warnings():  # that the package compiles with torch.jit, whi
 class DdpZeroEngine(DdpEngine):
     """Whole weights and gradients; optimizer state of the parameters that a rank owns."""
 
-    name = "ddp_zero"
-
-    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        self._gathered: Counter[str] = Counter()
-        super().__init__(model, resolved, device)
-
     def _optimizer_of(self, parameters: Any, train: TrainSpec) -> torch.optim.Optimizer:
         def of_a_rank(owned: Iterable[dict[str, Any]], **_groups_have_them: Any) -> Any:
             return build_optimizer(owned, train)
@@ -48,14 +41,11 @@ class DdpZeroEngine(DdpEngine):
         """Update what this rank owns; every parameter is broadcast by its owner."""
         super().optimizer_step()
         for parameter in self.parameters:
-            before = self._ring.sent_bytes
-            self._ring.scatter_or_gather(parameter.nbytes)
-            dtype = str(parameter.dtype).removeprefix("torch.")
-            self._gathered[dtype] += self._ring.sent_bytes - before
+            self._ring.gather(parameter.nbytes, parameter.dtype)
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Updated weights: a rank forwards of a broadcast what it would send of a gather."""
-        return dict(self._gathered)
+        return dict(self._ring.gathered_bytes)
 
     def persistent_bytes(self) -> dict[str, int]:
         """The state lies in the optimizer that the outer one wraps."""

@@ -32,7 +32,7 @@ from bench.engines.optimizer import (
     scale_to_norm,
     set_learning_rate,
 )
-from bench.engines.protocol import UNTOLD
+from bench.engines.protocol import UNTOLD, Engine
 from bench.spec import DtypeName, ResolvedRun, StrategyName
 
 STAGES: Final[dict[StrategyName, int]] = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -40,7 +40,7 @@ _BUCKET_ELEMENTS: Final = 500_000_000
 _NAMES: Final[dict[DtypeName, str]] = {"fp32": "fp32", "bf16": "bf16", "fp16": "fp16"}
 
 
-class DeepSpeedEngine:
+class DeepSpeedEngine(Engine):
     """DeepSpeed's engine, which owns model and optimizer."""
 
     _newest: weakref.ref[DeepSpeedEngine] | None = None
@@ -116,18 +116,6 @@ class DeepSpeedEngine:
         weights = sum(shard.rows.nbytes for shard in self.inspected.weights().values())
         state = optimizer_state_bytes(self.engine.basic_optimizer)
         return UNTOLD | {"main_weights": weights, "optimizer_state": state}
-
-    def pool_plan(self) -> dict[str, Any] | None:
-        """DeepSpeed does not say how it allocates."""
-        return None
-
-    def wire_bytes(self) -> int | None:
-        """Not counted."""
-        return None
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Not counted."""
-        return None
 
     def save_checkpoint(self, folder: Path) -> None:
         """DeepSpeed's own."""

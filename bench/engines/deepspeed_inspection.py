@@ -9,18 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.engines.inspection import BucketContents, LocalRows, WireEntry, lacks
-from bench.errors import UnsupportedError
-from bench.spec import DtypeName
+from bench.engines.inspection import Inspection, LocalRows
 
 _STAGE_OF_WEIGHTS = 3
 
 
-def _lacks(what: str) -> UnsupportedError:
-    return lacks("deepspeed", what)
-
-
-class DeepSpeedInspection:
+class DeepSpeedInspection(Inspection):
     """Of a DeepSpeed engine. package: DeepSpeed. Stage 3 has other names for everything."""
 
     autocast = False
@@ -115,44 +109,11 @@ class DeepSpeedInspection:
                     found[name] = parameter.detach().clone()
         return found
 
-    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Not offered."""
-        del weights
-        raise _lacks("loads its own checkpoints, or a state dict before it is built")
-
-    def equalise_weights(self) -> None:
-        """Not offered."""
-        raise _lacks("makes replicas equal when it is built alone")
-
-    def wire(self) -> list[WireEntry]:
-        """Not kept."""
-        raise _lacks("keeps no log of collectives by bucket")
-
-    def buckets(self) -> list[BucketContents]:
-        """Not offered."""
-        raise _lacks("does not say what its buffers hold")
-
-    def held_bytes(self) -> dict[str, int]:
-        """Not kept."""
-        raise _lacks("keeps no ledger of what it holds")
-
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """A call of the engine under `no_grad`."""
         loss: Tensor = self._engine(tokens, targets)
         return loss
-
-    def gather_ahead(self) -> None:
-        """Not offered."""
-        raise _lacks("gathers weights within the passes and the step alone")
-
-    def finish_gradients(self) -> None:
-        """Not offered."""
-        raise _lacks("reduces only within the backward pass of a marked microbatch")
-
-    def set_wire_dtype(self, dtype: DtypeName) -> None:
-        """Not offered."""
-        raise _lacks(f"cannot change its communication dtype (to {dtype}) once built")
 
 
 def _part(rows: Tensor) -> LocalRows:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections import Counter
 from contextlib import nullcontext
 from functools import partial
 from typing import Any, Final
@@ -54,7 +53,6 @@ class Fsdp1Engine(StockEngine):
         self._sharded = SHARDED[resolved.strategy]
         self._outer = resolved.engine.outer_size
         self._ring = RingBytes(dist.get_world_size())
-        self._gathered: Counter[str] = Counter()
         self._fsdp = _wrapped(model.to(main_dtype(resolved.dtypes)), resolved, device)
         self._count()
         super().__init__(self._fsdp, resolved)
@@ -68,9 +66,7 @@ class Fsdp1Engine(StockEngine):
         self._fsdp.register_comm_hook(state, partial(_counted_reduction, self._ring))
         for handle, _ in flat_parameters(self._fsdp):
             gather = handle._all_gather_flat_param
-            handle._all_gather_flat_param = partial(
-                _counted_gather, self._ring, self._gathered, gather
-            )
+            handle._all_gather_flat_param = partial(_counted_gather, self._ring, gather)
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -120,7 +116,7 @@ class Fsdp1Engine(StockEngine):
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Counted as `wire_bytes`."""
-        return None if self._outer > 1 else dict(self._gathered)
+        return None if self._outer > 1 else dict(self._ring.gathered_bytes)
 
     def inspection(self) -> Fsdp1Inspection:
         """For `mfsdp-bench validate`."""
@@ -175,17 +171,15 @@ def _policy(dtypes: ResolvedDtypes) -> MixedPrecision:
 def _counted_reduction(ring: RingBytes, state: Any, grad: Tensor, *out: Tensor) -> None:
     """Torch's own hooks, counted: with an output it scatters, without one it reduces in place."""
     if out:
-        ring.scatter_or_gather(grad.nbytes)
+        ring.reduce_scatter(grad.nbytes)
         default_hooks.reduce_scatter_hook(state, grad, *out)
     else:
         ring.all_reduce(grad.nbytes)
         default_hooks.allreduce_hook(state, grad)
 
 
-def _counted_gather(ring: RingBytes, gathered: Counter[str], gather: Any, whole: Tensor) -> Tensor:
-    before = ring.sent_bytes
-    ring.scatter_or_gather(whole.nbytes)
-    gathered[str(whole.dtype).removeprefix("torch.")] += ring.sent_bytes - before
+def _counted_gather(ring: RingBytes, gather: Any, whole: Tensor) -> Tensor:
+    ring.gather(whole.nbytes, whole.dtype)
     found: Tensor = gather(whole)
     return found
 

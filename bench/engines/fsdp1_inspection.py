@@ -30,7 +30,7 @@ class Fsdp1Inspection(StockInspection):
     """Of `model`, the root instance."""
 
     def __init__(self, model: FullyShardedDataParallel) -> None:
-        super().__init__(model, "fsdp1", autocast=False)
+        super().__init__(model, autocast=False)
         self._fsdp = model
 
     def _parameters(self) -> dict[str, nn.Parameter]:

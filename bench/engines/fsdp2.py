@@ -116,11 +116,11 @@ class Fsdp2Engine(StockEngine):
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Counted as `wire_bytes`."""
-        return dict(self._all_gather.sent_bytes)
+        return dict(self._ring.gathered_bytes)
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self.model, "fsdp2", autocast=False)
+        return StockInspection(self.model, autocast=False)
 
     def code_path(self) -> str:
         """The file of torch's fully_shard."""

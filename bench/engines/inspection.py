@@ -4,8 +4,9 @@ An engine that offers `inspection()` can be checked, whoever wrote it. The check
 as they lie on this rank and puts them together itself; it never trusts the engine's own gather,
 which is one of the things it checks.
 
-A method that an engine has no counterpart for raises `UnsupportedError(rule, reason)`; the verdict
-table then lists the check as not applicable with that reason.
+A method that an engine has no counterpart for raises `UnsupportedError(rule, reason)`, and the
+verdict table lists the check as not applicable with that reason. A class that derives from
+`Inspection` writes down what its engine has; all the rest is refused by the methods here.
 """
 
 from __future__ import annotations
@@ -85,47 +86,64 @@ class Inspection(Protocol):
     def weights(self) -> dict[str, LocalRows]:
         """Of every parameter, the weights that the optimizer updates."""
 
-    def whole_weights(self) -> dict[str, Tensor]:
-        """The engine's own way to whole weights. Collective."""
-
-    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Load a plain state dict, and refuse one that does not fit. Collective."""
-
-    def equalise_weights(self) -> None:
-        """Give replicas of a weight the first replica's values. Collective."""
-
-    def wire(self) -> list[WireEntry]:
-        """The engine's own log of collectives since it was built."""
-
-    def buckets(self) -> list[BucketContents]:
-        """Flat buffers in their order."""
-
-    def held_bytes(self) -> dict[str, int]:
-        """The engine's own account, now, by category of `bench.meters.memory`."""
-
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """The loss of a forward pass without autograd. Collective."""
 
+    def whole_weights(self) -> dict[str, Tensor]:
+        """The engine's own way to whole weights. Collective."""
+        raise lacks("has no way to whole weights")
+
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:  # noqa: ARG002
+        """Load a plain state dict, and refuse one that does not fit. Collective."""
+        raise lacks("loads no whole weights once it is built")
+
+    def equalise_weights(self) -> None:
+        """Give replicas of a weight the first replica's values. Collective."""
+        raise lacks("has no call that makes replicas equal")
+
+    def wire(self) -> list[WireEntry]:
+        """The engine's own log of collectives since it was built."""
+        raise lacks("keeps no log of collectives by bucket")
+
+    def buckets(self) -> list[BucketContents]:
+        """Flat buffers in their order."""
+        raise lacks("does not say what its buffers hold")
+
+    def held_bytes(self) -> dict[str, int]:
+        """The engine's own account, now, by category of `bench.meters.memory`."""
+        raise lacks("keeps no ledger of what it holds")
+
     def gather_ahead(self) -> None:
         """Start gathering weights that the next forward pass needs. Collective."""
+        raise lacks("gathers weights only within its passes and its step")
 
     def recording(self) -> AbstractContextManager[Recorded]:
         """Record every operation inside a block, and what it does to memory."""
+        raise lacks("does not tell in which order it uses memory")
 
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""
+        raise lacks("reduces only within the backward pass of a marked microbatch")
 
-    def follow(self, write: Callable[[str], None]) -> None:
+    def follow(self, write: Callable[[str], None]) -> None:  # noqa: ARG002
         """Call `write` with a line for everything that the engine does from now on."""
+        raise lacks("does not tell what it does")
 
-    def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> Mapping[str, Any]:
+    def ways_out(
+        self,
+        folder: Path,  # noqa: ARG002
+        tokens: Tensor,  # noqa: ARG002
+        targets: Tensor,  # noqa: ARG002
+    ) -> Mapping[str, Any]:
         """Whole weights by name, by every way out of the engine; `loss`: losses that are equal.
 
         Files go to the new folder `folder`, the same on all ranks. Collective.
         """
+        raise lacks("has no exports of its own")
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """Reduce gradients in `dtype` from now on, or refuse while a reduction is under way."""
+        raise lacks(f"cannot change its communication dtype (to {dtype}) once it is built")
 
 
 @runtime_checkable
@@ -161,6 +179,6 @@ def local_rows(tensor: Tensor) -> LocalRows:
     return LocalRows(tensor.to_local().detach(), order, parts)
 
 
-def lacks(engine: str, what: str) -> UnsupportedError:
-    """The refusal of an inspection that the engine has no counterpart for."""
-    return UnsupportedError("not-in-engine", f"{engine} {what}")
+def lacks(what: str) -> UnsupportedError:
+    """The refusal of what an engine has no counterpart for."""
+    return UnsupportedError("not-in-engine", f"the engine {what}")

@@ -31,16 +31,16 @@ from bench.engines.optimizer import (
     scale_to_norm,
     set_learning_rate,
 )
-from bench.engines.protocol import UNTOLD
+from bench.engines.protocol import UNTOLD, Engine
 from bench.engines.stock import scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.units import unit_classes
-from bench.spec import DtypeName, EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
+from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
 
 _INNER, _OUTER = "dp", "dp_outer"
 
 
-class MegatronFsdpEngine:
+class MegatronFsdpEngine(Engine):
     """The wrapped model and its optimizer. package: what has the functions; a test's stand-in."""
 
     def __init__(
@@ -141,18 +141,6 @@ class MegatronFsdpEngine:
             "optimizer_state": optimizer_state_bytes(self.optimizer),
         }
 
-    def pool_plan(self) -> dict[str, Any] | None:
-        """The package does not say what its pools hold."""
-        return None
-
-    def wire_bytes(self) -> int | None:
-        """Unknown: the package keeps no account."""
-        return None
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """As `wire_bytes`."""
-        return None
-
     def save_checkpoint(self, folder: Path) -> None:
         """With torch.distributed.checkpoint, as the package prepares its state dicts for it."""
         state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
@@ -171,7 +159,7 @@ class MegatronFsdpInspection(StockInspection):
     """Of the package's DTensors, whose shards along dim 0 are uneven."""
 
     def __init__(self, engine: MegatronFsdpEngine, package: Any) -> None:
-        super().__init__(engine.model, "megatron_fsdp", prefix="module.", autocast=False)
+        super().__init__(engine.model, prefix="module.", autocast=False)
         name = f"{package.__name__}.uneven_dtensor"
         self._whole = importlib.import_module(name).uneven_dtensor_to_full_tensor
 
@@ -184,11 +172,7 @@ class MegatronFsdpInspection(StockInspection):
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Not offered."""
-        raise lacks("megatron_fsdp", f"loads sharded checkpoints, not {len(weights)} whole tensors")
-
-    def set_wire_dtype(self, dtype: DtypeName) -> None:
-        """Not offered."""
-        raise lacks("megatron_fsdp", f"cannot reduce in {dtype} once built for another dtype")
+        raise lacks(f"loads sharded checkpoints, not {len(weights)} whole tensors")
 
 
 def settings_of(engine: EngineSpec) -> MegatronFsdpSettings:

@@ -122,7 +122,7 @@ class _Inspection(StockInspection):
     """Of shards that only the package's own buffers can put together."""
 
     def __init__(self, engine: MegatronFsdpV2Engine) -> None:
-        super().__init__(engine.model, "megatron_fsdp_v2", autocast=False)
+        super().__init__(engine.model, autocast=False)
         self._engine = engine
 
     def whole_weights(self) -> dict[str, Tensor]:

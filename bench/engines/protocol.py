@@ -4,7 +4,8 @@ An engine is built from a model (same values on every rank; `bench.models.units`
 are units; called with tokens and targets it returns the mean loss), a resolved run and a device. It
 owns the optimizer. The gradient that it hands to the optimizer is the mean over data-parallel ranks
 of the sum over microbatches of scale * gradient; the loop passes scale = 1 / microbatches. An
-engine that is also `bench.engines.inspection.Inspectable` can be validated.
+engine that is also `bench.engines.inspection.Inspectable` can be validated. A class that derives
+from `Engine` leaves out what it does not know: those methods say so here.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Reported(Protocol):
 
         Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
         """
+        return None
 
     def code_path(self) -> str:
         """The file of the implementation under test, as proof of what was measured."""
@@ -68,12 +70,14 @@ class Engine(Reported, Protocol):
 
     def wire_bytes(self) -> int | None:
         """Bytes this rank has sent since it was built (`RingBytes` convention); None if unknown."""
+        return None
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Of `wire_bytes`, what gathers of weights sent, by torch's name of the dtype on the wire.
 
         None where the engine does not say; one that was written before may lack the method.
         """
+        return None
 
     def save_checkpoint(self, folder: Path) -> None:
         """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""

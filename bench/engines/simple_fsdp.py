@@ -13,7 +13,6 @@ weight, each by itself; nothing overlaps unless a compiler reorders it.
 from __future__ import annotations
 
 import warnings
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -45,7 +44,6 @@ class _Gathers:
         self._compute = TORCH_DTYPES[dtypes.compute]
         self._wire = TORCH_DTYPES[dtypes.grad_comm]
         self.ring = RingBytes(ranks)
-        self.sent: Counter[str] = Counter()
         # By storage, whose address is not used again as long as a weak reference exists.
         self._alive: dict[StorageWeakRef, DTensor] = {}
         self._is_noted = False
@@ -78,10 +76,7 @@ class _Gathers:
 
     def _count(self, stored: DTensor, found: Tensor) -> None:
         if _is_cut(stored):
-            before = self.ring.sent_bytes
-            self.ring.scatter_or_gather(_sent_elements(stored) * found.itemsize)
-            name = str(found.dtype).removeprefix("torch.")
-            self.sent[name] += self.ring.sent_bytes - before
+            self.ring.gather(_sent_elements(stored) * found.itemsize, found.dtype)
 
     def _measure(self, stored: DTensor, found: Tensor) -> None:
         """The most bytes of weights that are whole at once."""
@@ -95,7 +90,7 @@ class _Gathers:
             self.most_bytes = max(self.most_bytes, sum(self._gathered.values()))
 
     def _reduced(self, stored: DTensor, _gradient: Tensor) -> None:
-        count = self.ring.scatter_or_gather if _is_cut(stored) else self.ring.all_reduce
+        count = self.ring.reduce_scatter if _is_cut(stored) else self.ring.all_reduce
         count(_sent_elements(stored) * self._wire.itemsize)
 
     @contextmanager
@@ -197,11 +192,11 @@ class SimpleFsdpEngine(StockEngine):
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """Counted as `wire_bytes`."""
-        return dict(self._gathers.sent) if self._backend == "none" else None
+        return dict(self._gathers.ring.gathered_bytes) if self._backend == "none" else None
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self.model, "simple_fsdp", autocast=False)
+        return StockInspection(self.model, autocast=False)
 
     def code_path(self) -> str:
         """This file: torch has DTensor, and what is made of it is here."""

@@ -41,7 +41,7 @@ class SingleEngine(StockEngine):
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
-        return StockInspection(self.model, "single")
+        return StockInspection(self.model)
 
     def code_path(self) -> str:
         """This file: there is no implementation under test but torch's autograd."""

@@ -22,13 +22,14 @@ from torch.distributed.tensor import DTensor
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.local_tensor import local_tensor
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.engines.protocol import Engine
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedDtypes, ResolvedRun, TrainSpec
 
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
-class StockEngine:
+class StockEngine(Engine):
     """Base of single, ddp and fsdp2: `model` is already wrapped and holds the main weights."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
@@ -75,10 +76,6 @@ class StockEngine:
     def gathered_bytes(self) -> dict[str, int] | None:
         """Nothing is gathered, unless a subclass does."""
         return {}
-
-    def pool_plan(self) -> dict[str, Any] | None:
-        """Torch's engines do not say how they allocate."""
-        return None
 
     def persistent_bytes(self) -> dict[str, int]:
         """Main weights, their gradients (same dtype and placement) and optimizer state."""

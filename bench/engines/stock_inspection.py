@@ -9,22 +9,18 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from bench.engines.inspection import BucketContents, LocalRows, WireEntry, lacks, local_rows
-from bench.spec import DtypeName
+from bench.engines.inspection import Inspection, LocalRows, local_rows
 
 
-class StockInspection:
+class StockInspection(Inspection):
     """Of `model`, the wrapped module, whose parameters are plain tensors or DTensors.
 
-    prefix: what the wrapper puts before every name. what: the engine's name in refusals.
+    prefix: what the wrapper puts before every name.
     """
 
-    def __init__(
-        self, model: nn.Module, what: str, prefix: str = "", *, autocast: bool = True
-    ) -> None:
+    def __init__(self, model: nn.Module, *, prefix: str = "", autocast: bool = True) -> None:
         self.autocast = autocast
         self._model = model
-        self._what = what
         self._prefix = prefix
 
     def _parameters(self) -> dict[str, nn.Parameter]:
@@ -69,22 +65,6 @@ class StockInspection:
         state |= {name: state[first] for name, first in duplicates.items() if first in state}
         self._model.load_state_dict(state)
 
-    def equalise_weights(self) -> None:
-        """Not offered."""
-        raise lacks(self._what, "has no call that makes replicas equal")
-
-    def wire(self) -> list[WireEntry]:
-        """Not kept."""
-        raise lacks(self._what, "keeps no log of collectives by bucket")
-
-    def buckets(self) -> list[BucketContents]:
-        """Not offered."""
-        raise lacks(self._what, "does not say what its buffers hold")
-
-    def held_bytes(self) -> dict[str, int]:
-        """Not kept."""
-        raise lacks(self._what, "keeps no ledger of what it holds")
-
     @torch.no_grad()
     def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """A call of the model under `no_grad`, without autocast."""
@@ -94,15 +74,3 @@ class StockInspection:
             if isinstance(module, FSDPModule):
                 module.reshard()
         return loss
-
-    def gather_ahead(self) -> None:
-        """Not offered."""
-        raise lacks(self._what, "gathers weights within the forward and backward pass alone")
-
-    def finish_gradients(self) -> None:
-        """Not offered."""
-        raise lacks(self._what, "reduces only within the backward pass of a marked microbatch")
-
-    def set_wire_dtype(self, dtype: DtypeName) -> None:
-        """Not offered."""
-        raise lacks(self._what, f"cannot change its communication dtype (to {dtype}) once built")

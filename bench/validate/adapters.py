@@ -26,7 +26,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
-from bench.engines.inspection import LocalRows, lacks
+from bench.engines.inspection import Inspection, LocalRows
 from bench.engines.protocol import EngineFactory
 from bench.engines.stock import StockEngine
 from bench.engines.stock_inspection import StockInspection
@@ -199,10 +199,6 @@ class CallableEngine(StockEngine):
         """Of the parameters that the optimizer has."""
         return self.persistent_bytes()
 
-    def wire_bytes(self) -> int | None:
-        """Nobody counts them."""
-        return None
-
     def inspection(self) -> StockInspection:
         """By its shards, or by the parameters of the wrapped model."""
         trained = self._ways.trained
@@ -210,7 +206,7 @@ class CallableEngine(StockEngine):
             return _ShardInspection(self.model, self._ways.shards, trained)
         first = next(iter(dict(self.model.named_parameters())))
         prefix = first.removesuffix(next(iter(trained)))
-        return StockInspection(self.model, _OWN, prefix, autocast=False)
+        return StockInspection(self.model, prefix=prefix, autocast=False)
 
     def code_path(self) -> str:
         """The file of the callable."""
@@ -221,7 +217,7 @@ class _ShardInspection(StockInspection):
     """By what the author of an engine says of its shards."""
 
     def __init__(self, model: nn.Module, shards: Shards, trained: Mapping[str, bool]) -> None:
-        super().__init__(model, _OWN, autocast=False)
+        super().__init__(model, autocast=False)
         self._shards = shards
         self._trained = trained
 
@@ -236,8 +232,8 @@ class _ShardInspection(StockInspection):
 
     def whole_weights(self) -> dict[str, Tensor]:
         """Not offered: where shards lie is said, and no way to put them together."""
-        raise lacks(_OWN, "has no way to whole weights")
+        return Inspection.whole_weights(self)
 
-    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:  # noqa: ARG002
+    def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Not offered."""
-        raise lacks(_OWN, "loads no whole weights")
+        Inspection.load_whole_weights(self, weights)

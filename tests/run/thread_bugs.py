@@ -110,7 +110,7 @@ class Averaging(StockEngine):
         return None
 
     def inspection(self) -> StockInspection:
-        return StockInspection(self.model, "this engine", autocast=False)
+        return StockInspection(self.model, autocast=False)
 
     def code_path(self) -> str:
         return __file__

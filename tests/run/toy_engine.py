@@ -54,7 +54,7 @@ class FlatReduce(StockEngine):
         return self._ring.sent_bytes
 
     def inspection(self) -> StockInspection:
-        return StockInspection(self.model, "toy", autocast=False)
+        return StockInspection(self.model, autocast=False)
 
     def code_path(self) -> str:
         return __file__
