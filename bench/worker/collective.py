@@ -96,7 +96,7 @@ def measure_collective(
         write_json_atomically(run_dir / RUNTIME, runtime_report(collective, resolved, process))
     evidence = NcclEvidence.of(resolved, run_dir, process.rank)
     clock = OperationClock(collective, settings.operations, process)
-    state = DeviceState.of(process.device, resolved.train.steps)
+    state = DeviceState.of(process.device)
     memory, cpu, cost = MemoryMeter(process.device), CpuMeter(), MeterCost()
     collective.check()
     for _ in range(_WARM_UP):
@@ -111,7 +111,7 @@ def measure_collective(
                 collective.check()
             device = memory.device_allocator()
             if device is not None and state is not None:
-                device |= state.after_step(step) or {}
+                device |= state.after_step() or {}
             sink.append(
                 StepSample(
                     step=step,

@@ -31,7 +31,7 @@ def record(of_step=None, *, before=None, after=None, source="nvml", **changes) -
             for step in range(1, STEPS + 1)
         ]
     }
-    report = {"source": source, "reason": "no nvidia-smi", "before": before or reading()}
+    report = {"source": source, "reason": "nvml: no such module", "before": before or reading()}
     report["after"] = after or reading()
     environment = {"runtime": {"devices": [report]}}
     return RunRecord("id", resolved, RunStatus(state="ok"), environment, steps)
@@ -85,7 +85,7 @@ def test_errors_that_were_not_corrected_and_caps_that_changed_make_a_run_unstead
 
 def test_unknown_clocks_are_said_to_be_unknown():
     summary = summarise(record(lambda _: {"sm_mhz": None, "throttle": None}, source=None))
-    assert "clocks and throttling are unknown (rank 0: no nvidia-smi)" in summary.notes
+    assert "clocks and throttling are unknown (rank 0: nvml: no such module)" in summary.notes
     assert summary.step_milliseconds_median > 0
 
 

@@ -7,11 +7,9 @@ from types import ModuleType
 
 import pytest
 
-from bench.meters.device_state import DeviceState, find_source, reasons_of
+from bench.meters.device_state import DeviceState, reasons_of
 
 UUID = "GPU-0"
-SMI = "#!/bin/sh\necho \"$@\" > {said}\necho '{line}'\n"
-LINE = "1980, 2619, 1980, 412.5, 700.00, 48, 0, [N/A], 0x0000000000000044"
 
 
 class NvmlError(Exception):
@@ -55,36 +53,14 @@ def nvml(**answers) -> ModuleType:
     return module
 
 
-@pytest.fixture
-def no_smi(monkeypatch, tmp_path):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def smi(no_smi, monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-
-    def answer(line):
-        said = no_smi / "said"
-        command = no_smi / "nvidia-smi"
-        command.write_text(SMI.format(line=line, said=said))
-        command.chmod(0o755)
-        return said
-
-    return answer
-
-
 @pytest.mark.parametrize(
     "reasons",
     ["nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons"],
 )
-def test_nvml_is_asked_after_every_step_under_the_old_and_the_new_name(
-    monkeypatch, no_smi, reasons
-):
+def test_nvml_is_asked_after_every_step_under_the_old_and_the_new_name(monkeypatch, reasons):
     monkeypatch.setitem(sys.modules, "pynvml", nvml(reasons=reasons, ecc=(3, 0)))
-    state = DeviceState("NVIDIA H200", UUID, steps=9)
-    assert state.after_step(1) == {
+    state = DeviceState("NVIDIA H200", UUID)
+    assert state.after_step() == {
         "sm_mhz": 1755,
         "memory_mhz": 2619,
         "power_watts": 650.123,
@@ -97,53 +73,36 @@ def test_nvml_is_asked_after_every_step_under_the_old_and_the_new_name(
     assert report["after"]["power_cap_watts"] == 700.0
 
 
-def test_what_a_device_does_not_tell_is_none(monkeypatch, no_smi):
+def test_what_a_device_does_not_tell_is_none(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert DeviceState("x", UUID, 1).report()["before"]["ecc_uncorrected"] is None
+    assert DeviceState("x", UUID).report()["before"]["ecc_uncorrected"] is None
 
 
-def test_without_the_binding_nvidia_smi_is_asked_for_this_device_and_seldom(smi):
-    said = smi(LINE)
-    state = DeviceState("NVIDIA H200", UUID, steps=9)
-    assert f"--id={UUID} --query-gpu=clocks.sm," in said.read_text()
-    read = [step for step in range(1, 10) if state.after_step(step) is not None]
-    assert read == [4, 9]
-    report = state.report()
-    assert report["source"] == "nvidia-smi"
-    assert report["reason"].startswith("nvml: ")
-    after = report["after"]
-    assert (after["sm_mhz"], after["power_watts"], after["power_cap_watts"]) == (1980, 412.5, 700)
-    assert after["ecc_uncorrected"] is None
-    assert after["throttle"] == ["sw_power_cap", "hw_thermal_slowdown"]
-
-
-@pytest.mark.parametrize("line", ["No devices were found", "", LINE + ", 1"])
-def test_an_answer_that_is_none_is_unknown_with_the_reason(smi, line):
-    smi(line)
-    source, reason = find_source(UUID)
-    assert source is None
-    assert "nvidia-smi: SubprocessError" in reason
-
-
-def test_without_both_clocks_are_unknown_and_the_run_goes_on(no_smi, monkeypatch):
+def test_without_the_binding_clocks_are_unknown_and_the_run_goes_on(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    state = DeviceState("x", UUID, steps=2)
-    assert state.after_step(2) is None
+    state = DeviceState("x", UUID)
+    assert state.after_step() is None
     report = state.report()
     assert report["source"] is None
-    assert "FileNotFoundError" in report["reason"]
+    assert report["reason"].startswith("nvml: ModuleNotFoundError: ")
+    assert "mfsdp-bench[gpu]" in report["reason"]
 
 
-def test_a_source_that_stops_answering_is_asked_no_more(monkeypatch, no_smi):
+def test_a_device_that_nvml_does_not_know_is_unknown(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert "NvmlError: Not Found" in DeviceState("x", "GPU-1").report()["reason"]
+
+
+def test_a_source_that_stops_answering_is_asked_no_more(monkeypatch):
     twin = nvml()
     monkeypatch.setitem(sys.modules, "pynvml", twin)
-    state = DeviceState("x", UUID, steps=3)
+    state = DeviceState("x", UUID)
 
     def lost(_handle):
         raise RuntimeError("GPU is lost")
 
     twin.nvmlDeviceGetPowerUsage = lost
-    assert state.after_step(1) is None
+    assert state.after_step() is None
     assert "nvml stopped answering: RuntimeError: GPU is lost" in state.report()["reason"]
 
 
@@ -156,6 +115,6 @@ def test_reasons_that_nobody_knows_are_shown_as_they_are():
 def test_this_machines_device_tells_its_clock():
     import torch
 
-    state = DeviceState.of(torch.device("cuda", 0), steps=1)
-    assert state.report()["source"] in {"nvml", "nvidia-smi"}, state.report()["reason"]
-    assert state.after_step(1)["sm_mhz"] > 0
+    state = DeviceState.of(torch.device("cuda", 0))
+    assert state.report()["source"] == "nvml", state.report()["reason"]
+    assert state.after_step()["sm_mhz"] > 0
