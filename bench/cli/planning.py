@@ -24,8 +24,7 @@ from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.resolve.described import described_machine
 from bench.resolve.machine import Machine
-from bench.resolve.recipe_rules import gather_bytes
-from bench.resolve.state_bytes import state_bytes_by_category
+from bench.resolve.state_bytes import gather_bytes, state_bytes_by_category
 from bench.spec import ResolvedRun
 from reports.nccl.sums import gradient_sums
 from sweeps.arms import parse_arm_options

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve
-from bench.resolve.rules import RULES, Rule, broken_rules
+from bench.resolve.rules import RULES, broken_rules
 
-__all__ = ["RULES", "Machine", "Rule", "broken_rules", "resolve"]
+__all__ = ["RULES", "Machine", "broken_rules", "resolve"]

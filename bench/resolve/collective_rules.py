@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from bench.errors import ConfigError
@@ -71,59 +72,45 @@ def buffer_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
     return None if settings is None else _BUFFERS * settings.size_bytes * run.launch.ranks
 
 
-def collective_needs_ranks(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Alone, a rank sends nothing."""
-    if run.collective is None or run.launch.ranks > 1:
-        return None
-    return "a collective of one rank sends nothing: set launch.ranks to 2 or more"
-
-
-def collective_is_only_timed(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Counts and profiles are of training steps."""
-    measure = run.measure
+def collectives(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
+    """What one collective can be asked for."""
+    settings, launch, measure = run.collective, run.launch, run.measure
+    if settings is None:
+        return
+    operation, transport = settings.operation, settings.transport
+    registration = settings.registration
+    if launch.ranks == 1:
+        yield (
+            "collective-needs-ranks",
+            "a collective of one rank sends nothing: set launch.ranks to 2 or more",
+        )
     looks = {"counts=true": measure.counts, "host_time=true": measure.host_time}
     looks[f"profile={measure.profile}"] = measure.profile != "none"
-    found = next((name for name, asked in looks.items() if asked), None)
-    if run.collective is None or found is None:
-        return None
-    return f"measure.{found} looks into training steps, and a collective has none: leave it out"
-
-
-def registration_needs_nccl(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Memory is registered with NCCL, for NCCL's own collectives."""
-    settings, device = run.collective, run.launch.device
-    if settings is None or settings.registration == "plain":
-        return None
-    if device != "cuda":
-        return (
-            f"registration={settings.registration} registers memory with NCCL; found device"
-            f" {device}: use cuda, or plain memory"
+    for name in [name for name, asked in looks.items() if asked][:1]:
+        yield (
+            "collective-is-only-timed",
+            f"measure.{name} looks into training steps, and a collective has none: leave it out",
         )
-    if settings.transport != "native":
-        return (
-            f"registration={settings.registration} serves NCCL's own collectives; found transport"
-            f" {settings.transport}: use native, or plain memory"
+    if transport != "native" and operation == "broadcast":
+        yield (
+            "transport-has-no-broadcast",
+            f"transport {transport} has no broadcast of its own, the backend does it: use native",
         )
-    return None
-
-
-def transport_has_no_broadcast(run: ResolvedRun, _machine: Machine) -> str | None:
-    """The core's transports leave it to the backend."""
-    settings = run.collective
-    if settings is None or settings.transport == "native" or settings.operation != "broadcast":
-        return None
-    return (
-        f"transport {settings.transport} has no broadcast of its own, the backend does it: use"
-        " native"
-    )
-
-
-def copy_engine_only_gathers(run: ResolvedRun, _machine: Machine) -> str | None:
-    """It copies and cannot add."""
-    settings = run.collective
-    if settings is None or not run.launch.copy_engine or settings.operation == "all_gather":
-        return None
-    return (
-        f"launch.copy_engine does gathers only; found operation {settings.operation}: use"
-        " all_gather, or leave it out"
-    )
+    if registration != "plain" and launch.device != "cuda":
+        yield (
+            "registration-needs-nccl",
+            f"registration={registration} registers memory with NCCL; found device"
+            f" {launch.device}: use cuda, or plain memory",
+        )
+    elif registration != "plain" and transport != "native":
+        yield (
+            "registration-needs-nccl",
+            f"registration={registration} serves NCCL's own collectives; found transport"
+            f" {transport}: use native, or plain memory",
+        )
+    if launch.copy_engine and operation != "all_gather":  # it copies and cannot add
+        yield (
+            "copy-engine-only-gathers",
+            f"launch.copy_engine does gathers only; found operation {operation}: use all_gather, or"
+            " leave it out",
+        )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 from bench.resolve.collective_rules import buffer_bytes_of_all_ranks
-from bench.resolve.engine_rules import outer_needs_inner_sharding
+from bench.resolve.engine_rules import outer_axis
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import state_bytes_of_all_ranks
@@ -18,38 +19,32 @@ MAX_THREADS_PER_CORE = 4
 _BF16_CAPABILITY = (8, 0)
 
 
-def too_few_nodes(run: ResolvedRun, machine: Machine) -> str | None:
-    """Without a cluster there is one node."""
-    needed, found = run.launch.nodes, machine.nodes
-    if needed <= found:
-        return None
-    change = ": run it on a cluster (--launcher slurm)" if found == 1 else ""
-    return f"needs {needed} nodes; found {found}{change}"
-
-
-def too_few_devices(run: ResolvedRun, machine: Machine) -> str | None:
-    """One rank drives one CUDA device, unless ranks are to share it."""
-    needed, found = run.launch.devices_per_node, len(machine.cuda_devices)
-    if run.launch.device != "cuda" or needed <= found:
-        return None
-    where = "this machine shows" if machine.nodes == 1 else "a node has"
-    return f"needs {needed} CUDA device{'s' if needed > 1 else ''}; {where} {found}"
-
-
-def too_many_cpu_ranks(run: ResolvedRun, machine: Machine) -> str | None:
-    """CPU ranks may share cores, within a bound that is documented in bench/README.md."""
+def this_machine(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Nodes, devices, cores and memory. Without a cluster there is one node."""
     launch = run.launch
+    if launch.nodes > machine.nodes:
+        change = ": run it on a cluster (--launcher slurm)" if machine.nodes == 1 else ""
+        yield "too-few-nodes", f"needs {launch.nodes} nodes; found {machine.nodes}{change}"
+    needed, found = launch.devices_per_node, len(machine.cuda_devices)
+    if launch.device == "cuda" and needed > found:
+        where = "this machine shows" if machine.nodes == 1 else "a node has"
+        devices = f"{needed} CUDA device{'s' if needed > 1 else ''}"
+        yield "too-few-devices", f"needs {devices}; {where} {found}"
     ranks, most = launch.ranks_per_node, MAX_THREADS_PER_CORE * machine.cpu_count
     threads = ranks * launch.threads_per_rank
-    if launch.device != "cpu" or threads <= most:
-        return None
-    return (
-        f"{ranks} ranks x {launch.threads_per_rank} threads = {threads} threads on"
-        f" {machine.cpu_count} cores; at most {MAX_THREADS_PER_CORE} per core, {most} here"
-    )
+    if launch.device == "cpu" and threads > most:
+        yield (
+            "too-many-cpu-ranks",
+            f"{ranks} ranks x {launch.threads_per_rank} threads = {threads} threads on"
+            f" {machine.cpu_count} cores; at most {MAX_THREADS_PER_CORE} per core, {most} here",
+        )
+    if lacking := _no_bf16(run, machine):
+        yield "dtype-not-on-device", lacking
+    if lacking := _too_little_memory(run, machine):
+        yield "not-enough-memory", lacking
 
 
-def dtype_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
+def _no_bf16(run: ResolvedRun, machine: Machine) -> str | None:
     """bf16 on CUDA needs compute capability 8.0; torch emulates it below, at no useful speed.
 
     On CPU nothing is refused: torch has matrix products, attention, cross-entropy, AdamW and gloo
@@ -69,14 +64,14 @@ def dtype_not_on_device(run: ResolvedRun, machine: Machine) -> str | None:
     return None
 
 
-def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
+def _too_little_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """CPU ranks that cannot fit end as victims of the kernel, and may take others with them.
 
     The bound counts only weights, gradients and optimizer state (`state_bytes`), so it never
     refuses what fits. On CUDA running out of memory harms nobody and is a result, so it is left to
-    the run.
+    the run. Of shards on two axes that do not go together nobody knows the bytes.
     """
-    if run.launch.device != "cpu" or outer_needs_inner_sharding(run, machine):
+    if run.launch.device != "cpu" or any(outer_axis(run, machine)):
         return None
     buffers, nodes = buffer_bytes_of_all_ranks(run), run.launch.nodes
     needed = state_bytes_of_all_ranks(run) if buffers is None else buffers
@@ -90,29 +85,31 @@ def not_enough_memory(run: ResolvedRun, machine: Machine) -> str | None:
     )
 
 
-def model_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
-    """A model of the user's own must be where the ranks find it."""
-    found = None if run.factory is None else problem_of(run.factory)
-    return None if found is None else f"model.factory {run.factory} cannot be loaded: {found}"
+def files(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
+    """A model of the user's own, and text to train on, must be where the ranks find them."""
+    problem = None if run.factory is None else problem_of(run.factory)
+    if problem is not None:
+        yield "model-not-here", f"model.factory {run.factory} cannot be loaded: {problem}"
+    problem = None if run.data.path is None else _no_text(Path(run.data.path), run.train.seq_len)
+    if problem is not None:
+        yield (
+            "data-not-here",
+            f"data.path {run.data.path} names the text to train on, and {problem}",
+        )
 
 
-def data_not_here(run: ResolvedRun, _machine: Machine) -> str | None:
-    """The text to train on must be where the ranks run, and hold more than one sequence."""
-    if run.data.path is None:
-        return None
-    path = Path(run.data.path)
+def _no_text(path: Path, seq_len: int) -> str | None:
+    """Why there is not more than one sequence to read at `path`."""
     try:
         if not path.exists():
-            found = "there is nothing at this path"
-        elif not os.access(path, os.R_OK):
-            found = "it cannot be read"
-        elif not _holds_more_than(path, run.train.seq_len):
-            found = f"it holds no more than one sequence of {run.train.seq_len} bytes"
-        else:
-            return None
+            return "there is nothing at this path"
+        if not os.access(path, os.R_OK):
+            return "it cannot be read"
+        if not _holds_more_than(path, seq_len):
+            return f"it holds no more than one sequence of {seq_len} bytes"
     except OSError as error:
-        found = error.strerror or "it cannot be read"
-    return f"data.path {run.data.path} names the text to train on, and {found}"
+        return error.strerror or "it cannot be read"
+    return None
 
 
 def _holds_more_than(path: Path, size_bytes: int) -> bool:

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 
+from bench.resolve.engine_choice import adds_up_as_sent
 from bench.resolve.machine import Machine
 from bench.spec import DtypePolicies, EngineSpec, ResolvedDtypes, ResolvedRun, known_engine
 from mfsdp_core.plan.dtype_policy import is_wider
 
 
-def dtypes_not_in_engine(run: ResolvedRun, _machine: Machine) -> str | None:
+def dtypes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """The first dtype that the engine cannot match, with what it would need to be."""
-    return next(_mismatches(run, known_engine(run.engine.name).dtypes), None)
-
-
-def adds_up_as_sent(engine: EngineSpec) -> bool:
-    """Whether sums over ranks are in the dtype of the wire, unless another one is named."""
-    registers = engine.setting("nccl_ub") or engine.setting("cuda_graph")
-    return not known_engine(engine.name).dtypes.sums or bool(registers)
+    for found in islice(_mismatches(run, known_engine(run.engine.name).dtypes), 1):
+        yield "dtypes-not-in-engine", found
 
 
 def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from bench.errors import UnsupportedError
 from bench.resolve.collective_rules import check_collective
-from bench.resolve.dtype_rules import adds_up_as_sent
-from bench.resolve.engine_rules import resolve_engine
+from bench.resolve.engine_choice import adds_up_as_sent, resolve_engine
 from bench.resolve.environment_names import check_environment
-from bench.resolve.linear_rules import resolve_linear
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.nccl_evidence import check_nccl_environment, evidence_steps
-from bench.resolve.parallel_rules import check_expert_parallel, data_parallel_ranks
-from bench.resolve.rules import RULES
-from bench.resolve.validity import check_launch, check_spec
+from bench.resolve.quantised_rules import resolve_linear
+from bench.resolve.rules import broken_rules
+from bench.resolve.validity import check_launch, check_spec, data_parallel_ranks
 from bench.spec import (
     CollectiveSettings,
     DtypeSpec,
@@ -36,10 +34,9 @@ def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
         UnsupportedError: it cannot run here; `rule` and `reason` are for the plan.
     """
     run = resolve_anywhere(spec)
-    for rule in RULES:
-        reason = rule.check(run, machine)
-        if reason is not None:
-            raise UnsupportedError(rule.id, reason)
+    broken = next(broken_rules(run, machine), None)
+    if broken is not None:
+        raise UnsupportedError(*broken)
     return run
 
 
@@ -56,7 +53,6 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     check_nccl_environment(spec)
     data_parallel = data_parallel_ranks(spec)
     check_spec(spec, shape, data_parallel)
-    check_expert_parallel(spec, data_parallel)
     return ResolvedRun(
         shape=shape,
         recompute=spec.model.recompute,

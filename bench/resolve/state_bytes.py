@@ -1,4 +1,4 @@
-"""Bytes that a run must hold at its optimizer step: weights, gradients and optimizer state.
+"""Bytes that a run must hold at its optimizer step (weights, gradients, optimizer state) or gather.
 
 For mfsdp from the core's own model of memory, exact, padding included; for torch's engines from
 what they keep: weights, gradients and moments in the dtype of the main weights, on whole parameters
@@ -12,16 +12,17 @@ cannot run it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from typing import Final, NamedTuple
 
-from bench.resolve.engine_rules import PRECISION_AWARE, codec_of, core_settings
+from bench.resolve.engine_choice import PRECISION_AWARE, codec_of, core_settings, core_switches
 from bench.resolve.parameter_facts import TORCH_NAMES, parameter_facts
 from bench.spec import (
+    SHARDED,
     EngineSpec,
-    MfsdpSettings,
     ModelShape,
     ResolvedDtypes,
     ResolvedRun,
@@ -98,12 +99,12 @@ def _by_category(facts: _Facts, rank: int) -> dict[str, int]:
     model = _MODELS[known_engine(facts.engine.name).state]
     if model is _whole_parameter_bytes:  # a layer more may lie on any rank
         return model(facts, rank)
-    return counted_layers(
+    return _counted_layers(
         facts.shape, facts.engine, lambda shape: model(facts._replace(shape=shape), rank)
     )
 
 
-def counted_layers(
+def _counted_layers(
     shape: ModelShape, engine: EngineSpec, account: Callable[[ModelShape], dict[str, int]]
 ) -> dict[str, int]:
     """`account(shape)` of any number of layers, of which some are listed and the others counted.
@@ -111,13 +112,43 @@ def counted_layers(
     The layers of a Llama are alike, and each has buckets of its own. So every further one adds as
     much as the one before, once there are more of them than slots of a pool.
     """
-    settings = core_settings(engine) or MfsdpSettings()
+    settings = core_switches(engine)
     few = max(_LISTED_LAYERS, settings.pool_slots + 1)
     if shape.hybrid is not None or shape.layers <= few + 1:
         return account(shape)
     some, one_more = (account(shape.model_copy(update={"layers": n})) for n in (few, few + 1))
     more = shape.layers - few
     return {name: size + more * (one_more[name] - size) for name, size in some.items()}
+
+
+def gather_bytes(run: ResolvedRun) -> dict[str, int]:
+    """Bytes of all weights as one gather for a forward pass has them, by torch's name of the dtype.
+
+    Beside tensor or expert parallelism: of what one rank of such a group holds of them.
+
+    Empty where nobody knows: the engine is not the core, the model is the user's own, or nothing is
+    gathered. Every use of a unit gathers as much again, so gathers of a step are multiples of it.
+    """
+    if run.shape is None or core_settings(run.engine) is None or not SHARDED[run.strategy]:
+        return {}
+    if run.linear.quantised_weights:  # layers of others encode them
+        return {}
+    return _counted_layers(run.shape, run.engine, lambda shape: _gather_bytes(run, shape))
+
+
+def _gather_bytes(run: ResolvedRun, shape: ModelShape) -> dict[str, int]:
+    codec = codec_of(run.engine)
+    found: Counter[str] = Counter()
+    for plan in _bucket_plans(shape, run.dtypes.compute, run.engine, run.data_parallel):
+        if codec is None or not plan.is_encoded:
+            compute = TORCH_NAMES[run.dtypes.compute]
+            found[compute] += plan.layout.total_elements * ELEMENT_BYTES[compute]
+            continue
+        for payload in codec.payloads(plan.layout, plan.dtype):
+            if "forward" in payload.directions:
+                size = payload.slice_elements * ELEMENT_BYTES[payload.dtype]
+                found[payload.dtype] += plan.layout.slices * size
+    return dict(found)
 
 
 def _optimizer(train: TrainSpec) -> OptimizerFacts:
@@ -133,7 +164,7 @@ def _optimizer(train: TrainSpec) -> OptimizerFacts:
 
 
 def _core_bytes(run: _Facts, rank: int) -> dict[str, int]:
-    settings = core_settings(run.engine) or MfsdpSettings()
+    settings = core_switches(run.engine)
     strategy = parse_strategy(run.strategy, run.engine.outer_strategy)
     dtypes = run.dtypes
     codec = codec_of(run.engine)
@@ -172,11 +203,6 @@ def _expert_coordinate(engine: EngineSpec, ranks: int, rank: int) -> Coordinate:
     """The same among the ranks that share an expert: neighbours hold different ones."""
     size = engine.expert_parallel
     return _coordinate(engine, ranks // size, rank // size)
-
-
-def bucket_plans(run: ResolvedRun, shape: ModelShape) -> tuple[BucketPlan, ...]:
-    """The buckets of the core for a model of this shape, with all else as in `run`."""
-    return _bucket_plans(shape, run.dtypes.compute, run.engine, run.data_parallel)
 
 
 @lru_cache(maxsize=128)

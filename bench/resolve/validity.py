@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from bench.errors import ConfigError
-from bench.spec import PREDICTION, DataSpec, ModelShape, RunSpec
+from bench.spec import PREDICTION, DataSpec, ModelShape, RunSpec, known_engine
 
 _BYTE_VALUES = 256
 
@@ -23,6 +23,7 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
     _check_data(spec, shape)
     _check_depths(spec, shape)
     check_launch(spec)
+    _check_experts(spec, data_parallel)
 
 
 def _check_depths(spec: RunSpec, shape: ModelShape | None) -> None:
@@ -42,8 +43,32 @@ def check_launch(spec: RunSpec) -> None:
         ConfigError: also for numbers that are not finite.
     """
     _check_finite(spec)
-    _check_nodes(spec)
-    _check_outer(spec)
+    ranks, nodes, outer = spec.launch.ranks, spec.launch.nodes, spec.engine.outer_size
+    found = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
+    _check_divides("launch.nodes", nodes, ranks, found)
+    of_data = ranks // spec.engine.tensor_parallel
+    found = f"{of_data} ranks cannot be split into {outer} equal groups"
+    _check_divides("engine.outer_size", outer, of_data, found)
+
+
+def data_parallel_ranks(spec: RunSpec) -> int:
+    """Ranks that split the global batch: those of a tensor-parallel group share theirs.
+
+    Raises:
+        ConfigError: tensor parallelism does not divide the ranks.
+    """
+    if known_engine(spec.engine.name).one_process:
+        return 1
+    ranks, size = spec.launch.ranks, spec.engine.tensor_parallel
+    found = f"{ranks} ranks cannot be split into groups of {size}"
+    _check_divides("engine.tensor_parallel", size, ranks, found)
+    return ranks // size
+
+
+def _check_experts(spec: RunSpec, data_parallel: int) -> None:
+    inner, size = data_parallel // spec.engine.outer_size, spec.engine.expert_parallel
+    found = f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {size}"
+    _check_divides("engine.expert_parallel", size, inner, found)
 
 
 def _check_finite(spec: RunSpec) -> None:
@@ -105,21 +130,7 @@ def _check_data(spec: RunSpec, shape: ModelShape | None) -> None:
         raise ConfigError("data.path: holds a NUL character; expected the path of a file or folder")
 
 
-def _check_nodes(spec: RunSpec) -> None:
-    ranks, nodes = spec.launch.ranks, spec.launch.nodes
-    if ranks % nodes:
+def _check_divides(name: str, size: int, ranks: int, found: str) -> None:
+    if ranks % size:
         fitting = [count for count in range(1, ranks + 1) if ranks % count == 0]
-        raise ConfigError(
-            f"launch.nodes: {ranks} ranks cannot be spread evenly over {nodes} nodes; choose one of"
-            f" {fitting}"
-        )
-
-
-def _check_outer(spec: RunSpec) -> None:
-    outer, ranks = spec.engine.outer_size, spec.launch.ranks // spec.engine.tensor_parallel
-    if ranks % outer:
-        fitting = [size for size in range(1, ranks + 1) if ranks % size == 0]
-        raise ConfigError(
-            f"engine.outer_size: {ranks} ranks cannot be split into {outer} equal groups; choose"
-            f" one of {fitting}"
-        )
+        raise ConfigError(f"{name}: {found}; choose one of {fitting}")

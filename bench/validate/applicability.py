@@ -6,7 +6,7 @@ from typing import Literal
 
 from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
-from bench.resolve.rules import RULES
+from bench.resolve.rules import broken_rules
 from bench.validate.cases import Case
 from bench.validate.toy_models import TOY_MODELS
 
@@ -36,8 +36,7 @@ def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Mac
     reason = TOY_MODELS[case.model].not_for.get(run.engine.name)
     if reason is not None:
         return reason
-    for rule in RULES:
-        reason = rule.check(run, machine)
-        if reason is not None:
-            return reason
+    broken = next(broken_rules(run, machine), None)
+    if broken is not None:
+        return broken[1]
     return not_installed("safetensors") if case.scenario == "exported" else None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from dataclasses import dataclass, replace
 
-from bench.resolve import Machine
+from bench.resolve import RULES, Machine
 from bench.resolve.cuda_devices import CudaDevice
 from bench.spec import (
     DataSpec,
@@ -15,6 +17,15 @@ from bench.spec import (
     ModelSpec,
     RunSpec,
     TrainSpec,
+)
+
+#: Every rule that some topic yields, in the order in which they are asked.
+RULE_IDS = list(
+    dict.fromkeys(
+        found
+        for topic in RULES
+        for found in re.findall(r'yield \(?\s*"([\w-]+)"', inspect.getsource(topic))
+    )
 )
 
 H100 = CudaDevice("NVIDIA H100 80GB HBM3", capability=(9, 0))

@@ -14,9 +14,12 @@ from bench.resolve import state_bytes
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
-from bench.resolve.recipe_rules import gather_bytes
 from bench.resolve.resolution import resolve_anywhere
-from bench.resolve.state_bytes import state_bytes_by_category, state_bytes_of_all_ranks
+from bench.resolve.state_bytes import (
+    gather_bytes,
+    state_bytes_by_category,
+    state_bytes_of_all_ranks,
+)
 from bench.spec import (
     DtypeSpec,
     EngineSpec,

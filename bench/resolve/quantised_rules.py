@@ -1,16 +1,19 @@
-"""Rules about linear layers of torchao and of Transformer Engine."""
+"""Rules about numbers of few bits: weights that travel as codes, and layers that multiply FP8."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import Final
 
-from bench.resolve.engine_rules import core_settings
+from bench.resolve.engine_choice import codec_of, core_settings
 from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
+from bench.resolve.state_bytes import gather_bytes
 from bench.spec import EngineSpec, LinearLayers, ModelSpec, ResolvedRun
+from mfsdp_core.plan.recipes import TWO_PAYLOADS
 from mfsdp_core.plan.strategy import OUTER
 
 #: The recipes of each package; the first is the default.
@@ -38,9 +41,80 @@ def resolve_linear(model: ModelSpec) -> LinearLayers:
     return LinearLayers(kind=model.linear, recipe=recipe, quantised_weights=model.quantised_weights)
 
 
-def linear_has_no_such_recipe(run: ResolvedRun, _machine: Machine) -> str | None:
+def recipes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
+    """Codes that would not be used, or that both passes cannot use."""
+    settings, codec, linear = core_settings(run.engine), codec_of(run.engine), run.linear
+    if settings is None:
+        return
+    compute = settings.gather_precision == "compute"
+    if compute and settings.recipe == "none":
+        yield (
+            "gather-precision-without-recipe",
+            "gather_precision compute is what recipe none does: leave it at recipe",
+        )
+    elif compute and codec is not None and codec.has_two_directions:
+        yield (
+            "gather-precision-without-recipe",
+            f"the recipe {settings.recipe} has other codes for forward and backward passes, which"
+            " weights gathered in the compute dtype cannot serve both: set gather_precision to"
+            " recipe",
+        )
+    recipe: str = codec.recipe if codec is not None else ""
+    if linear.kind == "transformer_engine" and linear.quantised_weights:
+        recipe = linear.recipe
+    inside = run.recompute != "none" and not settings.fine_grained_gather
+    if inside and recipe in TWO_PAYLOADS:
+        yield (
+            "recompute-inside-of-a-unit",
+            f"recompute {run.recompute} repeats what is inside of a layer, and the recipe"
+            f" {recipe} has other codes for that than for the backward pass: set"
+            " engine.fine_grained_gather to true",
+        )
+
+
+def planned_only(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
+    """A recipe that is not built; what it would gather is said all the same."""
+    codec = codec_of(run.engine)
+    if codec is None or codec.recipe != "nvfp4":
+        return
+    predicted = sum(gather_bytes(run).values())
+    elements = 0 if run.shape is None else run.shape.parameters
+    bytes_each = f", {predicted / elements:.2f} B per weight" if elements and predicted else ""
+    yield (
+        "recipe-not-built",
+        "weights of the recipe nvfp4 need kernels of Transformer Engine for compute capability"
+        f" 10.0, and plain torch has no 4-bit dtype: planned only (one gather: {predicted:,}"
+        f" B{bytes_each})",
+    )
+
+
+def layers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
+    """Linear layers of torchao and of Transformer Engine: what they know, need and multiply."""
+    if found := _no_such_recipe(run.linear):
+        yield "linear-has-no-such-recipe", found
+    if run.linear.kind == "torch":
+        return
+    if found := _beside_the_engine(run):
+        yield "linear-beside-the-engine", found
+    shape = run.shape
+    if shape is not None and run.launch.device != "cpu":
+        sizes = {
+            "hidden": shape.hidden,
+            "ffn_hidden": shape.ffn_hidden,
+            "kv_heads x head_dim": shape.kv_heads * shape.head_dim,
+        }
+        odd = [f"{name} {size}" for name, size in sizes.items() if size % _FACTOR]
+        if odd:
+            yield (
+                "linear-sizes-divide",
+                f"FP8 products need multiples of {_FACTOR}; found {', '.join(odd)}",
+            )
+    if found := _layers_not_here(run, machine):
+        yield "linear-not-here", found
+
+
+def _no_such_recipe(linear: LinearLayers) -> str | None:
     """A recipe, or quantised weights, that the package does not know."""
-    linear = run.linear
     offered = RECIPES[linear.kind]
     if linear.recipe not in offered:
         known = " and ".join(offered) if offered[0] else "none"
@@ -56,11 +130,9 @@ def linear_has_no_such_recipe(run: ResolvedRun, _machine: Machine) -> str | None
     return None
 
 
-def linear_beside_the_engine(run: ResolvedRun, _machine: Machine) -> str | None:
+def _beside_the_engine(run: ResolvedRun) -> str | None:
     """What the layers need of model, engine and parallelism."""
     linear, engine = run.linear, run.engine
-    if linear.kind == "torch":
-        return None
     if run.shape is None or run.shape.hybrid is not None or run.shape.qkv_bias:
         found = "one with biases" if run.shape and run.shape.qkv_bias else "another model"
         return f"layers of {linear.kind} are exchanged in a Llama without biases; found {found}"
@@ -89,28 +161,14 @@ def _codes_beside_the_engine(linear: LinearLayers, engine: EngineSpec) -> str | 
     return None
 
 
-def linear_sizes_divide(run: ResolvedRun, _machine: Machine) -> str | None:
-    """Kernels for FP8 multiply blocks of 16."""
-    shape = run.shape
-    if run.linear.kind == "torch" or shape is None or run.launch.device == "cpu":
-        return None
-    sizes = {
-        "hidden": shape.hidden,
-        "ffn_hidden": shape.ffn_hidden,
-        "kv_heads x head_dim": shape.kv_heads * shape.head_dim,
-    }
-    odd = [f"{name} {size}" for name, size in sizes.items() if size % _FACTOR]
-    return f"FP8 products need multiples of {_FACTOR}; found {', '.join(odd)}" if odd else None
-
-
-def linear_not_here(run: ResolvedRun, machine: Machine) -> str | None:
+def _layers_not_here(run: ResolvedRun, machine: Machine) -> str | None:
     """The package must be installed, and a device must have what it needs, in its own words."""
     linear = run.linear
     if machine.described:
         return _needs_capability(linear, machine)
-    if linear.kind == "torchao" and locate("torchao") is None:
-        return "model.linear torchao is not installed here: pip install 'mfsdp-bench[fp8]'"
-    if linear.kind != "transformer_engine":
+    if linear.kind == "torchao":
+        if locate("torchao") is None:
+            return "model.linear torchao is not installed here: pip install 'mfsdp-bench[fp8]'"
         return None
     if locate("transformer_engine") is None:
         return "Transformer Engine is not installed here: pip install 'mfsdp-bench[gpu]'"
