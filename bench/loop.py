@@ -84,7 +84,7 @@ class TrainingLoop:
         self._marked = marked
         self._wire_bytes = 0
         self.phases = PhaseMeter.of(device)
-        self.device_state = DeviceState.of(device, self._train.steps)
+        self.device_state = DeviceState.of(device)
         self.cost = MeterCost()
         capture = getattr(engine, "captured", None)
         # Weakly: a graph must be gone, without the garbage collector, before its process group.
@@ -188,7 +188,7 @@ class TrainingLoop:
         with self.cost.timed("device"):
             phases = self.phases.milliseconds()
             if device is not None and self.device_state is not None:
-                device |= self.device_state.after_step(step) or {}
+                device |= self.device_state.after_step() or {}
         sample = StepSample(
             step=step,
             milliseconds=outcome.milliseconds,

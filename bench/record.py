@@ -6,9 +6,9 @@ formula's name and is rebuilt by `bench.derive` whenever it is read.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
@@ -34,6 +34,17 @@ FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
 #: Ended from outside before it was over, for no fault of its own.
 STOPPED: frozenset[str] = frozenset({"interrupted", "preempted"})
 _SHOWN = 8
+
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+
+def understood(model: type[_Model], document: object) -> _Model | None:
+    """What a record has, as `model`; None where it is absent or cannot be read."""
+    try:
+        return model.model_validate(document)
+    except ValidationError:
+        return None
 
 
 def shortened(numbers: Sequence[int]) -> str:
@@ -262,13 +273,16 @@ class RunRecord:
         return Workload.of(self.resolved)
 
     @property
+    def runtime(self) -> Mapping[str, Any]:
+        """What ranks said of themselves; empty where they did not get that far."""
+        found = self.environment.get("runtime")
+        return found if isinstance(found, Mapping) else {}
+
+    @property
     def placement(self) -> RankPlacement | None:
         """None where not every rank said where it was, and in older records."""
-        runtime = self.environment.get("runtime")
-        found = runtime.get("placement") if isinstance(runtime, dict) else None
-        try:
-            placement = RankPlacement.model_validate(found)
-        except ValidationError:
+        placement = understood(RankPlacement, self.runtime.get("placement"))
+        if placement is None:
             return None
         ranks = self.resolved.launch.ranks
         whole = len(placement.nodes) == len(placement.local_ranks) == ranks

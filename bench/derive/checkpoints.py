@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from statistics import median
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
-from bench.record import RunRecord
+from bench.record import RunRecord, understood
 
 
 class SavedCheckpoint(BaseModel):
@@ -40,9 +40,4 @@ class CheckpointCost(BaseModel):
 
 def checkpoint_cost(record: RunRecord) -> CheckpointCost | None:
     """None for a run that saved none, or whose account cannot be understood."""
-    if record.checkpoints is None:
-        return None
-    try:
-        return CheckpointCost.model_validate(record.checkpoints)
-    except ValidationError:
-        return None
+    return understood(CheckpointCost, record.checkpoints)

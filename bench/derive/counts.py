@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from bench.record import RunRecord
+from bench.record import RunRecord, understood
 
 Kind = Literal[
     "compute",
@@ -107,12 +107,7 @@ class StepCounts(BaseModel):
 
 def step_counts(record: RunRecord) -> StepCounts | None:
     """The counts of a run; None where it did not count, or they cannot be read."""
-    if record.counts is None:
-        return None
-    try:
-        return StepCounts.model_validate(record.counts)
-    except ValidationError:
-        return None
+    return understood(StepCounts, record.counts)
 
 
 def by_name(rows: Iterable[CountRow]) -> dict[str, CountRow]:

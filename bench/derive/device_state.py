@@ -28,8 +28,7 @@ RULE: Final = f"clocks={CLOCK_TOLERANCE:.0%}"
 
 def device_reports(record: RunRecord) -> list[dict[str, Any]]:
     """What each rank reported of its device, in rank order; empty where nothing was read."""
-    runtime = record.environment.get("runtime")
-    found = runtime.get("devices") if isinstance(runtime, dict) else None
+    found = record.runtime.get("devices")
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 

@@ -19,8 +19,7 @@ _LEAST_SHARE = 0.5
 
 def gathered_bytes(record: RunRecord) -> dict[str, int] | None:
     """Bytes that rank 0 sent in gathers of weights, by dtype; None where nobody knows."""
-    runtime = record.environment.get("runtime")
-    found = runtime.get("gathered_bytes") if isinstance(runtime, Mapping) else None
+    found = record.runtime.get("gathered_bytes")
     if not isinstance(found, Mapping):
         return None
     return {str(name): size for name, size in found.items() if isinstance(size, int)}

@@ -60,7 +60,7 @@ class HardwareKey:
 def hardware_key(record: RunRecord) -> HardwareKey:
     """The key of one run; what its environment does not say is unknown, or 1 for counts."""
     environment = record.environment
-    nodes = _count(_mapping(environment, "variables").get("SLURM_NNODES"))
+    nodes = _count(_variables(record).get("SLURM_NNODES"))
     if record.resolved.launch.device == "cpu":
         return HardwareKey(
             kind="cpu",
@@ -69,7 +69,7 @@ def hardware_key(record: RunRecord) -> HardwareKey:
             nodes=nodes,
             interconnect="host" if nodes == 1 else _interconnect(environment),
         )
-    names = _mapping(environment, "runtime").get("device_names")
+    names = record.runtime.get("device_names")
     devices = [str(name) for name in names] if isinstance(names, list) else []
     count = len(devices) or record.resolved.launch.ranks
     alone = count == 1 and nodes == 1
@@ -99,19 +99,16 @@ def _count(value: object) -> int:
         return 1
 
 
-def _mapping(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
-    value = environment.get(key)
+def _variables(record: RunRecord) -> Mapping[str, Any]:
+    value = record.environment.get("variables")
     return value if isinstance(value, Mapping) else {}
 
 
 def nodes_of(record: RunRecord) -> frozenset[str]:
     """As the ranks say; empty for a run on one machine that is no node of a cluster."""
-    variables, runtime = (record.environment.get(name) for name in ("variables", "runtime"))
-    of_job = isinstance(variables, Mapping) and "SLURM_JOB_ID" in variables
-    if not of_job and record.resolved.launch.nodes == 1:
-        return frozenset()
-    proofs = runtime.get("code_proof") if isinstance(runtime, Mapping) else None
-    if not isinstance(proofs, Mapping):
+    of_job = "SLURM_JOB_ID" in _variables(record)
+    proofs = record.runtime.get("code_proof")
+    if not isinstance(proofs, Mapping) or (not of_job and record.resolved.launch.nodes == 1):
         return frozenset()
     hosts = (proof.get("host") for proof in proofs.values() if isinstance(proof, Mapping))
     return frozenset(str(host) for host in hosts if host)

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from bench.record import RunRecord
+from bench.record import RunRecord, understood
 
 
 class HostPass(BaseModel):
@@ -35,11 +35,8 @@ class HostPass(BaseModel):
 
 def host_pass(record: RunRecord) -> HostPass | None:
     """What the run measured; None where it did not, or it cannot be read."""
-    try:
-        found = HostPass.model_validate(record.host)
-    except ValidationError:
-        return None
-    return found if found.microseconds and found.model_microseconds else None
+    found = understood(HostPass, record.host)
+    return found if found and found.microseconds and found.model_microseconds else None
 
 
 def microseconds_per_unit(found: HostPass) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from bench.record import RunRecord
+from bench.record import RunRecord, understood
 
 
 class LiveRow(BaseModel):
@@ -56,12 +56,8 @@ class LiveStorage(BaseModel):
 
 def live_storage(record: RunRecord) -> LiveStorage | None:
     """That of a run; None where it was not looked at, or cannot be read."""
-    found = (record.memory or {}).get("live")
-    try:
-        live = LiveStorage.model_validate(found)
-    except ValidationError:
-        return None
-    return live if live.bytes else None
+    live = understood(LiveStorage, (record.memory or {}).get("live"))
+    return live if live and live.bytes else None
 
 
 def over_ranks(ranks: Sequence[LiveStorage]) -> LiveStorage:

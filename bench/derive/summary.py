@@ -115,8 +115,7 @@ def device_name(record: RunRecord) -> str | None:
     """The accelerator that the run used, None for a CPU run or where the record does not say."""
     if record.resolved.launch.device == "cpu":
         return None
-    runtime = record.environment.get("runtime")
-    names = runtime.get("device_names") if isinstance(runtime, dict) else None
+    names = record.runtime.get("device_names")
     if not isinstance(names, list) or len(set(map(str, names))) != 1:
         return None  # absent, or a mix that has no one peak
     return str(names[0])

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
-
-from bench.record import MemoryChange, MemoryTimeline
+from bench.record import MemoryChange, MemoryTimeline, understood
 
 #: Bucket under which a ledger books all slots of a pool.
 POOL = "(pool)"
@@ -101,14 +99,8 @@ def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
 
 def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
     """`timeline` of a `memory.json`; None where there is none that can be understood."""
-    document = (memory or {}).get("timeline")
-    if document is None:
-        return None
-    try:
-        timeline = MemoryTimeline.model_validate(document)
-    except ValidationError:
-        return None
-    return attributed(timeline, _bytes_by_category(memory))
+    timeline = understood(MemoryTimeline, (memory or {}).get("timeline"))
+    return timeline and attributed(timeline, _bytes_by_category(memory))
 
 
 def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int | None]) -> MemoryTimeline:

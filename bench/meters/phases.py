@@ -6,10 +6,10 @@ part is enqueued on, and read after the loss has reached the host, when the devi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from time import perf_counter
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,52 +18,24 @@ from torch import nn
 PHASES = ("data", "microbatch", "forward", "backward", "clip", "update", "graph")
 
 
-class Stopwatch(Protocol):
-    """Points in time of a device."""
-
-    def note(self) -> Any:
-        """Now, in the order of what is enqueued."""
-
-    def milliseconds(self, earlier: Any, later: Any) -> float:
-        """Between two points that the device has passed."""
-
-
-class HostStopwatch:
-    """The clock of the host, which does the work itself."""
-
-    def note(self) -> float:
-        """Now."""
-        return perf_counter()
-
-    def milliseconds(self, earlier: float, later: float) -> float:
-        """Between two points."""
-        return (later - earlier) * 1e3
-
-
-class CudaStopwatch:
-    """Events on the current stream of a CUDA device."""
-
-    def note(self) -> torch.cuda.Event:
-        """When the device comes to what is enqueued next."""
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def milliseconds(self, earlier: torch.cuda.Event, later: torch.cuda.Event) -> float:
-        """Between two events."""
-        return float(earlier.elapsed_time(later))
+def cuda_event() -> torch.cuda.Event:
+    """When the device comes to what is enqueued next on the current stream."""
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
 
 
 class PhaseMeter:
     """Parts of one step at a time: `begin`, `mark` per part, `end`, then `milliseconds`.
 
+    event: of a device, notes a point in the order of what is enqueued, which tells by
+    `elapsed_time(later)` once the device has passed both; None where the host computes.
     host_milliseconds: from `begin` until the host had enqueued the step; None where it computes the
     step itself.
     """
 
-    def __init__(self, stopwatch: Stopwatch, *, is_device: bool) -> None:
-        self._stopwatch = stopwatch
-        self._is_device = is_device
+    def __init__(self, event: Callable[[], Any] | None) -> None:
+        self._event = event
         self._notes: list[tuple[str, Any]] = []
         self._running = False
         self._began = 0.0
@@ -72,9 +44,7 @@ class PhaseMeter:
     @classmethod
     def of(cls, device: torch.device) -> PhaseMeter:
         """For what is computed on `device`."""
-        if device.type == "cuda":
-            return cls(CudaStopwatch(), is_device=True)
-        return cls(HostStopwatch(), is_device=False)
+        return cls(cuda_event if device.type == "cuda" else None)
 
     def watch(self, model: nn.Module) -> None:
         """Mark forward and backward passes through `model`, which the engine has been given."""
@@ -98,7 +68,7 @@ class PhaseMeter:
     def mark(self, name: str) -> None:
         """A part begins, and the one before it ends."""
         if self._running:
-            self._notes.append((name, self._stopwatch.note()))
+            self._notes.append((name, perf_counter() if self._event is None else self._event()))
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -113,12 +83,13 @@ class PhaseMeter:
         """Everything is enqueued."""
         self.mark("")
         self._running = False
-        if self._is_device:
+        if self._event is not None:
             self.host_milliseconds = (perf_counter() - self._began) * 1e3
 
     def milliseconds(self) -> dict[str, float]:
         """By part, those of the same name added up. Only once the device has done the step."""
         found: dict[str, float] = {}
         for (name, start), (_, end) in zip(self._notes, self._notes[1:], strict=False):
-            found[name] = found.get(name, 0.0) + self._stopwatch.milliseconds(start, end)
+            time = (end - start) * 1e3 if self._event is None else start.elapsed_time(end)
+            found[name] = found.get(name, 0.0) + time
         return {name: round(time, 4) for name, time in found.items()}

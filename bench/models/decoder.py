@@ -14,7 +14,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.norm import RMSNorm
 from bench.spec import ModelShape
 
 LEFT_OUT = -100
@@ -36,7 +35,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(layers)
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         self.exact_values: dict[str, Tensor] = {}
         self.precision: Callable[[], AbstractContextManager[object]] = nullcontext

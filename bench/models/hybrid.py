@@ -10,7 +10,8 @@ after that, by the same embedding, last norm and head.
 from __future__ import annotations
 
 import itertools
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from typing import ClassVar, Final
 
 import torch
 import torch.nn.functional as F
@@ -20,18 +21,37 @@ from torch.utils.checkpoint import checkpoint
 from bench.models.decoder import LEFT_OUT, Decoder
 from bench.models.experts import Experts, SquaredReLU
 from bench.models.llama import Attention
-from bench.models.norm import RMSNorm
 from bench.models.state_space import Mamba
 from bench.spec import PREDICTION, HybridShape, ModelShape, Recompute
 
+_Make = Callable[[ModelShape, HybridShape, Recompute], nn.Module]
+#: What a block adds to the residual stream, by its letter: the name of the module, and the module.
+_MIXERS: Final[Mapping[str, tuple[str, _Make]]] = {
+    "M": ("mamba", lambda shape, hybrid, _: Mamba(shape.hidden, hybrid, shape.norm_eps)),
+    "*": (
+        "attention",
+        lambda shape, _, recompute: Attention(shape, recompute_core=recompute == "selective"),
+    ),
+    "E": ("experts", lambda shape, hybrid, _: Experts(shape.hidden, hybrid)),
+    "-": ("feed_forward", lambda shape, *_: SquaredReLU(shape.hidden, shape.ffn_hidden)),
+}
+
 
 class HybridBlock(nn.Module):
-    """The unit of sharding and of recompute; a subclass says what `mix` is."""
+    """A norm, a mixer and a residual: the unit of sharding and of recompute.
 
-    def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
+    mixer: of `_MIXERS`, the name of the module that mixes the normed stream.
+    """
+
+    mixer: str = ""
+
+    def __init__(self, shape: ModelShape, letter: str, recompute: Recompute) -> None:
         super().__init__()
         self.recompute_all = recompute == "full"
-        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        if letter in _MIXERS and shape.hybrid is not None:
+            self.mixer, made = _MIXERS[letter]
+            self.add_module(self.mixer, made(shape, shape.hybrid, recompute))
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same shape."""
@@ -43,72 +63,17 @@ class HybridBlock(nn.Module):
             return recomputed
         return self._block(x)
 
-    def mix(self, x: Tensor) -> Tensor:
-        """What the block adds to the residual stream, from its normed input."""
-        raise NotImplementedError
-
     def _block(self, x: Tensor) -> Tensor:
-        return x + self.mix(self.norm(x))
-
-
-class MambaBlock(HybridBlock):
-    """`M`: state space."""
-
-    def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
-        super().__init__(shape, recompute)
-        self.mamba = Mamba(shape.hidden, hybrid, shape.norm_eps)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to the same shape."""
-        out: Tensor = self.mamba(x)
-        return out
-
-
-class AttentionBlock(HybridBlock):
-    """`*`: causal attention."""
-
-    def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
-        super().__init__(shape, recompute)
-        self.attention = Attention(shape, recompute_core=recompute == "selective")
-
-    def mix(self, x: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to the same shape."""
-        out: Tensor = self.attention(x, None)
-        return out
-
-
-class ExpertsBlock(HybridBlock):
-    """`E`: mixture of experts."""
-
-    def __init__(self, shape: ModelShape, hybrid: HybridShape, recompute: Recompute) -> None:
-        super().__init__(shape, recompute)
-        self.experts = Experts(shape.hidden, hybrid)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to the same shape."""
-        out: Tensor = self.experts(x)
-        return out
-
-
-class FeedForwardBlock(HybridBlock):
-    """`-`: feed-forward for every token."""
-
-    def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
-        super().__init__(shape, recompute)
-        self.feed_forward = SquaredReLU(shape.hidden, shape.ffn_hidden)
-
-    def mix(self, x: Tensor) -> Tensor:
-        """[batch, seq_len, hidden] to the same shape."""
-        out: Tensor = self.feed_forward(x)
+        out: Tensor = x + getattr(self, self.mixer)(self.norm(x))
         return out
 
 
 class PredictionBlock(HybridBlock):
     """`/`: what a depth of multi-token prediction begins with."""
 
-    def __init__(self, shape: ModelShape, _hybrid: HybridShape, recompute: Recompute) -> None:
-        super().__init__(shape, recompute)
-        self.embedded_norm = RMSNorm(shape.hidden, shape.norm_eps)
+    def __init__(self, shape: ModelShape, letter: str, recompute: Recompute) -> None:
+        super().__init__(shape, letter, recompute)
+        self.embedded_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
         self.join = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:  # type: ignore[override]
@@ -117,13 +82,6 @@ class PredictionBlock(HybridBlock):
         return out
 
 
-_BLOCKS = {
-    "M": MambaBlock,
-    "*": AttentionBlock,
-    "E": ExpertsBlock,
-    "-": FeedForwardBlock,
-    PREDICTION: PredictionBlock,
-}
 #: Of the losses of all depths together, as Megatron-LM's default `mtp_loss_scaling_factor`.
 _PREDICTION_SHARE = 0.1
 
@@ -138,7 +96,11 @@ class Hybrid(Decoder):
         if hybrid is None:
             raise ValueError(f"{shape.preset} is no hybrid: its shape has no pattern")
         super().__init__(
-            shape, (_BLOCKS[letter](shape, hybrid, recompute) for letter in hybrid.pattern)
+            shape,
+            (
+                (PredictionBlock if letter == PREDICTION else HybridBlock)(shape, letter, recompute)
+                for letter in hybrid.pattern
+            ),
         )
         begins = [place for place, letter in enumerate(hybrid.pattern) if letter == PREDICTION]
         ends = [*begins, len(hybrid.pattern)]

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from bench.models.decoder import Decoder
-from bench.models.norm import RMSNorm
 from bench.models.rotary import RotaryCache, RotaryTables, apply_rotary
 from bench.spec import ModelShape, Recompute
 
@@ -35,7 +34,7 @@ class Attention(nn.Module):
         self.value = nn.Linear(shape.hidden, kv_size, bias=shape.qkv_bias)
         self.output = nn.Linear(query_size, shape.hidden, bias=False)
 
-    def forward(self, x: Tensor, rotary: RotaryTables | None) -> Tensor:
+    def forward(self, x: Tensor, rotary: RotaryTables | None = None) -> Tensor:
         """[batch, seq_len, hidden] to the same shape; without tables positions are not marked."""
         query, key = self._heads(self.query(x)), self._heads(self.key(x))
         if rotary is not None:
@@ -77,9 +76,9 @@ class TransformerLayer(nn.Module):
     def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
         super().__init__()
         self.recompute_all = recompute == "full"
-        self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.attention_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
         self.attention = Attention(shape, recompute_core=recompute == "selective")
-        self.feed_forward_norm = RMSNorm(shape.hidden, shape.norm_eps)
+        self.feed_forward_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -30,7 +30,7 @@ def communication_section(findings: Findings) -> Section | None:
 def _rows(cell: Cell) -> list[tuple[str, ...]]:
     """Of the last run that has any."""
     for run in reversed(cell.finished):
-        found = entries(entries(run.record.environment, "runtime"), "communication")
+        found = entries(run.record.runtime, "communication")
         if found:
             return [_row(cell.name, name, entries(found, name)) for name in found]
     return []

@@ -8,7 +8,6 @@ from reports.nccl.sums import gradient_sums
 from reports.renderers.document import Paragraph, Section, TableBlock
 from reports.renderers.table import Table
 from reports.sections.nccl import audits
-from reports.views.machine import entries
 
 
 def gradient_sums_section(findings: Findings) -> Section | None:
@@ -17,7 +16,7 @@ def gradient_sums_section(findings: Findings) -> Section | None:
     for cell, _, audit in audits(findings):
         if not cell.finished:
             continue
-        version = entries(cell.finished[0].record.environment, "runtime").get("nccl")
+        version = cell.finished[0].record.runtime.get("nccl")
         logged = [] if audit is None else steady_rows(cell.resolved, audit)
         sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
         rows += [

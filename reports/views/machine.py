@@ -34,7 +34,7 @@ def describe_code(record: RunRecord) -> str:
 
 def describe_software(record: RunRecord) -> str:
     """Python, torch and, on GPUs, CUDA and NCCL as the ranks had loaded them."""
-    runtime = entries(record.environment, "runtime")
+    runtime = record.runtime
     names = {"python": "Python", "torch": "torch", "cuda": "CUDA", "nccl": "NCCL"}
     parts = [f"{title} {runtime[key]}" for key, title in names.items() if runtime.get(key)]
     return printable(", ".join(parts)) or UNKNOWN
@@ -76,7 +76,7 @@ def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
     """A warning per way in which buffers were not registered with NCCL as a run had asked."""
     found: dict[str, int] = {}
     for record in records:
-        registration = entries(entries(record.environment, "runtime"), "buffer_registration")
+        registration = entries(record.runtime, "buffer_registration")
         wanted = registration.get("wanted")
         for name, group in sorted(entries(registration, "groups").items()):
             if isinstance(group, dict) and group.get("got") != wanted:

@@ -14,9 +14,7 @@ import pytest
 
 from bench.data.corpus import read_corpus
 from bench.data.markov import ENTROPY_BOUND_NATS, MAX_STATES, MarkovSource
-from bench.data.random_tokens import RandomSource
-from bench.data.source import build_source
-from bench.data.text import TextSource
+from bench.data.source import RandomSource, TextSource, build_source
 from bench.errors import UsageError
 from bench.spec import DataSpec
 

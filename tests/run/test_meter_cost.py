@@ -44,10 +44,12 @@ def test_the_cost_counts_when_a_meter_fails():
 @pytest.mark.parametrize(("ranks", "sent"), [(1, 0), (2, 500), (4, 750)])
 def test_a_ring_gather_sends_all_parts_but_its_own_and_an_all_reduce_twice_that(ranks, sent):
     ring = RingBytes(ranks)
-    ring.scatter_or_gather(1000)
-    assert ring.sent_bytes == sent
+    ring.gather(1000, torch.bfloat16)
+    assert ring.sent_bytes == ring.gathered_bytes["bfloat16"] == sent
     ring.all_reduce(1000)
-    assert ring.sent_bytes == 3 * sent
+    ring.reduce_scatter(1000)
+    assert ring.sent_bytes == 4 * sent
+    assert ring.gathered_bytes == {"bfloat16": sent}
 
 
 def test_a_memory_profile_tells_the_peak_of_set_up_from_that_of_steps():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.meters.phases import CudaStopwatch, PhaseMeter
+from bench.meters.phases import PhaseMeter, cuda_event
 
 
 class Device:
@@ -21,17 +21,22 @@ class Device:
     def work(self, milliseconds):
         self.queued += milliseconds
 
-    def note(self):
-        return self.queued
+    def event(self):
+        return Point(self, self.queued)
 
-    def milliseconds(self, earlier, later):
-        self.waits += 1
-        return later - earlier
+
+class Point:
+    def __init__(self, device, at) -> None:
+        self.device, self.at = device, at
+
+    def elapsed_time(self, later):
+        self.device.waits += 1
+        return later.at - self.at
 
 
 def test_parts_of_the_same_name_add_up_and_nothing_is_read_inside_of_the_step():
     device = Device()
-    meter = PhaseMeter(device, is_device=True)
+    meter = PhaseMeter(device.event)
     for _ in range(2):  # the second step forgets the first
         meter.begin()
         for name, milliseconds in (("microbatch", 5), ("microbatch", 7), ("update", 2)):
@@ -46,7 +51,7 @@ def test_parts_of_the_same_name_add_up_and_nothing_is_read_inside_of_the_step():
 
 def test_a_watched_model_tells_its_forward_from_its_backward_pass():
     device = Device()
-    meter = PhaseMeter(device, is_device=True)
+    meter = PhaseMeter(device.event)
     model = nn.Linear(4, 4)
     model.register_forward_pre_hook(lambda *_: device.work(10))  # as an engine gathers
     model.register_forward_hook(lambda *_: device.work(20))
@@ -91,8 +96,7 @@ def test_events_are_asked_as_torch_has_them(monkeypatch):
             return 1.5
 
     monkeypatch.setattr("torch.cuda.Event", Event)
-    watch = CudaStopwatch()
-    assert watch.milliseconds(watch.note(), watch.note()) == 1.5
+    assert cuda_event().elapsed_time(cuda_event()) == 1.5
     assert seen == [{"enable_timing": True}] * 2
 
 
