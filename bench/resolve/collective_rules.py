@@ -29,8 +29,6 @@ _DEFAULTS: Final = {
     "dtypes": DtypeSpec(),
 }
 _WHOLE: Final = ("all_reduce", "broadcast")
-#: Operand and result; where they are one buffer, and what correct values are compared with.
-_BUFFERS: Final = 2
 
 
 def check_collective(spec: RunSpec, settings: CollectiveSettings) -> None:
@@ -67,9 +65,12 @@ def element_bytes(dtype: DtypeName) -> int:
 
 
 def buffer_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
-    """What the ranks hold at least; None for a run that trains."""
+    """Whole buffers, and the slices of a gather or scatter; None for a run that trains."""
     settings = run.collective
-    return None if settings is None else _BUFFERS * settings.size_bytes * run.launch.ranks
+    if settings is None:
+        return None
+    slices = 0 if settings.operation in _WHOLE else settings.size_bytes
+    return settings.size_bytes * run.launch.ranks + slices
 
 
 def collectives(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:

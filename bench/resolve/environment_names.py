@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
 
 from bench.errors import ConfigError
 from bench.redaction import looks_secret
+from bench.spec import RunSpec
 
 SETTABLE_PREFIXES = ("NCCL_", "TORCH_", "PYTORCH_", "OMP_", "MKL_", "CUDA_", "GLOO_", "MFSDP_")
 
@@ -18,21 +18,36 @@ _OWNED = {
     "OMP_NUM_THREADS": "use launch.threads_per_rank",
     "MKL_NUM_THREADS": "use launch.threads_per_rank",
 }
+# They would take the logs of an evidence run elsewhere.
+_OF_EVIDENCE = ("NCCL_DEBUG", "NCCL_DEBUG_SUBSYS", "NCCL_DEBUG_FILE")
 _OWNED_PREFIX = "MFSDP_BENCH_"
 _NAME = re.compile(r"[A-Z][A-Z0-9_]*")
 _MAX_VALUE_CHARACTERS = 4096
 
 
-def check_environment(variables: Mapping[str, str]) -> None:
-    """Refuse what a run may not set.
+def check_environment(spec: RunSpec) -> None:
+    """Refuse what a run may not set, and two sources for one setting.
 
     Raises:
-        ConfigError: a name outside the families, one that the harness owns or that looks like a
-            secret, or a value that no process environment can hold.
+        ConfigError: a name outside the families, one that the harness or another setting of the run
+            owns or that looks like a secret, or a value that no process environment can hold.
     """
-    for name, value in variables.items():
+    env = spec.launch.env
+    for name, value in env.items():
         _check_name(name)
         _check_value(name, value)
+    for name, value in spec.launch.nccl_variables.items():
+        if name in env:
+            raise ConfigError(
+                f"launch.env: {name} is {env[name]!r} there, and {value!r} by launch.copy_engine,"
+                " launch.nvls or launch.collnet; remove one of the two"
+            )
+    for name in _OF_EVIDENCE if spec.measure.nccl != "none" else ():
+        if name in env:
+            raise ConfigError(
+                f"launch.env: measure.nccl=evidence sets {name} itself, found {env[name]!r}; remove"
+                " one of the two"
+            )
 
 
 def _check_name(name: str) -> None:

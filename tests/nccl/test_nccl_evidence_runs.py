@@ -8,8 +8,7 @@ import pytest
 
 from bench.errors import ConfigError
 from bench.launch.nccl_logs import give_nccl_a_log, nccl_variables
-from bench.resolve.nccl_evidence import EVIDENCE_STEPS
-from bench.resolve.resolution import resolve_anywhere
+from bench.resolve.resolution import EVIDENCE_STEPS, resolve_anywhere
 from bench.spec import RunSpec
 from reports.nccl.audit import audit_run
 from reports.nccl.requirement import judge, parse_requirements

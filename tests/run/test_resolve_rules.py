@@ -238,6 +238,13 @@ def test_a_collective_is_named_by_what_it_does_and_has_one_dtype() -> None:
     assert (run.shape, run.tokens_per_step, run.work_per_step) == (None, 0, 8 << 20)
 
 
-def test_buffers_that_cannot_fit_are_pruned() -> None:
-    with pytest.raises(UnsupportedError, match=r"needs at least 32.0 GiB for its buffers"):
-        resolve(collective(size_bytes=8 << 30), LAPTOP)
+@pytest.mark.parametrize(
+    ("operation", "gib"), [("all_gather", 18), ("reduce_scatter", 18), ("all_reduce", 12)]
+)
+def test_buffers_that_cannot_fit_are_pruned_and_those_that_can_are_not(operation, gib) -> None:
+    """Two ranks: a whole buffer each, and together another one where each has a slice."""
+    spec = collective(operation=operation, size_bytes=6 << 30)
+    held = Machine(cpu_count=2, memory_bytes=gib * 2**30)
+    resolve(spec, held)
+    with pytest.raises(UnsupportedError, match=rf"needs at least {gib}.0 GiB for its buffers"):
+        resolve(spec, replace(held, memory_bytes=gib * 2**30 - 1))
