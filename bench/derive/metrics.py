@@ -67,25 +67,14 @@ class Metric:
     missing: Callable[[RunSummary], str] = field(default=lambda _: "")
 
 
-def _derived(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
-    """A number of the run's summary."""
+def _derived(name: str, unit: float = 1.0) -> Callable[[RunRecord, RunSummary], float | None]:
+    """A number of the run's summary, in `unit`s; nccl-tests print 10^9 bytes per second."""
 
     def of(_: RunRecord, summary: RunSummary) -> float | None:
         value = getattr(summary, name)
-        return None if value is None else float(value)
+        return None if value is None else float(value) / unit
 
     return of
-
-
-def _gigabytes_per_second(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
-    """A rate of the run's summary, in 10^9 bytes per second as nccl-tests print it."""
-    of = _derived(name)
-
-    def in_gigabytes(record: RunRecord, summary: RunSummary) -> float | None:
-        value = of(record, summary)
-        return None if value is None else value / 1e9
-
-    return in_gigabytes
 
 
 def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
@@ -181,14 +170,14 @@ ALGORITHM_BANDWIDTH = Metric(
     "algorithm_bandwidth",
     "algorithm GB/s",
     "GB/s",
-    _gigabytes_per_second("algorithm_bytes_per_second"),
+    _derived("algorithm_bytes_per_second", 1e9),
     column=False,
 )
 BUS_BANDWIDTH = Metric(
     "bus_bandwidth",
     "bus GB/s",
     "GB/s",
-    _gigabytes_per_second("bus_bytes_per_second"),
+    _derived("bus_bytes_per_second", 1e9),
     judge="interval",
     rule=MetricRule("off", 0.02, "higher_is_better"),
     column=False,

@@ -69,6 +69,10 @@ class DdpEngine(StockEngine):
         """Counted in the communication hook, bucket by bucket."""
         return self._ring.sent_bytes
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Weights are whole."""
+        return {}
+
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
         return StockInspection(self._ddp, prefix="module.")

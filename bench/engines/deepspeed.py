@@ -28,8 +28,8 @@ from bench.engines.deepspeed_inspection import DeepSpeedInspection
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.optimizer import (
     build_optimizer,
+    clip_shards,
     optimizer_state_bytes,
-    scale_to_norm,
     set_learning_rate,
 )
 from bench.engines.protocol import UNTOLD, Engine
@@ -88,15 +88,9 @@ class DeepSpeedEngine(Engine):
         return loss.detach()
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
-        """Clip in place by the norm over all shards, FP64 sums of squares."""
-        shards = self.inspected.gradient_shards()
-        squares = [torch.linalg.vector_norm(one.float()).double().square() for one in shards]
-        nothing = torch.zeros((), dtype=torch.float64, device=self._device)
-        square = torch.stack([*squares, nothing]).sum()
-        dist.all_reduce(square)  # noqa: TID251 - DeepSpeed has no call for it before its step
-        norm = square.sqrt()
-        scale_to_norm(shards, norm, max_norm)
-        return norm
+        """By the norm over all shards: DeepSpeed has no call for it before its step."""
+        world: dist.ProcessGroup = dist.distributed_c10d._get_default_group()
+        return clip_shards(self.inspected.gradient_shards(), max_norm, [world], self._device)
 
     def optimizer_step(self) -> None:
         """Update the shards, gather weights as the stage does, and drop the gradients."""

@@ -27,12 +27,12 @@ from bench.engines.inspection import lacks
 from bench.engines.local_tensor import local_tensor
 from bench.engines.optimizer import (
     build_optimizer,
+    clip_shards,
     optimizer_state_bytes,
-    scale_to_norm,
     set_learning_rate,
 )
-from bench.engines.protocol import UNTOLD, Engine
-from bench.engines.stock import scaled_backward
+from bench.engines.protocol import UNTOLD
+from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.units import unit_classes
 from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
@@ -40,7 +40,7 @@ from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, Resolve
 _INNER, _OUTER = "dp", "dp_outer"
 
 
-class MegatronFsdpEngine(Engine):
+class MegatronFsdpEngine(StockEngine):
     """The wrapped model and its optimizer. package: what has the functions; a test's stand-in."""
 
     def __init__(
@@ -109,30 +109,10 @@ class MegatronFsdpEngine(Engine):
         }
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
-        """Clip in place by the norm over all shards, FP64 sums of FP32 norms."""
+        """By the norm over all shards: the package has no call for it."""
         found = [gradient for gradient in self.gradients().values() if gradient is not None]
         local = [local_tensor(gradient) for gradient in found]
-        norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).double() for one in local]
-        if not norms:
-            return None
-        square = torch.stack(norms).square().sum()
-        for group in _sharded_over(found):
-            dist.all_reduce(square, group=group)  # noqa: TID251 - the engine has no call for it
-        norm = square.sqrt()
-        scale_to_norm(local, norm, max_norm)
-        return norm
-
-    def optimizer_step(self) -> None:
-        """Step on the main weights, then refresh the compute weights."""
-        self.optimizer.step()
-
-    def zero_grad(self) -> None:
-        """Begin a new cycle; its buffer of gradients included."""
-        self.optimizer.zero_grad()
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set it for the next step."""
-        set_learning_rate(self.optimizer, lr)
+        return clip_shards(local, max_norm, _sharded_over(found)) if found else None
 
     def memory_by_category(self) -> dict[str, int | None]:
         """Shards that the optimizer sees; its buffers for computing and sending are not told."""
@@ -222,10 +202,6 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
         "dp_outer_dim": _OUTER,
         "hybrid_fsdp_group": dist.group.WORLD,
     }
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:

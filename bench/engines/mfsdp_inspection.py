@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,9 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import BucketContents, LocalRows, WireEntry, local_rows
+from bench.engines.inspection import BucketContents, WireEntry
 from bench.engines.local_tensor import local_tensor
+from bench.engines.stock_inspection import StockInspection
 from bench.engines.stream_order import recorded_order
 from bench.spec import DtypeName
 
@@ -25,33 +26,17 @@ _PREFIX = "module."
 _FILE_BYTES = 500
 
 
-class MfsdpInspection:
-    """Of a `MegatronFSDP`."""
+class MfsdpInspection(StockInspection):
+    """Of a `MegatronFSDP`, whose parameters are DTensors of the main weights."""
 
-    autocast = False
+    _model: Any
 
     def __init__(self, model: Any) -> None:
-        self._model = model
-
-    def _parameters(self) -> Iterator[tuple[str, Any]]:
-        for name, parameter in self._model.named_parameters():
-            yield name.removeprefix(_PREFIX), parameter
-
-    def gradients(self) -> dict[str, LocalRows | None]:
-        """`.grad` of the sharded parameters."""
-        return {
-            name: None if p.grad is None else local_rows(p.grad)
-            for name, p in self._parameters()
-            if p.requires_grad
-        }
-
-    def weights(self) -> dict[str, LocalRows]:
-        """Main weights."""
-        return {name: local_rows(p.data) for name, p in self._parameters()}
+        super().__init__(model, prefix=_PREFIX, autocast=False)
 
     def whole_weights(self) -> dict[str, Tensor]:
         """`gather_full` of every parameter."""
-        return {name: mfsdp_core.gather_full(p.detach()) for name, p in self._parameters()}
+        return {name: mfsdp_core.gather_full(p.detach()) for name, p in self._parameters().items()}
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """`load_state_dict`, strict."""
@@ -79,12 +64,6 @@ class MfsdpInspection:
         """The core's ledger."""
         held: dict[str, int] = self._model.ledger.bytes_by_category()
         return held
-
-    @torch.no_grad()
-    def evaluate(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """A call of the model under `no_grad`."""
-        loss: Tensor = self._model(tokens, targets)
-        return loss
 
     def gather_ahead(self) -> None:
         """`start_param_sync`."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
@@ -19,11 +20,32 @@ from bench.spec import TrainSpec
 _OF_TORCHAO: Final = {"adamw_8bit": "AdamW8bit", "adamw_fp8": "AdamWFp8"}
 
 
-def scale_to_norm(gradients: Iterable[Tensor], norm: Tensor, max_norm: float) -> None:
-    """Scale shards of gradients in place, as torch's clipping does for this norm of all of them."""
+def clip_shards(
+    shards: Sequence[Tensor],
+    max_norm: float,
+    groups: Iterable[dist.ProcessGroup],
+    device: torch.device | None = None,
+) -> Tensor:
+    """Clip shards of gradients in place by the norm of all of them, as torch's clipping does.
+
+    The norm is a root of FP64 sums of squares over `groups`. Collective. device: of `shards`, where
+    a rank may have none.
+    """
+    device = device or shards[0].device
+    norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).double() for one in shards]
+    nothing = torch.zeros((), dtype=torch.float64, device=device)
+    square = torch.stack([*(norm.square() for norm in norms), nothing]).sum()
+    for group in groups:
+        dist.all_reduce(square, group=group)  # noqa: TID251 - for engines without a call for it
+    norm = square.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for one in gradients:
+    for one in shards:
         one.mul_(factor.to(one.dtype))
+    return norm
+
+
+def _wide(tensor: Tensor) -> torch.dtype:
+    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def build_optimizer(

@@ -39,6 +39,10 @@ class SingleEngine(StockEngine):
         """Nothing is sent."""
         return 0
 
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Weights are whole."""
+        return {}
+
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""
         return StockInspection(self.model)

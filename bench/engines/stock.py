@@ -30,14 +30,17 @@ _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class StockEngine(Engine):
-    """Base of single, ddp and fsdp2: `model` is already wrapped and holds the main weights."""
+    """Base of engines with a wrapped `model`, which holds the main weights, and an `optimizer`."""
+
+    model: nn.Module
+    optimizer: Any
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = self._optimizer_of(_by_mesh(self.parameters), resolved.train)
 
-    def _optimizer_of(self, groups: Any, train: TrainSpec) -> torch.optim.Optimizer:
+    def _optimizer_of(self, groups: Any, train: TrainSpec) -> Any:
         """The optimizer of these groups of parameters."""
         return build_optimizer(groups, train)
 
@@ -57,8 +60,8 @@ class StockEngine(Engine):
         self.optimizer.step()
 
     def zero_grad(self) -> None:
-        """Drop the gradients; torch's engines rebuild them in the next backward."""
-        self.optimizer.zero_grad(set_to_none=True)
+        """Drop the gradients: the next backward pass makes them anew."""
+        self.optimizer.zero_grad()
 
     def set_learning_rate(self, lr: float) -> None:
         """Set it for the next step."""
@@ -72,10 +75,6 @@ class StockEngine(Engine):
             # A single process is what the engine `single` is.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Nothing is gathered, unless a subclass does."""
-        return {}
 
     def persistent_bytes(self) -> dict[str, int]:
         """Main weights, their gradients (same dtype and placement) and optimizer state."""

@@ -27,7 +27,7 @@ class TimelineMeter:
         self._activations = activations
         self._began = 0.0
         self._start: list[MemoryChange] = []
-        self._changes: list[tuple[float, str, int, str, str, bool]] = []
+        self._changes: list[dict[str, Any]] = []
         self._marks: list[tuple[float, str]] = []
         self._stop: Any = None
         self.timeline: MemoryTimeline | None = None
@@ -50,7 +50,7 @@ class TimelineMeter:
             self._marks.append((self._now(), name))
 
     def _begin(self) -> None:
-        self._start = [_change(0.0, booked) for booked in self._ledger.alive()]
+        self._start = [MemoryChange(**_fields(0.0, booked)) for booked in self._ledger.alive()]
         self._start += self._only_measured()
         if self._activations is not None:
             kept = self._activations.alive_bytes
@@ -71,17 +71,7 @@ class TimelineMeter:
             step=step,
             milliseconds=milliseconds,
             start=tuple(self._start),
-            changes=tuple(
-                MemoryChange(
-                    milliseconds=at,
-                    category=what,
-                    bytes=size,
-                    bucket=bucket,
-                    role=role,
-                    in_pool=in_pool,
-                )
-                for at, what, size, bucket, role, in_pool in self._changes
-            ),
+            changes=tuple(MemoryChange(**fields) for fields in self._changes),
             marks=tuple(self._marks),
         )
 
@@ -98,31 +88,24 @@ class TimelineMeter:
         ]
 
     def _booked(self, booked: Booked) -> None:
-        # A tuple, not a model: this runs inside of the step.
-        self._changes.append(
-            (
-                self._now(),
-                booked.category,
-                booked.count_bytes,
-                booked.bucket,
-                booked.role,
-                booked.in_pool,
-            )
-        )
+        # Plain data, not a model: this runs inside of the step.
+        self._changes.append(_fields(self._now(), booked))
 
     def _activation(self, change_bytes: int) -> None:
-        self._changes.append((self._now(), "activations", change_bytes, "", "", False))
+        change = {"milliseconds": self._now(), "category": "activations", "bytes": change_bytes}
+        self._changes.append(change)
 
     def _now(self) -> float:
         return (perf_counter() - self._began) * 1e3
 
 
-def _change(milliseconds: float, booked: Booked) -> MemoryChange:
-    return MemoryChange(
-        milliseconds=milliseconds,
-        category=booked.category,
-        bytes=booked.count_bytes,
-        bucket=booked.bucket,
-        role=booked.role,
-        in_pool=booked.in_pool,
-    )
+def _fields(milliseconds: float, booked: Booked) -> dict[str, Any]:
+    """Of a `MemoryChange`."""
+    return {
+        "milliseconds": milliseconds,
+        "category": booked.category,
+        "bytes": booked.count_bytes,
+        "bucket": booked.bucket,
+        "role": booked.role,
+        "in_pool": booked.in_pool,
+    }

@@ -13,10 +13,20 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from bench.spec import ModelShape
 
 LEFT_OUT = -100
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+    """`function` of `inputs`, of which only these are kept for the backward pass.
+
+    The models have no dropout, so there is no random state to replay.
+    """
+    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    return out
 
 
 class Decoder(nn.Module):

@@ -16,9 +16,8 @@ from typing import ClassVar, Final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from bench.models.decoder import LEFT_OUT, Decoder
+from bench.models.decoder import LEFT_OUT, Decoder, recomputed
 from bench.models.experts import Experts, SquaredReLU
 from bench.models.llama import Attention
 from bench.models.state_space import Mamba
@@ -57,10 +56,7 @@ class HybridBlock(nn.Module):
         """[batch, seq_len, hidden] to the same shape."""
         # Inside the block, so that a wrapper's hooks see one forward per microbatch.
         if self.recompute_all and torch.is_grad_enabled():
-            recomputed: Tensor = checkpoint(
-                self._block, x, use_reentrant=False, preserve_rng_state=False
-            )
-            return recomputed
+            return recomputed(self._block, x)
         return self._block(x)
 
     def _block(self, x: Tensor) -> Tensor:

@@ -7,9 +7,8 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from bench.models.decoder import Decoder
+from bench.models.decoder import Decoder, recomputed
 from bench.models.rotary import RotaryCache, RotaryTables, apply_rotary
 from bench.spec import ModelShape, Recompute
 
@@ -41,10 +40,7 @@ class Attention(nn.Module):
             query, key = apply_rotary(query, rotary), apply_rotary(key, rotary)
         value = self._heads(self.value(x))
         if self.recompute_core:
-            # No dropout in this model, so there is no random state to replay.
-            mixed = checkpoint(
-                _causal_attention, query, key, value, use_reentrant=False, preserve_rng_state=False
-            )
+            mixed = recomputed(_causal_attention, query, key, value)
         else:
             mixed = _causal_attention(query, key, value)
         out: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
@@ -86,10 +82,7 @@ class TransformerLayer(nn.Module):
         # The checkpoint sits inside the layer: a wrapper's hooks then see one forward per
         # microbatch, and the recomputation runs after its pre-backward hook has gathered weights.
         if self.recompute_all and torch.is_grad_enabled():
-            recomputed: Tensor = checkpoint(
-                self._layer, x, cos, sin, use_reentrant=False, preserve_rng_state=False
-            )
-            return recomputed
+            return recomputed(self._layer, x, cos, sin)
         return self._layer(x, cos, sin)
 
     def _layer(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -191,10 +191,6 @@ class CallableEngine(StockEngine):
         clip = self._ways.clip
         return super().clip_grad_norm(max_norm) if clip is None else clip(max_norm)
 
-    def zero_grad(self) -> None:
-        """By the optimizer, whatever it does with them."""
-        self.optimizer.zero_grad()
-
     def memory_by_category(self) -> dict[str, int]:
         """Of the parameters that the optimizer has."""
         return self.persistent_bytes()
