@@ -163,19 +163,10 @@ def settings_of(engine: EngineSpec) -> MegatronFsdpSettings:
 
 def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
     """Under the names of the package."""
-    return {
-        "overlap_grad_reduce": settings.overlap_grad_reduce,
-        "overlap_param_gather": settings.overlap_param_gather,
-        "average_in_collective": settings.average_in_collective,
+    return settings.arguments() | {
         "disable_bucketing": settings.disable_bucketing,
-        "nccl_ub": settings.nccl_ub,
-        "disable_symmetric_registration": not settings.symmetric_registration,
-        "fsdp_double_buffer": settings.double_buffer,
         "maxpool_double_buffer": settings.max_pool,
         "fsdp_db_use_persist_buf_on_alloc_fail": settings.persistent_fallback,
-        "enable_fine_grained_param_gather": bool(settings.fine_grained_gather),
-        "use_decoupled_grad": settings.decoupled_grad,
-        "report_nan_in_param_grad": settings.nan_check,
     }
 
 

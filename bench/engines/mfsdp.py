@@ -319,22 +319,13 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
 
 def _switches(engine: MfsdpSettings) -> dict[str, Any]:
     """The allocator and the remaining switches, under the names of the core's functions."""
-    return {
-        "overlap_grad_reduce": engine.overlap_grad_reduce,
-        "overlap_param_gather": engine.overlap_param_gather,
-        "average_in_collective": engine.average_in_collective,
+    return engine.arguments() | {
         "transport": engine.transport,
-        "nccl_ub": engine.nccl_ub,
-        "report_nan_in_param_grad": engine.nan_check,
-        "disable_symmetric_registration": not engine.symmetric_registration,
         "manual_registration": engine.manual_registration,
-        "use_decoupled_grad": engine.decoupled_grad,
         "calculate_per_token_loss": engine.per_token_loss,
         "allocator": engine.allocator,
         "cuda_graph_mode": engine.cuda_graph,
         "pool_slots": engine.pool_slots,
-        "fsdp_double_buffer": engine.double_buffer,
-        "enable_fine_grained_param_gather": bool(engine.fine_grained_gather),
     }
 
 

@@ -10,7 +10,7 @@ value is an `EngineRow` in a module that loads no torch.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from pydantic import Field
 
@@ -28,41 +28,60 @@ from bench.spec.names import (
 )
 
 
-class MfsdpSettings(EngineSettings):
-    """Switches of `mfsdp_core`, under the names of this harness."""
+class MegatronSwitches(EngineSettings):
+    """What megatron-fsdp and this project's core can both be told, under the core's names."""
 
-    allocator: AllocatorName = "storage_resize"
-    """Who serves the buffers that come and go with a unit."""
     overlap_param_gather: bool = True
     """Gather the weights of the next unit while this one computes."""
     overlap_grad_reduce: bool = True
     """Reduce gradients while the backward pass goes on."""
+    average_in_collective: bool = False
+    """Average in the collective rather than scale gradients first."""
     nccl_ub: bool = False
     """Register communication buffers with NCCL."""
     symmetric_registration: bool = True
     """Register them as symmetric windows rather than plain buffers."""
-    manual_registration: bool = False
-    """Register them after the first step rather than before it."""
     double_buffer: bool = False
     """Serve units from a pool of slots."""
-    average_in_collective: bool = False
-    """Average in the collective rather than scale gradients first."""
-    transport: TransportName = DEFAULT_TRANSPORT
-    """What carries the bytes; auto chooses by host and device."""
+    fine_grained_gather: bool | None = None
+    """Gather module by module; null follows the rule of the recipe and the model."""
     decoupled_grad: bool = False
     """Hand gradients to the optimizer in a dtype of their own."""
+    nan_check: bool = False
+    """Look for NaN and Inf in every gradient of a parameter as it comes."""
+
+    def arguments(self) -> dict[str, Any]:
+        """Under the names of `fully_shard_model`, which both have."""
+        return {
+            "overlap_param_gather": self.overlap_param_gather,
+            "overlap_grad_reduce": self.overlap_grad_reduce,
+            "average_in_collective": self.average_in_collective,
+            "nccl_ub": self.nccl_ub,
+            "disable_symmetric_registration": not self.symmetric_registration,
+            "fsdp_double_buffer": self.double_buffer,
+            "enable_fine_grained_param_gather": bool(self.fine_grained_gather),
+            "use_decoupled_grad": self.decoupled_grad,
+            "report_nan_in_param_grad": self.nan_check,
+        }
+
+
+class MfsdpSettings(MegatronSwitches):
+    """Switches of `mfsdp_core`, under the names of this harness."""
+
+    allocator: AllocatorName = "storage_resize"
+    """Who serves the buffers that come and go with a unit."""
+    manual_registration: bool = False
+    """Register user buffers after the first step rather than before it."""
+    transport: TransportName = DEFAULT_TRANSPORT
+    """What carries the bytes; auto chooses by host and device."""
     separate_gather_group: bool = False
     """Gather weights over a second process group."""
     pool_slots: int = Field(default=2, ge=2, le=1024)
     """Slots of a pool."""
-    fine_grained_gather: bool | None = None
-    """Gather module by module; null follows the rule of the recipe and the model."""
     recipe: RecipeName = "none"
     """How matrices are quantised on their way."""
     gather_precision: GatherPrecisionName = "recipe"
     """What travels then: codes of the recipe, or weights that are quantised on arrival."""
-    nan_check: bool = False
-    """Look for NaN and Inf in every gradient of a parameter as it comes."""
     cuda_graph: bool = False
     """Capture a whole step as a CUDA graph, once, and replay it."""
     per_token_loss: bool = False
@@ -83,36 +102,15 @@ class SimpleFsdpSettings(EngineSettings):
     """What torch.compile is given for the whole model; none does not compile."""
 
 
-class MegatronFsdpSettings(EngineSettings):
-    """Switches of megatron-fsdp 0.6.1; those that the core has as well have the core's names.
+class MegatronFsdpSettings(MegatronSwitches):
+    """Switches of megatron-fsdp 0.6.1, where nccl_ub turns the double buffer on."""
 
-    nccl_ub turns the double buffer on.
-    """
-
-    overlap_param_gather: bool = True
-    """Gather the weights of the next unit while this one computes."""
-    overlap_grad_reduce: bool = True
-    """Reduce gradients while the backward pass goes on."""
-    average_in_collective: bool = False
-    """Average in the collective rather than scale gradients first."""
     disable_bucketing: bool = False
     """Send each gradient by itself."""
-    nccl_ub: bool = False
-    """Register communication buffers with NCCL."""
-    symmetric_registration: bool = True
-    """Register them as symmetric windows rather than plain buffers."""
-    double_buffer: bool = False
-    """Serve units from a pool of slots."""
     max_pool: bool = False
     """A double buffer for units of unequal size."""
     persistent_fallback: bool = False
     """A buffer that fits no slot of the double buffer stays for good."""
-    fine_grained_gather: bool | None = None
-    """Gather module by module; null follows the rule of the recipe and the model."""
-    decoupled_grad: bool = False
-    """Hand gradients to the optimizer in a dtype of their own."""
-    nan_check: bool = False
-    """Look for NaN and Inf in every gradient of a parameter as it comes."""
 
 
 class CollectiveSettings(EngineSettings):
