@@ -6,7 +6,6 @@ Slow (a Python call for every saved tensor), so only memory profiles use it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Self
 
 from torch import Tensor, nn
@@ -41,15 +40,10 @@ class SavedActivations:
         self._hooks.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         hooks, self._hooks = self._hooks, None
         if hooks is not None:
-            hooks.__exit__(kind, error, trace)
+            hooks.__exit__(*failure)
 
     def _pack(self, tensor: Tensor) -> _Saved:
         # Asked anew for every tensor: a sharding engine gives its parameters new storage as it
