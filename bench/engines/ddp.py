@@ -112,8 +112,3 @@ def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:
         "ddp_grad_comm_dtype",
         f"ddp's hooks send gradients in their own dtype, bf16 or fp16, not in {dtypes.grad_comm}",
     )
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpEngine:
-    """Factory of `bench.engines.registry`."""
-    return DdpEngine(model, resolved, device)

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.distributed.checkpoint.state_dict_saver import save
 
 from bench.engines.ddp import DdpEngine
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
-from bench.spec import ResolvedRun, TrainSpec
+from bench.spec import TrainSpec
 
 with warnings.catch_warnings():  # that the package compiles with torch.jit, which is deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -64,8 +63,3 @@ class DdpZeroEngine(DdpEngine):
     def code_path(self) -> str:
         """The file of torch's ZeroRedundancyOptimizer."""
         return inspect.getfile(ZeroRedundancyOptimizer)
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpZeroEngine:
-    """Factory of `bench.engines.registry`."""
-    return DdpZeroEngine(model, resolved, device)

@@ -175,8 +175,3 @@ def configuration(resolved: ResolvedRun, elements: int) -> dict[str, Any]:
         "bf16": {"enabled": dtypes.compute == "bf16"},
         "steps_per_print": None,
     }
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DeepSpeedEngine:
-    """Factory of `bench.engines.registry`."""
-    return DeepSpeedEngine(model, resolved, device)

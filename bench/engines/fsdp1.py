@@ -187,8 +187,3 @@ def _counted_gather(ring: RingBytes, gather: Any, whole: Tensor) -> Tensor:
 def _gathered_bytes(handle: Any) -> int:
     whole, dtype = handle.flat_param._padded_unsharded_size, handle._fwd_bwd_param_dtype
     return int(whole.numel()) * int(dtype.itemsize)
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Fsdp1Engine:
-    """Factory of `bench.engines.registry`."""
-    return Fsdp1Engine(model, resolved, device)

@@ -154,8 +154,3 @@ def _unit_bytes(model: nn.Module, compute: torch.dtype) -> tuple[int, list[int]]
 
     layers = [full_bytes(module) for module in units(model)]
     return full_bytes(model) - sum(layers), layers
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Fsdp2Engine:
-    """Factory of `bench.engines.registry`."""
-    return Fsdp2Engine(model, resolved, device)

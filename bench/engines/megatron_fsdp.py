@@ -205,8 +205,3 @@ def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:
         for axis, placement in enumerate(first.placements)
         if not isinstance(placement, Replicate)
     ]
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> MegatronFsdpEngine:
-    """Factory of `bench.engines.registry`."""
-    return MegatronFsdpEngine(model, resolved, device)

@@ -132,8 +132,3 @@ class _Inspection(StockInspection):
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Into the package's buffers."""
         self._engine.load_whole(weights)
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> MegatronFsdpV2Engine:
-    """Factory of `bench.engines.registry`."""
-    return MegatronFsdpV2Engine(model, resolved, device)

@@ -327,8 +327,3 @@ def _switches(engine: MfsdpSettings) -> dict[str, Any]:
         "cuda_graph_mode": engine.cuda_graph,
         "pool_slots": engine.pool_slots,
     }
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> MfsdpEngine:
-    """Factory of `bench.engines.registry`."""
-    return MfsdpEngine(model, resolved, device)

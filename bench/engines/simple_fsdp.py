@@ -232,8 +232,3 @@ def _parametrise(model: nn.Module, device: torch.device, ranks: int, read: Any) 
 def _read(name: str, read: Any, module: nn.Module) -> Tensor:
     found: Tensor = read(module._parameters[name])
     return found
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
-    """Factory of `bench.engines.registry`."""
-    return SimpleFsdpEngine(model, resolved, device)

@@ -50,8 +50,3 @@ class SingleEngine(StockEngine):
     def code_path(self) -> str:
         """This file: there is no implementation under test but torch's autograd."""
         return __file__
-
-
-def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SingleEngine:
-    """Factory of `bench.engines.registry`."""
-    return SingleEngine(model, resolved, device)

@@ -74,7 +74,7 @@ class DtypePolicies:
 class EngineRow:
     """One engine.
 
-    factory: `package.module:function`, called with a model, a `ResolvedRun` and a device; loaded
+    factory: `package.module:name`, called with a model, a `ResolvedRun` and a device; loaded
     in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
     hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways

@@ -1,6 +1,6 @@
 """The table of engines. To add one: a row here, and the module that its factory is in.
 
-    class Engine                what `factory` builds: `bench.engines.protocol`
+    class Engine                what `factory` names or builds: `bench.engines.protocol`
     its own settings            a model of single values, here, so that a plan needs no torch
     everything else             columns of `EngineRow`
 
@@ -137,7 +137,7 @@ _AUTOCAST = DtypePolicies(main=("fp32", "fp64"), gradients_as_main=True, autocas
 TABLE: Final[tuple[EngineRow, ...]] = (
     EngineRow(
         name="ddp",
-        factory="bench.engines.ddp:build",
+        factory="bench.engines.ddp:DdpEngine",
         summary="torch's DistributedDataParallel",
         strategies=("no_shard",),
         dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=("bf16", "fp16")),
@@ -149,7 +149,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="ddp_zero",
-        factory="bench.engines.ddp_zero:build",
+        factory="bench.engines.ddp_zero:DdpZeroEngine",
         summary="DistributedDataParallel with ZeroRedundancyOptimizer",
         strategies=("optim",),
         dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=("bf16", "fp16")),
@@ -160,7 +160,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="single",
-        factory="bench.engines.single:build",
+        factory="bench.engines.single:SingleEngine",
         summary="plain autograd in one process",
         strategies=("no_shard",),
         one_process=True,
@@ -172,7 +172,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="fsdp2",
-        factory="bench.engines.fsdp2:build",
+        factory="bench.engines.fsdp2:Fsdp2Engine",
         summary="torch's fully_shard",
         settings=Fsdp2Settings,
         # reshard_after_forward True and False.
@@ -190,7 +190,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="simple_fsdp",
-        factory="bench.engines.simple_fsdp:build",
+        factory="bench.engines.simple_fsdp:SimpleFsdpEngine",
         summary="FSDP by parametrisation with DTensor, as in SimpleFSDP",
         settings=SimpleFsdpSettings,
         strategies=("optim_grads_params", "optim_grads"),
@@ -202,7 +202,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="fsdp1",
-        factory="bench.engines.fsdp1:build",
+        factory="bench.engines.fsdp1:Fsdp1Engine",
         summary="torch's FullyShardedDataParallel",
         # FULL_SHARD, SHARD_GRAD_OP, NO_SHARD; the first two have hybrid forms.
         strategies=("optim_grads_params", "optim_grads", "no_shard"),
@@ -217,7 +217,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="deepspeed",
-        factory="bench.engines.deepspeed:build",
+        factory="bench.engines.deepspeed:DeepSpeedEngine",
         summary="the package DeepSpeed, ZeRO with torch's optimizer",
         strategies=("optim_grads_params", "optim_grads", "optim"),
         dtypes=DtypePolicies(("fp32",), True, _AUTOCAST.autocast),
@@ -229,7 +229,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="megatron_fsdp",
-        factory="bench.engines.megatron_fsdp:build",
+        factory="bench.engines.megatron_fsdp:MegatronFsdpEngine",
         summary="the package megatron-fsdp 0.6.1",
         settings=MegatronFsdpSettings,
         strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
@@ -247,7 +247,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="megatron_fsdp_v2",
-        factory="bench.engines.megatron_fsdp_v2:build",
+        factory="bench.engines.megatron_fsdp_v2:MegatronFsdpV2Engine",
         summary="megatron_fsdp.experimental, the second version in megatron-fsdp 0.6.1",
         strategies=("optim_grads_params",),
         outer_axis=True,
@@ -262,7 +262,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
     ),
     EngineRow(
         name="mfsdp",
-        factory="bench.engines.mfsdp:build",
+        factory="bench.engines.mfsdp:MfsdpEngine",
         summary="this project's core",
         settings=MfsdpSettings,
         strategies=("optim_grads_params", "optim_grads", "optim", "no_shard"),
