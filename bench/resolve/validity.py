@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 from bench.errors import ConfigError
 from bench.spec import PREDICTION, DataSpec, ModelShape, RunSpec, known_engine
 
@@ -15,8 +12,8 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
     """Refuse a spec that no machine could run.
 
     Raises:
-        ConfigError: numbers that are not finite, a batch that does not divide, a warm-up longer
-            than the run, a vocabulary too small for text, axes that do not fit.
+        ConfigError: a batch that does not divide, a warm-up longer than the run, a vocabulary too
+            small for text, axes that do not fit.
     """
     _check_batch(spec, data_parallel)
     _check_warmup(spec)
@@ -40,9 +37,8 @@ def check_launch(spec: RunSpec) -> None:
     """Refuse ranks that nodes or axes do not divide.
 
     Raises:
-        ConfigError: also for numbers that are not finite.
+        ConfigError: with the numbers that do.
     """
-    _check_finite(spec)
     ranks, nodes, outer = spec.launch.ranks, spec.launch.nodes, spec.engine.outer_size
     found = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
     _check_divides("launch.nodes", nodes, ranks, found)
@@ -69,19 +65,6 @@ def _check_experts(spec: RunSpec, data_parallel: int) -> None:
     inner, size = data_parallel // spec.engine.outer_size, spec.engine.expert_parallel
     found = f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {size}"
     _check_divides("engine.expert_parallel", size, inner, found)
-
-
-def _check_finite(spec: RunSpec) -> None:
-    for name, value in _floats(spec):
-        if not math.isfinite(value):
-            raise ConfigError(f"{name}: found {value}; expected a finite number")
-
-
-def _floats(spec: RunSpec) -> Iterator[tuple[str, float]]:
-    for section in ("train", "launch"):
-        for field, value in getattr(spec, section).model_dump().items():
-            if isinstance(value, float):
-                yield f"{section}.{field}", value
 
 
 def _check_batch(spec: RunSpec, data_parallel: int) -> None:

@@ -69,9 +69,11 @@ PREDICTION: Final = "/"
 
 
 class Frozen(BaseModel):
-    """Immutable, and an unknown key is an error rather than a silent default.
+    """Immutable, and an unknown key is an error rather than a silent default. Numbers are finite.
 
     The text below a field describes it in JSON Schemas.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True
+    )
