@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.spec import ResolvedRun
 from bench.workload import Provenance, Workload
@@ -126,7 +126,7 @@ class RunStatus(BaseModel):
     comparable_in_time: bool = True
     packed: bool = False
     files: dict[str, str] | None = None
-    checksum: str | None = Field(default=None, validation_alias=AliasChoices("checksum", "seal"))
+    checksum: str | None = None
 
 
 class SteadyWindow(BaseModel):

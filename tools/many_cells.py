@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 from typing import Final
 
-from bench.launch import code_identity
+from bench.launch.code import code_identity
 from bench.resolve.machine import Machine
 from bench.store import ResultsStore, layout, samples
 from bench.store.run_folder import utc_now

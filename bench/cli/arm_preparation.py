@@ -7,9 +7,10 @@ from functools import partial
 
 from bench.cli import console
 from bench.cli.planning import RequestedPlan
-from bench.launch import code_identity, launch
 from bench.launch.arm.prepare import PreparedArm, prepare_arms
+from bench.launch.code import code_identity
 from bench.launch.protocol import Launcher
+from bench.launch.run import launch
 from bench.store import ResultsStore
 from sweeps.execution import Side, Sides
 from sweeps.plan import Plan, PlannedArm, identity

@@ -10,7 +10,6 @@ from bench.cli.verbs.measure import CancelRequest
 from bench.errors import UsageError
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.queue import SlurmQueue
-from bench.launch.slurm.settings import SlurmSettings
 from bench.store import ResultsStore
 from sweeps.jobs import read_arrays, see_jobs, settle
 
@@ -31,7 +30,7 @@ def cancel_jobs(asked: CancelRequest) -> Answer:
         raise UsageError(
             f"{sweep} was not run by jobs; a run on this machine is ended by Ctrl-C where it runs"
         )
-    queue = SlurmQueue(SlurmSettings())
+    queue = SlurmQueue()
     try:
         seen = see_jobs(store, sweep, queue)
         ended = sorted(seen.alive)

@@ -19,7 +19,7 @@ from types import FrameType
 from typing import Any
 
 from bench.cli.exit_codes import INTERRUPTED
-from bench.launch.stop_request import StopRequest
+from bench.launch.watch import StopRequest
 
 HINT = "ending the current run; once more to end at once"
 

@@ -20,7 +20,7 @@ from bench.cli.verbs.measure import RunRequest
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings
-from bench.launch.stop_request import StopRequest
+from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
 from sweeps.execution import Sides

@@ -15,10 +15,9 @@ from bench.cli.answer import Answer
 from bench.cli.planning import pruned_text
 from bench.cli.verbs.read import StatusRequest
 from bench.errors import UsageError
-from bench.launch import code_identity
+from bench.launch.code import code_identity
 from bench.launch.slurm.controller import ControllerSilentError
 from bench.launch.slurm.queue import SlurmQueue
-from bench.launch.slurm.settings import SlurmSettings
 from bench.record import RunOutline
 from bench.store import ResultsStore
 from sweeps.blocks import planned_runs
@@ -57,7 +56,7 @@ def with_jobs(store: ResultsStore, sweep: str, lines: Sequence[RunLine]) -> list
     if all(array.over for array in read_arrays(store, sweep)):
         return list(lines)
     try:
-        seen = see_jobs(store, sweep, SlurmQueue(SlurmSettings()))
+        seen = see_jobs(store, sweep, SlurmQueue())
     except ControllerSilentError as error:
         console.note(f"warning: the jobs of {sweep} are not known: {error}")
         return list(lines)

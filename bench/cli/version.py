@@ -10,7 +10,7 @@ from bench.launch.git import git_state
 
 def version_text() -> str:
     """As `mfsdp-bench 0.1.0 (commit 3c20bcc8a1b2), Python 3.11.7, torch 2.13.0`."""
-    own, torch = installed_version("mfsdp-bench"), installed_version("torch")
+    own, torch = (installed_version(name) or "none" for name in ("mfsdp-bench", "torch"))
     return f"mfsdp-bench {own}{_commit()}, Python {platform.python_version()}, torch {torch}"
 
 

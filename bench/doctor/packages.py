@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import platform
 import sys
-from importlib import metadata, util
+from importlib import util
 
 from bench.doctor.finding import DoctorFinding
+from bench.launch.code import installed_version
 
 _MINIMUM_PYTHON = (3, 11)
 _NEEDED = (
@@ -53,7 +54,7 @@ def _python() -> DoctorFinding:
 
 
 def _needed(name: str) -> DoctorFinding:
-    version = version_of(name)
+    version = installed_version(name)
     if version is not None:
         return DoctorFinding("ok", name, version)
     return DoctorFinding(
@@ -71,17 +72,9 @@ def _core() -> DoctorFinding:
 
 def _extra(extra: tuple[str, str, str]) -> DoctorFinding:
     group, name, gives = extra
-    version = version_of(name)
+    version = installed_version(name)
     if version is not None:
         return DoctorFinding("ok", name, version)
     extra_command = f"pip install 'mfsdp-bench[{group}]'"
     remedy = extra_command if group else f"pip install --no-deps {name}==0.6.1 einops"
     return DoctorFinding("note", name, "not installed", gives, remedy)
-
-
-def version_of(name: str) -> str | None:
-    """Version of an installed package, None if it is not."""
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -58,12 +58,12 @@ def checkout_root() -> Path:
     return Path(bench.__file__).resolve().parent.parent
 
 
-def installed_version(package: str) -> str:
-    """Version of a package of this interpreter, `none` without it."""
+def installed_version(package: str) -> str | None:
+    """Version of a package of this interpreter by its metadata, None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "none"
+        return None
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class RankCode:
         """Versions of torch and Python in the ranks."""
         if self.pinned is not None:
             return self.pinned.torch, self.pinned.python
-        return installed_version("torch"), platform.python_version()
+        return installed_version("torch") or "none", platform.python_version()
 
 
 @cache

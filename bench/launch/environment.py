@@ -6,11 +6,10 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from bench.launch.code import RankCode, own_code
+from bench.launch.code import RankCode, installed_version, own_code
 from bench.launch.command import launch_variables
 from bench.launch.git import git_state
 from bench.redaction import redact
@@ -86,13 +85,7 @@ def cpu_governors(folder: Path = _CPUS) -> list[str]:
 
 def package_versions() -> dict[str, str]:
     """Versions of the packages that can change a number, of those that are installed."""
-    versions = {}
-    for name in PACKAGES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return versions
+    return {name: version for name in PACKAGES if (version := installed_version(name))}
 
 
 def shown_variables(variables: Mapping[str, str]) -> dict[str, Any]:

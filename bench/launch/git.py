@@ -26,6 +26,7 @@ _REPOSITORY_VARIABLES = (
     "GIT_NAMESPACE",
 )
 _HEX_DIGITS = 16
+_COMMIT = b"# branch.oid "
 _NO_CODE = tuple(
     f":(exclude)*.{ending}"
     for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json", "pyc")
@@ -74,19 +75,25 @@ def git_state(root: Path) -> dict[str, Any]:
     that git does not ignore; None for a clean tree. Untracked files that are no code, as a sweep
     file or a log that lies beside it, or what Python has compiled, change nothing.
     """
+    ask = partial(_run, root, seconds=_STATE_SECONDS)
+    changes = untracked = b""
     try:
-        ask = partial(_run, root, seconds=_STATE_SECONDS)
-        commit = ask("rev-parse", "HEAD")
-        changes = ask("diff", "HEAD", "--binary").stdout
-        listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
-        untracked = ask(*listing).stdout
+        # A clean tree needs no other question, and this is asked at the start of every run.
+        form = ("--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=all")
+        lines = ask("--no-optional-locks", "status", *form).stdout.split(b"\0")
+        commit = next((line[len(_COMMIT) :] for line in lines if line.startswith(_COMMIT)), b"(")
+        if any(line.startswith((b"1 ", b"u ")) for line in lines):
+            changes = ask("diff", "HEAD", "--binary").stdout
+        if any(line.startswith(b"? ") for line in lines):
+            listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
+            untracked = ask(*listing).stdout
     except UsageError:
-        commit = None
-    if commit is None or commit.returncode != 0:
+        commit = b"("
+    if commit.startswith(b"("):  # no git, no repository, or one without a commit: (initial)
         return {"commit": None, "dirty": None, "dirty_hash": None}
     dirty = bool(changes or untracked)
     return {
-        "commit": commit.stdout.decode().strip(),
+        "commit": commit.decode(),
         "dirty": dirty,
         "dirty_hash": _hash(root, changes, untracked) if dirty else None,
     }

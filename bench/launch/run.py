@@ -101,18 +101,18 @@ def _run(
     launch = order.resolved.launch
     heartbeat = Heartbeat(folder.path, launch.ranks, time.monotonic())
     job = launcher.start(order)
-    ending: Outcome | None = None
+    outcome: Outcome | None = None
     try:
-        ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
+        outcome = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
-        ending = Outcome("interrupted", "interrupted by the user (Ctrl-C)")
+        outcome = Outcome("interrupted", "interrupted by the user (Ctrl-C)")
     finally:
-        _note_interruption(folder, ending)
+        _note_interruption(folder, outcome)
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
-    if ending is not None:
-        return _with_departure(replace(ending, exit_code=end.exit_code), folder)
+    if outcome is not None:
+        return _with_departure(replace(outcome, exit_code=end.exit_code), folder)
     if end.state is not None:
         return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
@@ -148,11 +148,11 @@ def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None
     wait_until(complete, folder.path)
 
 
-def _note_interruption(folder: RunFolder, ending: Outcome | None) -> None:
+def _note_interruption(folder: RunFolder, outcome: Outcome | None) -> None:
     """Keep the reason already now: whoever cannot wait for the ranks to end kills this process."""
-    if ending is not None and ending.state in STOPPED:
+    if outcome is not None and outcome.state in STOPPED:
         with contextlib.suppress(StoreFullError, StoreGoneError):
-            folder.write_status(folder.status.model_copy(update={"reason": ending.reason}))
+            folder.write_status(folder.status.model_copy(update={"reason": outcome.reason}))
 
 
 def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:

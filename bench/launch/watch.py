@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from bench.launch.heartbeat import Heartbeat
 from bench.launch.outcome import Outcome
 from bench.launch.protocol import Job, Symptoms
-from bench.launch.stop_request import StopRequest
+from bench.record import RunState
 from bench.spec import LaunchSpec
 
 _STACK_SECONDS = 0.5
@@ -30,6 +30,13 @@ class Limits:
     tick_seconds: float = 0.5
     startup_allowance_seconds: float = 120.0
     grace_seconds: float = 3.0
+
+
+class StopRequest(threading.Event):
+    """A request to end a run, with its reason and the state that the record gets."""
+
+    why = "stopped on request"
+    state: RunState = "interrupted"
 
 
 class Watch:
@@ -54,15 +61,14 @@ class Watch:
                 on_step(reported)
             if job.phase == "ended" and (job.exit_code == 0 or not stop.is_set()):
                 return None
-            ending = self._reason_to_end(now, stop)
-            if ending is not None:
-                return ending
+            outcome = self._reason_to_end(now, stop)
+            if outcome is not None:
+                return outcome
 
     def _reason_to_end(self, now: float, stop: threading.Event) -> Outcome | None:
         if stop.is_set():
-            why = stop.why if isinstance(stop, StopRequest) else StopRequest.why
-            state = stop.state if isinstance(stop, StopRequest) else StopRequest.state
-            return Outcome(state, f"{why} {self._progress()}")
+            asked = stop if isinstance(stop, StopRequest) else StopRequest
+            return Outcome(asked.state, f"{asked.why} {self._progress()}")
         if self._heartbeat.folder_is_gone:
             return Outcome("crashed", "the folder of the run was removed while it was going on")
         if now - self._start_seconds > self._launch.timeout_seconds:

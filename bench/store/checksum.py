@@ -44,17 +44,16 @@ def broken_checksums(path: Path, status: dict[str, Any]) -> list[str]:
 
     Args:
         path: folder of the run.
-        status: its status as it lies on disk, so that no default of this version is taken for it.
+        status: as it lies on disk (upgraded), so that no default of this version is taken for it.
     """
-    kept_checksum = status.get("checksum", status.get("seal"))
-    if kept_checksum is None:
+    if status.get("checksum") is None:
         # A run that goes on has none yet.
-        gone = status.keys().isdisjoint({"checksum", "seal"}) or status.get("ended_utc") is not None
+        gone = "checksum" not in status or status.get("ended_utc") is not None
         removed = gone and not _LATER.isdisjoint(status)
         lost = status.get("files") is not None or removed
         return [f"{layout.STATUS} has lost its checksum after the run had ended"] if lost else []
     problems = []
-    if kept_checksum != own_hash(status):
+    if status["checksum"] != own_hash(status):
         problems.append(f"{layout.STATUS} was changed after the run had ended")
     listed = status.get("files")
     kept, found = listed if isinstance(listed, dict) else {}, _hashes(path)
@@ -99,8 +98,6 @@ def _hash(file: Path) -> str:
 
 
 def own_hash(status: dict[str, Any]) -> str:
-    """The checksum of a status: a hash of everything else in it. Its former name was `seal`."""
-    text = json.dumps(
-        {k: v for k, v in status.items() if k not in {"checksum", "seal"}}, sort_keys=True
-    )
+    """The checksum of a status: a hash of everything else in it."""
+    text = json.dumps({k: v for k, v in status.items() if k != "checksum"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS]

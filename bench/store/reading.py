@@ -37,7 +37,7 @@ from bench.store.file_visibility import (
     wait_until,
 )
 from bench.store.samples import read_samples
-from bench.store.upgrade import upgraded_spec
+from bench.store.upgrade import upgraded_spec, upgraded_status
 
 # Longer than a rank may be silent before its launcher ends it (hang_seconds and the start).
 _SILENT_SECONDS = 300.0
@@ -51,8 +51,9 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     """
     resolved = read_spec(path)
     problems: list[str] = []
-    status = read_status(path, problems)
-    broken = _broken_checksums(path, read_json_object(path / layout.STATUS, []) or {})
+    document = _status_document(path, problems)
+    status = _status(path, document, problems)
+    broken = _broken_checksums(path, document or {})
     problems += broken
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
@@ -84,13 +85,10 @@ def read_outline(path: Path, run_id: str) -> RunOutline:
     Raises:
         DamagedRecordError: as `read_record`.
     """
-    document = read_json_object(path / layout.STATUS, []) or {}
-    if (
-        document.get("state") in FINISHED_GOOD
-        and document.get("checksum", document.get("seal")) is not None
-    ):
+    document = _status_document(path, []) or {}
+    if document.get("state") in FINISHED_GOOD and document.get("checksum") is not None:
         problems: list[str] = []
-        status = read_status(path, problems)
+        status = _status(path, document, problems)
         if not problems and not _broken_checksums(path, document):
             return RunOutline(run_id, read_spec(path), status)
     record = read_record(path, run_id)
@@ -135,7 +133,15 @@ def read_status(path: Path, problems: list[str]) -> RunStatus:
 
     Of a run in a job of a cluster the job decides, which is not asked here.
     """
+    return _status(path, _status_document(path, problems), problems)
+
+
+def _status_document(path: Path, problems: list[str]) -> dict[str, Any] | None:
     document = read_json_object(path / layout.STATUS, problems)
+    return None if document is None else upgraded_status(document)
+
+
+def _status(path: Path, document: dict[str, Any] | None, problems: list[str]) -> RunStatus:
     if document is None:
         problems.append(f"{layout.STATUS} is missing or damaged")
         return _ownerless(path, RunStatus())

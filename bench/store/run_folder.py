@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import socket
@@ -11,7 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from bench.record import RunStatus, RunSummary, StepSample
+from bench.record import RunStatus, RunSummary
 from bench.redaction import redact
 from bench.spec import ResolvedRun
 from bench.store import layout
@@ -23,7 +22,6 @@ from bench.store.atomic import (
 from bench.store.checksum import with_checksums
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
-from bench.store.samples import node_file
 
 
 def utc_now() -> str:
@@ -71,10 +69,6 @@ class RunFolder:
         """The folder of a run whose processes are known to be gone, to write how it ended."""
         return cls(path, run_id, status, FileLock(path / layout.OWNER_LOCK))
 
-    def steps_path(self, node: int = 0) -> Path:
-        """File to which the ranks of node `node` append their samples."""
-        return self.path / node_file(node)
-
     @property
     def logs_path(self) -> Path:
         """Folder of the text that the processes print."""
@@ -101,20 +95,9 @@ class RunFolder:
         """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""
         write_json_atomically(self.path / layout.ENVIRONMENT, redact(environment))
 
-    def write_memory(self, memory: dict[str, Any]) -> None:
-        """Replace `memory.json` (bytes by category; rank 0 of a run writes its own)."""
-        write_json_atomically(self.path / layout.MEMORY, memory)
-
     def write_summary(self, summary: RunSummary) -> None:
         """Replace `summary.json`: a convenience for other tools, never read back by ours."""
         write_json_atomically(self.path / layout.SUMMARY, summary.model_dump(mode="json"))
-
-    def append_steps(self, rank: int, *samples: StepSample) -> None:
-        """Append a line each to the samples of node 0 (for tests; ranks write their own)."""
-        lines = [json.dumps({"rank": rank} | sample.values()) + "\n" for sample in samples]
-        path = self.steps_path()
-        with reporting_failed_writes(path), path.open("a") as stream:
-            stream.writelines(lines)
 
     def read_runtime(self) -> dict[str, Any]:
         """What rank 0 said about torch and its devices; empty if it did not get that far."""

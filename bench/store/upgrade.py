@@ -32,6 +32,15 @@ def upgraded_spec(document: Any) -> Any:
     return document | {"engine": {"fine_grained_gather": False} | engine}
 
 
+def upgraded_status(document: dict[str, Any]) -> dict[str, Any]:
+    """`status.json` of any version."""
+    if "seal" not in document:
+        return document
+    return {name: value for name, value in document.items() if name != "seal"} | {
+        "checksum": document["seal"]
+    }
+
+
 def upgraded_plan(document: dict[str, Any]) -> dict[str, Any]:
     """`plan.json` of any version: its runs are named as the records of today are."""
     cells = document.get("cells")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from pydantic import BaseModel
@@ -118,7 +119,7 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         memory |= {"live": None if held is None else held.model_dump(mode="json")}
         write_json_atomically(run_dir / MEMORY, memory)
     _look_behind(loop, model, resolved, process, run_dir)
-    getattr(engine, "close", _nothing_to_close)()
+    getattr(engine, "close", lambda: None)()
 
 
 def _look_behind(
@@ -132,10 +133,6 @@ def _look_behind(
         found[HOST] = measure_host(resolved, process)
     for name, document in found.items() if process.rank == 0 else ():
         write_json_atomically(run_dir / name, document.model_dump(mode="json"))
-
-
-def _nothing_to_close() -> None:
-    """Of engines that hold nothing beyond their memory."""
 
 
 def _stop(*meters: MemoryProfile | MemorySnapshot | TorchTrace | None) -> None:
@@ -153,23 +150,16 @@ def _saver(
     return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=process.rank)
 
 
-def _after_step(
-    *meters: TimelineMeter
-    | LiveStorageMeter
-    | MemoryProfile
-    | MemorySnapshot
-    | NcclEvidence
-    | CheckpointMeter
-    | TorchTrace
-    | None,
-) -> Callable[[int], None] | None:
+class _Meter(Protocol):
+    def after_step(self, step: int) -> None: ...
+
+
+def _after_step(*meters: _Meter | None) -> Callable[[int], None]:
     """What happens between two steps, outside the clock."""
-    wanted = [one.after_step for one in meters if one is not None]
-    if not wanted:
-        return None
+    wanted = [one for one in meters if one is not None]
 
-    def both(step: int) -> None:
+    def every_meter(step: int) -> None:
         for one in wanted:
-            one(step)
+            one.after_step(step)
 
-    return both
+    return every_meter

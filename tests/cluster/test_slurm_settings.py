@@ -14,9 +14,10 @@ from bench.errors import UsageError
 from bench.launch.code import own_code
 from bench.launch.protocol import Order, QueuedJob
 from bench.launch.rendezvous import Rendezvous, node_number
-from bench.launch.slurm.controller import ControllerSilentError, look_at, why_this_job_ends
+from bench.launch.slurm.controller import ControllerSilentError, why_this_job_ends
 from bench.launch.slurm.launcher import StepJob
 from bench.launch.slurm.nodes import node_of_cluster
+from bench.launch.slurm.queue import SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest, _command_line, _executor
 from bench.resolve.resolution import resolve_anywhere
@@ -158,7 +159,7 @@ def test_states_and_reasons_are_read_from_one_call(command: SCRIPTS, tmp_path: P
     lines = "\n".join(f"{job}|{text}" for job, (text, _) in states.items())
     command("squeue", f"echo called >> {tmp_path}/calls\ncat <<'END'\n{lines}\nEND")
     command("sinfo", "echo 'n1 alloc'; echo 'n2 down*'")
-    found = look_at([*states, "9_0"])
+    found = SlurmQueue().look([*states, "9_0"])
     for job, (_, expected) in states.items():
         if isinstance(expected, QueuedJob):
             assert found[job] == expected
@@ -174,7 +175,7 @@ def test_states_and_reasons_are_read_from_one_call(command: SCRIPTS, tmp_path: P
 def test_a_controller_that_does_not_answer_is_no_end_of_jobs(command: SCRIPTS) -> None:
     command("squeue", "echo 'Unable to contact slurm controller' >&2; exit 1")
     with pytest.raises(ControllerSilentError, match="Unable to contact"):
-        look_at(["7_0"])
+        SlurmQueue().look(["7_0"])
 
 
 @pytest.mark.parametrize(

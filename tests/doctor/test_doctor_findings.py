@@ -143,7 +143,9 @@ def test_limits_that_bind_are_named() -> None:
 
 
 def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "version_of", lambda name: None if name == "torchao" else "1")
+    monkeypatch.setattr(
+        packages, "installed_version", lambda name: None if name == "torchao" else "1"
+    )
     finding = by_name(packages.package_findings())["torchao"]
     assert finding.remedy == "pip install 'mfsdp-bench[fp8]'"
 

@@ -11,8 +11,9 @@ def info(message: str, rank: int = 0, host: str = "node1", tid: int = 0) -> str:
     return f"{host}:{pid}:{tid or pid + 500} [{rank}] NCCL INFO {message}"
 
 
-def ring(operation: str, size: int = MIB, proto: str = "SIMPLE") -> str:
-    return f"{operation}: {size} Bytes -> Algo RING proto {proto} channel{{Lo..Hi}}={{0..23}}"
+def ring(operation: str, size: int = MIB, proto: str = "SIMPLE", algorithm: str = "RING") -> str:
+    what = f"Algo {algorithm} proto {proto} channel{{Lo..Hi}}={{0..23}}"
+    return f"{operation}: {size} Bytes -> {what}"
 
 
 def sym(operation: str, kernel: str, size: int = MIB, works: int | None = None) -> str:

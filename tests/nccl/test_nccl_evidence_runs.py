@@ -10,6 +10,7 @@ from bench.errors import ConfigError
 from bench.launch.nccl_logs import give_nccl_a_log, nccl_variables
 from bench.resolve.resolution import EVIDENCE_STEPS, resolve_anywhere
 from bench.spec import RunSpec
+from nccl_lines import coll, info, init, ring, sym
 from reports.nccl.audit import audit_run
 from reports.nccl.requirement import judge, parse_requirements
 from reports.nccl.rows import Verdict
@@ -44,9 +45,8 @@ def test_it_sets_what_nccl_needs_and_each_rank_its_own_file(tmp_path):
     assert {"TUNING", "COLL", "REG", "INIT", "ENV"} <= set(
         variables["NCCL_DEBUG_SUBSYS"].split(",")
     )
-    give_nccl_a_log(tmp_path / "100%", 3, variables) if (
-        tmp_path / "100%"
-    ).mkdir() is None else None
+    (tmp_path / "100%").mkdir()
+    give_nccl_a_log(tmp_path / "100%", 3, variables)
     assert variables["NCCL_DEBUG_FILE"] == str(tmp_path / "100%%" / "nccl" / "rank3.log")
 
 
@@ -67,19 +67,14 @@ def write_run(folder, device="cuda"):
     spec = {"launch": {"device": device}, "measure": {"nccl": "evidence"}}
     (folder / "spec.json").write_text(json.dumps(spec))
     for rank in range(2):
-        head = f"n1:{10 + rank}:{20 + rank} [{rank}] NCCL INFO "
-        place = f"rank {rank} nranks 2 cudaDev {rank} busId 1b commId 0xc"
-        comm = f"comm 0xa{rank} {place} - Init COMPLETE"
-        call = (
-            f"AllGather: opCount 1 sendbuff 0x1 recvbuff 0x2 count 64 datatype 7 op 0 root 0 comm"
-            f" 0xa{rank} [nranks=2] stream 0x5"
-        )
-        regular = "AllGather: 256 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}"
-        kernel = "Kernel AllGather_LL nchannels 1 nthreads 512 nWorks 1"
-        symmetric = f"AllGather [Symmetric]: 256 Bytes -> {kernel}"
-        first = [comm, call] + [regular] * (rank == 0)
-        second = [call] + [symmetric] * (rank == 0)
-        texts = ["".join(head + line + "\n" for line in part) for part in (first, second)]
+        call = coll("AllGather", comm=f"0xa{rank}", count=64, dtype=7, ranks=2)
+        first = [
+            init(rank, f"0xa{rank}", ranks=2)[-1],
+            call,
+            *[ring("AllGather", 256)] * (rank == 0),
+        ]
+        second = [call, *[sym("AllGather", "AllGather_LL", 256, works=1)] * (rank == 0)]
+        texts = ["".join(f"{info(line, rank)}\n" for line in part) for part in (first, second)]
         (nccl / f"rank{rank}.log").write_text("".join(texts))
         marks = [(1, len(texts[0])), (2, len(texts[0]) + len(texts[1]))]
         lines = [json.dumps({"iteration": i, "offset_bytes": o}) for i, o in marks]

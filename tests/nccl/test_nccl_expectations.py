@@ -8,28 +8,19 @@ import pytest
 
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
+from nccl_lines import coll, info, init, ring, sym
 from reports.nccl.audit import audit_run
 from reports.nccl.expectations import shortfalls, verdict_text
 
-HEAD = "n1:10:20 [0] NCCL INFO "
-COMM = "comm 0xa0 rank 0 nranks 2 cudaDev 0 busId 1b commId 0xc - Init COMPLETE"
 UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
-def call(operation, size=256):
-    return (
-        f"{operation}: opCount 1 sendbuff 0x1 recvbuff 0x2 count {size // 4} datatype 7 op 0 root 0"
-        " comm 0xa0 [nranks=2] stream 0x5"
-    )
-
-
 def regular(operation, algorithm="RING", size=256):
-    return f"{operation}: {size} Bytes -> Algo {algorithm} proto SIMPLE channel{{Lo..Hi}}={{0..1}}"
+    return ring(operation, size, algorithm=algorithm)
 
 
 def symmetric(operation, kernel, size=256):
-    kernel = f"Kernel {operation}_{kernel} nchannels 1 nthreads 512 nWorks 1"
-    return f"{operation} [Symmetric]: {size} Bytes -> {kernel}"
+    return sym(operation, f"{operation}_{kernel}", size, works=1)
 
 
 def copy_engine(operation, size=256):
@@ -42,12 +33,12 @@ def audit(tmp_path, gathers, reductions, version="2.29.3"):
     nccl.mkdir(parents=True)
     spec = {"launch": {"device": "cuda"}, "measure": {"nccl": "evidence"}}
     (tmp_path / "spec.json").write_text(json.dumps(spec))
-    lines = [f"NCCL version {version}+cuda13.0", COMM]
+    lines = [f"NCCL version {version}+cuda13.0", *init(0, ranks=2)]
     for operation, told in (("AllGather", gathers), ("ReduceScatter", reductions)):
         for line in told:
             size = int(line.split(" Bytes")[0].split()[-1]) if " Bytes" in line else 256
-            lines += [call(operation, size), line]
-    (nccl / "rank0.log").write_text("".join(f"{HEAD}{line}\n" for line in lines))
+            lines += [coll(operation, count=size // 4, dtype=7, ranks=2), line]
+    (nccl / "rank0.log").write_text("".join(f"{info(line)}\n" for line in lines))
     found = audit_run(tmp_path).audit
     assert found is not None
     return found

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from nccl_lines import coll, info, init, reg, ring, sym
 from reports.nccl import grammar
 from reports.nccl.audit import Audit, audit_paths
 from reports.nccl.communicators import Views
@@ -39,45 +40,26 @@ def facts(audit: Audit) -> list[tuple[object, ...]]:
 
 def rank_log(rank: int, random_: random.Random, version: str) -> list[str]:
     """One rank of a job with a communicator of all ranks, and calls of several kinds."""
-    head = f"node{rank // 4}:{100 + rank}:{200 + rank} [{rank % 4}] NCCL INFO "
     comm = f"0x{0xA0 + rank:x}"
-    lines = [
-        head + f"NCCL version {version}+cuda12.9",
-        head + f"ncclCommInitRank comm {comm} rank {rank} nranks 4 cudaDev 0 nvmlDev 0 busId 1b000"
-        " commId 0xc0ffee - Init START",
-        head + f"comm {comm} rank {rank} nRanks 4 nNodes 1 localRanks 4 localRank 0 MNNVL 0",
-    ]
+    lines = [f"NCCL version {version}+cuda12.9", *init(rank, comm, ranks=4)[:2]]
     state = random.Random(random_.random())  # the same calls on every rank: seeded by the caller
     for step in range(12):
         operation = state.choice(["AllGather", "ReduceScatter", "AllReduce"])
         count = state.choice([1024, 2048, 4096])
         if step == 6:
-            lines.append(head + f"register comm {comm} buffer 0x7f0000000000 size 1073741824")
+            lines.append(reg(comm))
         group = state.choice([1, 1, 2])
         lines += [
-            head + f"{operation}: opCount {step:x} sendbuff 0x7f0000000000 recvbuff 0x7f0000100000"
-            f" count {count} datatype 9 op {state.choice([0, 0, 4])} root 0 comm {comm}"
-            " [nranks=4] stream 0x1"
+            coll(operation, comm, count, op=state.choice([0, 0, 4]), ranks=4, recv="0x7f0000100000")
             for _ in range(group)
         ]
-        symmetric = step > 6 and state.random() < 0.7
-        for _ in range(group):
-            if symmetric and version.startswith("2.27"):
-                lines.append(
-                    head + f"{operation} [Symmetric]: {2 * count} Bytes -> Kernel {operation}_LL"
-                    " nchannels 9 nthreads 512"
-                )
-            elif symmetric and rank == 0:
-                lines.append(
-                    head + f"{operation} [Symmetric]: {2 * count} Bytes -> Kernel {operation}_LL"
-                    " nchannels 9 nthreads 512 nWorks 1"
-                )
-            elif not symmetric and rank == 0:
-                lines.append(
-                    head + f"{operation}: {2 * count} Bytes -> Algo RING proto LL"
-                    " channel{Lo..Hi}={0..3}"
-                )
-    return lines
+        symmetric, of_2_27 = step > 6 and state.random() < 0.7, version.startswith("2.27")
+        told = ring(operation, 2 * count, "LL")
+        if symmetric:
+            told = sym(operation, f"{operation}_LL", 2 * count, None if of_2_27 else 1)
+        # Symmetric lines of 2.27 come from every rank, all others from rank 0.
+        lines += [told] * group * (rank == 0 or (symmetric and of_2_27))
+    return [info(line, rank, f"node{rank // 4}") for line in lines]
 
 
 def job_logs(seed: int, version: str) -> list[list[str]]:

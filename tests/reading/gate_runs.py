@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from recorded_runs import environment, ledger, resolved_run
+from stand_in_runs import append_samples
 
 from bench.record import StepSample
 from bench.spec import ResolvedRun
@@ -110,9 +111,11 @@ def _record(
                         cpu_milliseconds=cpu,
                     )
                 )
-            folder.append_steps(rank, *samples)
+            append_samples(folder, rank, *samples)
         sizes = {k: int(v * arm.more_memory) for k, v in ledger(resolved).items()}
-        folder.write_memory({"rank": 0, "by_category_bytes": sizes, "live": arm.live})
+        (folder.path / "memory.json").write_text(
+            json.dumps({"rank": 0, "by_category_bytes": sizes, "live": arm.live})
+        )
         if arm.counts is not None:
             (folder.path / "counts.json").write_text(json.dumps(arm.counts))
         status = folder.status.model_copy(

@@ -5,10 +5,13 @@ Times, losses and memory follow simple rules per engine, strategy and dtype, wit
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
+
+from stand_in_runs import append_samples
 
 from bench.record import RunStatus, StepSample
 from bench.spec import (
@@ -110,7 +113,9 @@ def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
         for rank in range(resolved.launch.ranks):
             write_samples(folder, run, rank, count)
         if run.state == "ok":
-            folder.write_memory({"rank": 0, "by_category_bytes": ledger(resolved)})
+            (folder.path / "memory.json").write_text(
+                json.dumps({"rank": 0, "by_category_bytes": ledger(resolved)})
+            )
         status = folder.status.model_copy(
             update={
                 "state": run.state,
@@ -157,7 +162,7 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
             rss_bytes=int(420e6 + 160e6 * share),
         )
         samples.append(sample)
-    folder.append_steps(rank, *samples)
+    append_samples(folder, rank, *samples)
 
 
 def ledger(resolved: ResolvedRun) -> dict[str, int]:

@@ -61,7 +61,7 @@ def test_the_newer_of_two_finished_runs_counts(store):
 
 def test_a_truncated_sample_file_makes_the_run_damaged_and_uncounted(store):
     folder = record_run(store, Recorded(RUN))
-    path = folder.steps_path()
+    path = folder.path / "steps.node0.jsonl"
     path.write_text(path.read_text()[:-100])
     cell = make_cell("c", store.records())
     assert cell.runs[0].kind == "damaged"
@@ -71,7 +71,7 @@ def test_a_truncated_sample_file_makes_the_run_damaged_and_uncounted(store):
 
 def test_a_crashed_run_with_a_cut_last_line_is_failed_not_damaged(store):
     folder = record_run(store, Recorded(RUN, state="crashed", reason="killed", steps=5))
-    path = folder.steps_path()
+    path = folder.path / "steps.node0.jsonl"
     path.write_text(path.read_text()[:-20])
     assert make_cell("c", store.records()).runs[0].kind == "failed"
 

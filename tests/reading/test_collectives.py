@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from gate_runs import write_gate_plan
 from recorded_runs import environment, write_plan
+from stand_in_runs import append_samples
 
 from bench.derive.bandwidth import bus_factor
 from bench.derive.metrics import default_rules
@@ -79,8 +80,10 @@ def record(store, resolved, cell, milliseconds=2.0, *, arm=None, block=0, sweep=
                         step, own, None, None, 0.0, 0, None, 1, None, latency_milliseconds=late
                     )
                 )
-            folder.append_steps(rank, *samples)
-        folder.write_memory({"rank": 0, "by_category_bytes": {"communication_buffers": 8}})
+            append_samples(folder, rank, *samples)
+        (folder.path / "memory.json").write_text(
+            json.dumps({"rank": 0, "by_category_bytes": {"communication_buffers": 8}})
+        )
         folder.write_status(folder.status.model_copy(update={"state": "ok"}))
     return folder
 

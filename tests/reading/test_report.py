@@ -233,7 +233,7 @@ def test_no_content_of_any_file_breaks_the_report(store, tmp_path, content):
         folder = record_run(store, Recorded(resolved, cell=name))
         (folder.path / f"{name}.json").write_bytes(content)
     folder = record_run(store, Recorded(resolved, cell="steps"))
-    folder.steps_path().write_bytes(content)
+    (folder.path / "steps.node0.jsonl").write_bytes(content)
     report_on(store, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Runs that nobody starts: what stands in for `bench.launch.launch`, and the plans it is given."""
+"""Runs that nobody starts: what stands in for `launch`, and the plans that it is given."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
+from bench.meters.sample_sink import SampleSink
 from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
 from bench.spec import ResolvedRun
 from bench.store import ResultsStore, RunFolder
+from bench.store.samples import node_file
 from sweeps.definition import parse_sweep
 from sweeps.execution import Sides
 from sweeps.plan import Plan, PlannedArm
@@ -30,6 +32,13 @@ def ended(resolved: ResolvedRun, folder: RunFolder, state: str = "ok", **changes
     return with_end(folder, state, **changes)
 
 
+def append_samples(folder: RunFolder, rank: int, *samples: StepSample) -> None:
+    """As a rank of node 0 writes them."""
+    with SampleSink(folder.path / node_file(0), rank) as sink:
+        for sample in samples:
+            sink.append(sample)
+
+
 def with_steps(
     resolved: ResolvedRun, folder: RunFolder, milliseconds: float = 10.0, wire_bytes: int = 0
 ) -> None:
@@ -37,7 +46,7 @@ def with_steps(
     for rank in range(resolved.launch.ranks):
         for step in range(1, resolved.train.steps + 1):
             sample = StepSample(step, milliseconds, 2.0, 1.0, 1e-3, 64, wire_bytes, 1)
-            folder.append_steps(rank, sample)
+            append_samples(folder, rank, sample)
 
 
 def with_end(folder: RunFolder, state: str = "ok", **changes: Any) -> RunStatus:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 
 import pytest
+from launched_runs import launched
 
-from bench.launch import Limits, code_identity, launch
 from bench.launch.departure import Issued, departure, told
 from bench.resolve import Machine, resolve
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
-from bench.store import ResultsStore
 from bench.worker.issued_note import IssuedNote
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.events import Event
@@ -105,11 +103,7 @@ def test_a_watchdog_that_ends_the_process_leaves_the_unit_and_the_rank_in_the_re
         ),
         Machine(cpu_count=2, memory_bytes=16 * 2**30),
     )
-    store = ResultsStore.open(tmp_path / "results", create=True)
-    folder = store.new_run(
-        resolved, sweep="s", cell="c", repeat=0, arm=None, code=code_identity(resolved)
-    )
-    status = launch(resolved, folder, stop=threading.Event(), limits=Limits(tick_seconds=0.1))
+    status = launched(tmp_path, resolved).status
     assert (status.state, status.failed_rank) == ("crashed", 0)
     assert "rank 0 was ended by SIGABRT" in status.reason
     assert "ranks differ in collective" in status.reason

@@ -7,15 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from git_repository import git
+from launched_runs import launched
 
 from bench.derive.blocks import complete_blocks, is_interleaved
-from bench.launch import Limits, code_identity, launch
 from bench.launch.arm.prepare import prepare_arms
 from bench.launch.arm.request import ArmRequest
 from bench.launch.code import RankCode, checkout_root
@@ -27,7 +26,6 @@ from sweeps.plan import Plan
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
 
-LIMITS = Limits(tick_seconds=0.1, grace_seconds=1.0)
 ARMS = {"base", "head"}
 SWEEP = """\
 name: two
@@ -42,27 +40,12 @@ def copy_of_this_checkout(root: Path) -> Path:
     return root
 
 
-def run_in(root: Path, code: RankCode, *, worker: str = "bench.worker") -> RunRecord:
+def run_in(root: Path, code: RankCode) -> RunRecord:
     """A run of one rank, on the code of an arm."""
-    resolved = resolve_anywhere(
-        RunSpec(
-            engine=EngineSpec(name="single"),
-            train=TrainSpec(steps=3),
-            launch=LaunchSpec(ranks=1),
-        )
+    spec = RunSpec(
+        engine=EngineSpec(name="single"), train=TrainSpec(steps=3), launch=LaunchSpec(ranks=1)
     )
-    store = ResultsStore.open(root / "results", create=True)
-    folder = store.new_run(
-        resolved,
-        sweep="s",
-        cell="c",
-        repeat=0,
-        arm=code.arm,
-        code=code_identity(resolved, code=code),
-    )
-    stop = threading.Event()
-    launch(resolved, folder, stop=stop, worker_module=worker, limits=LIMITS, code=code)
-    return store.read(folder.run_id)
+    return launched(root, resolve_anywhere(spec), code)
 
 
 def arm_of(root: Path, **request) -> RankCode:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.launch import code_identity
-from bench.launch.code import measured_files
+from bench.launch.code import code_identity, measured_files
 from bench.launch.rank_entry.mfsdp_bench_rank import collect, differences
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
 from pathlib import Path
 
 import pytest
+from launched_runs import launched
 
 from bench.errors import ConfigError, UsageError
-from bench.launch import Limits, code_identity, launch
-from bench.record import RunRecord
+from bench.launch.code import code_identity
 from bench.resolve import Machine, broken_rules, resolve
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
@@ -25,13 +24,11 @@ from bench.spec import (
     TrainSpec,
     engine_lookup,
 )
-from bench.store import ResultsStore
 from bench.testing.workers import ForkServer
 from bench.validate.session import check_that_they_load
 
 HERE = Path(__file__).parent
 MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
-LIMITS = Limits(tick_seconds=0.1)
 ENGINE = "toy_engine:build"
 
 
@@ -50,19 +47,6 @@ def run_of(engine: str, model: ModelSpec | None = None, steps: int = 8) -> RunSp
     )
 
 
-def launched(root: Path, spec: RunSpec) -> RunRecord:
-    resolved = resolve(spec, MACHINE)
-    store = ResultsStore.open(root / "results", create=True)
-    folder = store.new_run(
-        resolved, sweep="s", cell="c", repeat=0, arm=None, code=code_identity(resolved)
-    )
-    status = launch(resolved, folder, stop=threading.Event(), limits=LIMITS)
-    assert status.state in {"ok", "unstable"}, status.reason
-    record = store.read(folder.run_id)
-    assert record.is_whole, record.damage
-    return record
-
-
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
@@ -72,7 +56,9 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     loads = iter([0.25])
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads, 9.0), 0.0, 0.0))
-    theirs = launched(tmp_path / "a", run_of(ENGINE, model))
+    theirs = launched(tmp_path / "a", resolve(run_of(ENGINE, model), MACHINE))
+    assert theirs.status.state in {"ok", "unstable"}, theirs.status.reason
+    assert theirs.is_whole, theirs.damage
     monkeypatch.delenv("PYTHONPROFILEIMPORTTIME")
     ours = run_cells(tmp_path, {"ours": resolve(run_of("mfsdp", model), MACHINE)})["ours"]
     assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)

@@ -6,6 +6,7 @@ import json
 from itertools import product
 
 import pytest
+from stand_in_runs import append_samples
 
 from bench.record import SCHEMA_VERSION, StepSample
 from bench.resolve import Machine, resolve
@@ -19,7 +20,8 @@ def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
     folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
     for rank in range(RUN.launch.ranks):
         for step in range(1, steps + 1):
-            folder.append_steps(
+            append_samples(
+                folder,
                 rank,
                 StepSample(
                     step=step,
@@ -33,7 +35,7 @@ def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
                 ),
             )
     folder.write_environment({})
-    folder.write_memory({})
+    (folder.path / "memory.json").write_text("{}")
     folder.write_status(folder.status.model_copy(update={"state": "ok"}))
     folder.close()
     return folder
@@ -46,7 +48,7 @@ def test_an_undamaged_record_has_no_problems(store: ResultsStore) -> None:
 @pytest.mark.parametrize("cut", range(1, 40, 6))
 def test_a_last_line_that_was_cut_off_is_left_out_and_named(store: ResultsStore, cut: int) -> None:
     folder = finished_run(store)
-    file = folder.steps_path()
+    file = folder.path / "steps.node0.jsonl"
     file.write_bytes(file.read_bytes()[:-cut])
     record = store.read(folder.run_id)
     assert [sample.step for sample in record.steps[1]] == [1, 2]
@@ -63,9 +65,9 @@ def test_a_broken_line_in_the_middle_is_left_out_and_named(
     store: ResultsStore, line: bytes
 ) -> None:
     folder = finished_run(store)
-    lines = folder.steps_path().read_bytes().splitlines()
+    lines = (folder.path / "steps.node0.jsonl").read_bytes().splitlines()
     lines[1] = line
-    folder.steps_path().write_bytes(b"\n".join(lines) + b"\n")
+    (folder.path / "steps.node0.jsonl").write_bytes(b"\n".join(lines) + b"\n")
     record = store.read(folder.run_id)
     assert [sample.step for sample in record.steps[0]] == [1, 3]
     assert len(record.problems) == 1
@@ -74,7 +76,7 @@ def test_a_broken_line_in_the_middle_is_left_out_and_named(
 
 def test_many_broken_lines_are_counted_instead_of_listed(store: ResultsStore) -> None:
     folder = finished_run(store)
-    folder.steps_path().write_bytes(b"junk\n" * 500)
+    (folder.path / "steps.node0.jsonl").write_bytes(b"junk\n" * 500)
     problems = store.read(folder.run_id).problems
     assert len(problems) < 10
     assert any("497 more such lines" in problem for problem in problems)
@@ -82,9 +84,11 @@ def test_many_broken_lines_are_counted_instead_of_listed(store: ResultsStore) ->
 
 def test_a_sample_with_a_field_of_a_later_version_is_still_read(store: ResultsStore) -> None:
     folder = finished_run(store)
-    lines = [json.loads(line) for line in folder.steps_path().read_text().splitlines()]
+    lines = [
+        json.loads(line) for line in (folder.path / "steps.node0.jsonl").read_text().splitlines()
+    ]
     text = "".join(json.dumps(line | {"new_meter": 1}) + "\n" for line in lines)
-    folder.steps_path().write_text(text)
+    (folder.path / "steps.node0.jsonl").write_text(text)
     assert store.read(folder.run_id).problems == ()
 
 
@@ -117,8 +121,10 @@ def test_samples_of_a_rank_that_are_missing_from_a_good_run_are_a_problem(
     store: ResultsStore,
 ) -> None:
     folder = finished_run(store)
-    lines = folder.steps_path().read_text().splitlines(keepends=True)
-    folder.steps_path().write_text("".join(line for line in lines if '"rank": 0' in line))
+    lines = (folder.path / "steps.node0.jsonl").read_text().splitlines(keepends=True)
+    (folder.path / "steps.node0.jsonl").write_text(
+        "".join(line for line in lines if '"rank": 0' in line)
+    )
     assert store.read(folder.run_id).problems == ("no samples of rank 1",)
 
 
@@ -162,9 +168,9 @@ def test_only_a_cut_off_line_is_dropped_when_the_writer_is_killed_between_two_by
     store: ResultsStore,
 ) -> None:
     folder = finished_run(store)
-    whole = folder.steps_path().read_bytes()
+    whole = (folder.path / "steps.node0.jsonl").read_bytes()
     for size in range(len(whole) + 1):
-        folder.steps_path().write_bytes(whole[:size])
+        (folder.path / "steps.node0.jsonl").write_bytes(whole[:size])
         record = store.read(folder.run_id)
         lines = whole[:size].splitlines(keepends=True)
         kept = sum(line.endswith(b"\n") and b'"rank": 0' in line for line in lines)

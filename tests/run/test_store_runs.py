@@ -4,6 +4,7 @@ import json
 import re
 
 import pytest
+from stand_in_runs import append_samples
 
 from bench.errors import UsageError
 from bench.record import RunStatus, RunSummary, StepSample
@@ -59,9 +60,10 @@ def test_what_is_written_is_read_back(store: ResultsStore) -> None:
     run = resolved()
     with new_run(store, run) as folder:
         for rank in (1, 0):
-            folder.append_steps(rank, sample(1))
-            folder.append_steps(rank, sample(2))
-        folder.write_memory({"rank": 0, "by_category_bytes": {"gradients": 42}})
+            append_samples(folder, rank, sample(1), sample(2))
+        (folder.path / "memory.json").write_text(
+            json.dumps({"rank": 0, "by_category_bytes": {"gradients": 42}})
+        )
         folder.write_environment({"hostname": "here"})
         folder.write_summary(RunSummary(formula="f"))
         status = folder.status.model_copy(update={"state": "ok", "ended_utc": "later"})

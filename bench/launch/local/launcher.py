@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -36,17 +36,22 @@ class LocalLauncher:
 class LocalJob:
     """The agent of one run, everything below it, and a thread that waits for its end.
 
-    variables: for the environment of the agent, beside those of the run.
+    variables: for the environment of the agent, beside those of the run. command: what starts it.
     """
 
-    def __init__(self, order: Order, variables: Mapping[str, str] | None = None) -> None:
-        self._run_dir = order.run_dir
+    def __init__(
+        self,
+        order: Order,
+        variables: Mapping[str, str] | None = None,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self._order = order
         self._kills_before = out_of_memory_kills()
         environment = rank_environment(
             order.resolved, order.run_dir, os.environ, order.code, order.worker_module
         )
         self._agent = start_detached(
-            agent_command(order.resolved, order.run_dir, order.code),
+            command or agent_command(order.resolved, order.run_dir, order.code),
             order.run_dir / LOGS / AGENT_LOG,
             {**environment, **(variables or {}), **order.variables},
         )
@@ -59,7 +64,7 @@ class LocalJob:
 
     @property
     def id(self) -> str:
-        """Process id of the agent."""
+        """Process id of the agent, or of the command."""
         return str(self._agent.pid)
 
     def wait(self, seconds: float) -> JobState:
@@ -71,7 +76,7 @@ class LocalJob:
 
     def cancel(self, grace_seconds: float) -> None:
         """End the agent, all its descendants, and strays of the same run."""
-        end_run(self._agent, self._run_dir, grace_seconds)
+        end_run(self._agent, self._order.run_dir, grace_seconds)
 
     def symptoms(self) -> Symptoms:
         """States of the processes, and the load of the machine."""

@@ -11,16 +11,16 @@ import contextlib
 import os
 import signal
 import subprocess
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
-from bench.launch.command import agent_command, rank_environment
-from bench.launch.local.launcher import AGENT_LOG, LocalJob
-from bench.launch.local.process_tree import end_run, start_detached
+from bench.launch.command import agent_command
+from bench.launch.local.launcher import LocalJob
 from bench.launch.protocol import Job, JobState, Order, Symptoms
 from bench.launch.rendezvous import Rendezvous
 from bench.launch.slurm.controller import ControllerSilentError, ask, own_job, settled_reason
 from bench.launch.slurm.settings import SlurmSettings
-from bench.store.layout import LOGS
 
 
 class SlurmLauncher:
@@ -28,7 +28,6 @@ class SlurmLauncher:
 
     def __init__(self, settings: SlurmSettings) -> None:
         self._settings = settings
-        self._nodes: list[str] | None = None
 
     @property
     def job(self) -> str | None:
@@ -38,73 +37,44 @@ class SlurmLauncher:
     def start(self, order: Order) -> Job:
         """Start the agents."""
         here = order.resolved.launch.nodes == 1 and self._settings.container_image is None
-        return SlurmJob(LocalJob(order) if here else StepJob(order, self._settings, self.nodes()))
+        return SlurmJob(order) if here else StepJob(order, self._settings, self._nodes)
 
-    def nodes(self) -> list[str]:
+    @cached_property
+    def _nodes(self) -> list[str]:
         """Names of the nodes of the allocation, in Slurm's order."""
-        if self._nodes is None:
-            names = ask(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]])
-            self._nodes = names.split()
-        return self._nodes
+        return ask(["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]]).split()
 
 
-class SlurmJob:
-    """The processes of one run; what Slurm did to them is part of how they ended."""
+class SlurmJob(LocalJob):
+    """The agent of a run on one node, started here; Slurm is asked why it failed."""
 
-    def __init__(self, inner: Job) -> None:
-        self._inner = inner
-        self._end: JobState | None = None
-
-    @property
-    def id(self) -> str:
-        """Of the process that starts the ranks."""
-        return self._inner.id
+    _end: JobState | None = None
 
     def wait(self, seconds: float) -> JobState:
         """As the processes are, and once they have failed, why."""
         if self._end is not None:
             return self._end
-        found = self._inner.wait(seconds)
+        found = super().wait(seconds)
         if found.phase != "ended":
             return found
         if found.exit_code != 0 and (reason := settled_reason()) is not None:
             state, detail = reason
-            found = JobState("ended", detail, found.exit_code, state, found.kernel_oom_kills)
+            found = replace(found, state=state, detail=detail)
         self._end = found
         return found
 
-    def cancel(self, grace_seconds: float) -> None:
-        """As `inner` does."""
-        self._inner.cancel(grace_seconds)
 
-    def symptoms(self) -> Symptoms:
-        """As `inner` has them."""
-        return self._inner.symptoms()
-
-    def ask_for_stacks(self) -> None:
-        """As `inner` does."""
-        self._inner.ask_for_stacks()
-
-
-class StepJob:
+class StepJob(SlurmJob):
     """A step of this job: srun, and an agent on every node."""
 
     def __init__(self, order: Order, settings: SlurmSettings, nodes: list[str]) -> None:
-        self._order = order
         self._nodes = nodes
-        self._srun = self._start(settings)
-
-    def _start(self, settings: SlurmSettings) -> subprocess.Popen[bytes]:
-        order, launch = self._order, self._order.resolved.launch
-        environment = rank_environment(
-            order.resolved, order.run_dir, os.environ, order.code, order.worker_module
-        )
-        environment |= Rendezvous.at(_address_of(self._nodes[0]), launch.nodes).variables()
-        command = agent_command(order.resolved, order.run_dir, order.code, parent=0)
+        launch = order.resolved.launch
+        agent = agent_command(order.resolved, order.run_dir, order.code, parent=0)
         if settings.container_image is not None:
-            command[0] = settings.container_python
+            agent[0] = settings.container_python
         cpus = os.environ.get("SLURM_CPUS_PER_TASK")
-        arguments = [
+        command = [
             "srun",
             f"--nodes={launch.nodes}",
             f"--ntasks={launch.nodes}",
@@ -113,32 +83,24 @@ class StepJob:
             "--kill-on-bad-exit=1",
             "--unbuffered",
             *settings.container_arguments,
-            *command,
+            *agent,
         ]
-        return start_detached(arguments, order.run_dir / LOGS / AGENT_LOG, environment)
-
-    @property
-    def id(self) -> str:
-        """Process id of srun."""
-        return str(self._srun.pid)
+        rendezvous = Rendezvous.at(_address_of(nodes[0]), launch.nodes)
+        super().__init__(order, rendezvous.variables(), command)
 
     def wait(self, seconds: float) -> JobState:
-        """Sleeps until srun has ended."""
-        try:
-            code = self._srun.wait(seconds)
-        except subprocess.TimeoutExpired:
-            return JobState("running")
-        return JobState("ended", exit_code=code)
+        """Processes that this node's kernel ended may be of any run, and ranks are elsewhere."""
+        return replace(super().wait(seconds), kernel_oom_kills=0)
 
     def cancel(self, grace_seconds: float) -> None:
-        """By srun's own hand, which reaches every node; then by the controller's."""
-        if self._srun.poll() is None:
-            self._srun.terminate()
+        """By srun, which reaches every node; then by the controller."""
+        if self._agent.poll() is None:
+            self._agent.terminate()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._srun.wait(grace_seconds)
-            if self._srun.poll() is None:
+                self._agent.wait(grace_seconds)
+            if self._agent.poll() is None:
                 self._signal_steps(signal.SIGKILL)
-        end_run(self._srun, self._order.run_dir, grace_seconds)
+        super().cancel(grace_seconds)
 
     def symptoms(self) -> Symptoms:
         """Where each rank is: nobody here sees the processes of other nodes."""

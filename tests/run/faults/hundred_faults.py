@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from bench.launch import Limits, launch
 from bench.launch.command import RUN_DIR_VARIABLE
-from bench.launch.stop_request import StopRequest
+from bench.launch.run import launch
+from bench.launch.watch import Limits, StopRequest
 from bench.record import RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec, TrainSpec

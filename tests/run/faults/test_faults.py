@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 from hundred_faults import ENDLESS, LIMITS, Fault, faults, inject, left_behind
 
-from bench.launch import Limits, launch
+from bench.launch.run import launch
+from bench.launch.watch import Limits
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
