@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gc
 import inspect
+import itertools
+import re
 import sys
 import threading
 import types
@@ -91,23 +93,40 @@ def test_a_step_is_checked_after_the_orders_are_known_and_not_before():
     assert step.is_checked
 
 
+COUNT, KEPT = itertools.count(), [torch.zeros(1 << 12)]
+
+
+def grow(_loss):
+    """New memory in every step, which works on that of the step before."""
+    KEPT.append(torch.zeros(1 << 12))
+    KEPT[-1].add_(KEPT[-2])
+
+
 @pytest.mark.parametrize(
     ("inside", "said"),
     [
-        (lambda loss: loss.item(), "_local_scalar_dense"),
-        (lambda loss: loss.tolist(), "Tensor.tolist"),
-        (lambda loss: loss.numpy(), "Tensor.numpy"),
-        (lambda loss: bool(loss > 0), "_local_scalar_dense"),
-        (lambda loss: torch.ones(2)[(loss > 0).expand(2)], "aten::index"),
-        (lambda loss: loss.nonzero(), "nonzero"),
+        (lambda loss: loss.item(), "host reads memory.*_local_scalar_dense"),
+        (lambda loss: loss.tolist(), "host reads memory.*Tensor.tolist"),
+        (lambda loss: loss.numpy(), "host reads memory.*Tensor.numpy"),
+        (lambda loss: bool(loss > 0), "host reads memory.*_local_scalar_dense"),
+        (lambda loss: torch.ones(2)[(loss > 0).expand(2)], "host reads memory.*aten::index"),
+        (lambda loss: loss.nonzero(), "host reads memory.*nonzero"),
+        (grow, "another address"),
+        (lambda loss: loss.add_(torch.tensor(next(COUNT))), "a tensor of numbers, has"),
+        (
+            lambda loss: [loss.add_(1) for _ in range(next(COUNT))],
+            "in the step before|operations in one step",
+        ),
     ],
 )
-def test_a_step_that_reads_on_the_host_is_refused_where_it_does(inside, said):
-    step = captured(sharded(), inside=inside)
-    with pytest.raises(NotReplayableError, match="host reads memory") as refused:
-        run(step)
-    assert said in str(refused.value)
-    assert "test_captured_step.py:" in str(refused.value)
+def test_a_step_that_no_replay_repeats_is_refused_with_the_reason(inside, said):
+    with pytest.raises(NotReplayableError, match=re.compile(said, re.DOTALL)) as refused:
+        run(captured(sharded(), inside=inside))
+    assert "host reads" not in said or "test_captured_step.py:" in str(refused.value)
+
+
+def test_numbers_that_become_a_tensor_in_the_step_may_stay_the_same():
+    run(captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(2.0))))
 
 
 def test_an_optimizer_that_counts_steps_on_the_host_is_refused():
@@ -155,28 +174,6 @@ def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it():
         run(step, 1)
 
 
-def test_numbers_that_become_a_tensor_in_the_step_must_be_the_same_each_time():
-    run(captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(2.0))))
-    numbers = iter(range(100))
-    step = captured(sharded(), inside=lambda loss: loss.add_(torch.tensor(next(numbers))))
-    with pytest.raises(NotReplayableError, match="a tensor of numbers, has"):
-        run(step)
-
-
-def test_memory_that_moves_is_refused():
-    model = sharded()
-    kept = []
-
-    def grow(_loss):
-        kept.append(torch.zeros(1 << 12))
-        if len(kept) > 1:
-            kept[-1].add_(kept[-2])
-
-    step = captured(model, inside=grow)
-    with pytest.raises(NotReplayableError, match="another address"):
-        run(step)
-
-
 def test_buffers_that_are_given_back_are_seen_to_move():
     """What `cuda_graph_mode` refuses by name is what the check finds by itself."""
     model = sharded(cuda_graph_mode=False, fsdp_double_buffer=False, allocator="temporary")
@@ -192,17 +189,6 @@ def test_buffers_that_are_given_back_are_seen_to_move():
     entries = [entry for entry in recordings[-1].entries if entry.name == "all_gather of 1/0"]
     assert entries
     assert all(entry.operands[-1].made is not None for entry in entries)  # new memory each time
-
-
-def test_a_step_that_does_more_than_the_one_before_is_refused():
-    def add(loss):
-        for _ in range(add.times):
-            loss.add_(1)
-        add.times += 1
-
-    add.times = 0
-    with pytest.raises(NotReplayableError, match=r"in the step before|operations in one step"):
-        run(captured(sharded(), inside=add))
 
 
 def test_other_inputs_are_refused_with_what_was_expected():

@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import resource
 import signal
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,17 +13,19 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
-from mfsdp_core import load_checkpoint, save_checkpoint
+from bench.testing.workers import ForkServer, WorkerFailure, WorkersError
+from mfsdp_core import fully_shard_model, load_checkpoint, save_checkpoint
 from mfsdp_core.errors import CheckpointError
 from mfsdp_core.state import checkpoint
 from oracle.checkpoints import Layout, TrainedToy, different, toy
-from oracle.killed_saver import NAME
-from oracle.models import build
+from oracle.models import Block, build
 from oracle.ranks import RankFailureError, RankPool
 
 pytestmark = pytest.mark.processes
 
+NAME = "linear_stack"
 LAYOUT: Layout = (4, "optim_grads_params", "none")
 
 
@@ -73,35 +73,46 @@ def full_disk(folder: str) -> tuple[str, list[str], list[str], list[str]]:
     return str(caught.value), left, bad, different(target.whole(), source.whole())
 
 
-def savers(folder: Path, world: int) -> list[tuple[int, str]]:
-    """Exit codes and stderr of `world` ranks that save, replace, and lose the last of them."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-m", "oracle.killed_saver", str(folder), str(rank), str(world)],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(world)
-    ]
-    try:
-        stderr = [process.communicate(timeout=120)[1] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, said) for process, said in zip(processes, stderr, strict=True)]
+def save_and_be_killed(folder: str) -> None:
+    """In a rank: the last one is killed while a checkpoint is being replaced."""
+    model = fully_shard_model(build(NAME), fsdp_unit_modules=[Block])
+    save_checkpoint(folder, model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(1)
+    if dist.get_rank() == dist.get_world_size() - 1:
+        die_at_the_third_tensor()
+    save_checkpoint(folder, model, overwrite=True)
+
+
+def die_at_the_third_tensor() -> None:
+    resolve, seen = DefaultSavePlanner.resolve_data, []
+
+    def counted(planner: DefaultSavePlanner, item: Any) -> Any:
+        seen.append(item)
+        if len(seen) == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return resolve(planner, item)
+
+    DefaultSavePlanner.resolve_data = counted  # type: ignore[method-assign]
+
+
+def lost(server: ForkServer, folder: str, ranks: int) -> list[WorkerFailure]:
+    """How each of so many ranks ended, the last of which was killed."""
+    with server.workers(ranks) as workers, pytest.raises(WorkersError) as caught:
+        workers.run(save_and_be_killed, folder, seconds=120)
+    assert "SIGKILL" in caught.value.failures[-1].text
+    return caught.value.failures
 
 
 def test_a_process_killed_while_saving_leaves_the_previous_checkpoint(
-    ranks: RankPool, tmp_path: Path
+    ranks: RankPool, fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    assert savers(tmp_path, 1)[0][0] == -signal.SIGKILL
-    (tmp_path / "store").unlink(missing_ok=True)
+    folder = str(tmp_path / "checkpoint")
+    lost(fork_server, folder, 1)
     left = sorted(path.name for path in tmp_path.iterdir())
     assert len(left) == 2
     assert left[0].startswith(".checkpoint.partial-")
-    folder = str(tmp_path / "checkpoint")
     assert ranks.run(differences_from_the_saved, folder) == [[]] * 4
     partial = str(tmp_path / left[0])
     with pytest.raises(RankFailureError, match=r"has no manifest.json.*never finished"):
@@ -120,10 +131,11 @@ def test_a_full_disk_is_a_typed_error_that_leaves_the_previous_checkpoint(
 
 
 @pytest.mark.nightly
-def test_a_killed_rank_is_a_typed_error_on_the_others(ranks: RankPool, tmp_path: Path) -> None:
-    (code, said), (killed, _) = savers(tmp_path, 2)
-    assert killed == -signal.SIGKILL
-    assert code == 1
-    assert "CheckpointError" in said
-    assert "a rank was lost" in said
-    assert ranks.run(differences_from_the_saved, str(tmp_path / "checkpoint")) == [[]] * 4
+def test_a_killed_rank_is_a_typed_error_on_the_others(
+    ranks: RankPool, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "checkpoint")
+    other, _ = lost(fork_server, folder, 2)
+    assert "CheckpointError" in other.text
+    assert "a rank was lost" in other.text
+    assert ranks.run(differences_from_the_saved, folder) == [[]] * 4

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any, get_args
 
@@ -46,41 +47,29 @@ def group_of(ranks: int) -> Any:
     return dist.new_group([0, 1, 2]) if ranks == 3 else mesh(ranks).get_group("dp")
 
 
-def look_at_parts_of(elements: int) -> None:
-    collective.CHECKED_ELEMENTS = elements
-
-
-def checked(ranks: int, transport: str) -> int:
-    """Every operation and dtype, twice with operations in between; how many were right."""
-    group = group_of(ranks)
-    if dist.get_rank() >= ranks:
-        return 0
-    right = 0
-    look_at_parts_of(100)  # so that parts and slices end at different elements
-    for operation in OPERATIONS:
-        if operation == "broadcast" and transport != "native":
-            continue
-        for dtype in ("fp64", "fp32", "bf16", "fp16"):
-            run = resolved(ranks, dtype, operation=operation, size_bytes=2304, transport=transport)
-            engine = CollectiveEngine(run, CPU, group)
-            engine.check()
-            engine.start().wait()  # of zeros, which any number of sums leaves as they are
-            right += not engine._full.any() and not engine._own.any()
-            engine.check()
-            engine.close()
-    look_at_parts_of(1 << 24)
-    return right
-
-
 @pytest.mark.sample
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("ranks_in_group", [2, 3, 4])
 @pytest.mark.parametrize("transport", ["native", "point_to_point"])
-def test_every_operation_brings_what_it_should(
-    ranks: RankPool, ranks_in_group: int, transport: str
-) -> None:
-    found = ranks.run(checked, ranks_in_group, transport)
-    wanted = 16 if transport == "native" else 12
-    assert found[:ranks_in_group] == [wanted] * ranks_in_group
+def test_every_operation_brings_what_it_should(ranks_in_group: int, transport: str) -> None:
+    """In every dtype, twice with operations in between."""
+    group = group_of(ranks_in_group)
+    if dist.get_rank() >= ranks_in_group:
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        # So that parts and slices end at different elements.
+        patch.setattr(collective, "CHECKED_ELEMENTS", 100)
+        for operation, dtype in product(OPERATIONS, ("fp64", "fp32", "bf16", "fp16")):
+            if operation == "broadcast" and transport != "native":
+                continue
+            asked = {"operation": operation, "size_bytes": 2304, "transport": transport}
+            engine = CollectiveEngine(resolved(ranks_in_group, dtype, **asked), CPU, group)
+            engine.check()
+            engine.start().wait()  # of zeros, which any number of sums leaves as they are
+            assert not engine._full.any()
+            assert not engine._own.any()
+            engine.check()
+            engine.close()
 
 
 @pytest.mark.parametrize("count", [2, 3, 36, 37, 128, 256, 257, 1000, 4096])
@@ -129,14 +118,17 @@ def complaint(operation: str, wrong: Callable[..., Any] | None = None) -> str:
     return ""
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_one_wrong_element_on_one_rank_is_named(ranks: RankPool, operation: str) -> None:
-    first, second = ranks.run(complaint, operation)[:2]
-    assert first == ""
+def test_one_wrong_element_on_one_rank_is_named(operation: str) -> None:
+    said = complaint(operation)
+    if dist.get_rank() == 0:
+        assert said == ""
+        return
     at = 17 + (512 if operation == "reduce_scatter" else 0)
-    assert f"{operation} of 4096 bytes by native, plain memory: rank 1 expected" in second
-    assert f"in element {at} and found" in second
-    assert "; 1 of " in second
+    assert f"{operation} of 4096 bytes by native, plain memory: rank 1 expected" in said
+    assert f"in element {at} and found" in said
+    assert "; 1 of " in said
 
 
 def swapped(gather: Any, full: torch.Tensor, own: torch.Tensor, bucket: str) -> Any:
@@ -152,42 +144,36 @@ def own_twice(_reduce: Any, full: torch.Tensor, _bucket: str, **_options: Any) -
     return Summed(full.mul_(2), Done())
 
 
+@pytest.mark.on_ranks
 @pytest.mark.parametrize(
     ("operation", "wrong"), [("all_gather", swapped), ("all_reduce", own_twice)]
 )
 def test_wrong_orders_and_sums_of_the_wrong_ranks_are_seen(
-    ranks: RankPool, operation: str, wrong: Callable[..., Any]
+    operation: str, wrong: Callable[..., Any]
 ) -> None:
-    found = ranks.run(complaint, operation, wrong)[:2]
-    assert all("elements are wrong" in text for text in found)
+    assert "elements are wrong" in complaint(operation, wrong)
 
 
-def registered(registration: str) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """What a twin of NCCL's backend is asked, and the report before and after the end."""
+@pytest.mark.on_ranks
+@pytest.mark.parametrize(
+    ("registration", "level"), [("symmetric", "symmetric"), ("registered", "plain")]
+)
+def test_both_buffers_lie_in_the_pool_that_is_registered_and_given_back(
+    registration: str, level: str
+) -> None:
+    """By a twin of NCCL's backend, which writes down what it is asked."""
     twin = Twin(CPU)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Streams, "of", staticmethod(lambda _device: twin))
         engine = CollectiveEngine(resolved(registration=registration), CPU, group_of(2))
     engine.check()
-    before = engine.buffer_registration()
+    report = engine.buffer_registration()
+    assert (report["wanted"], report["groups"]["world"]["got"]) == (level, level)
     engine.close()
-    return (
-        [line for line in twin.log if line != "synchronize"],
-        before,
-        engine.buffer_registration(),
-    )
-
-
-@pytest.mark.parametrize(
-    ("registration", "level"), [("symmetric", "symmetric"), ("registered", "plain")]
-)
-def test_both_buffers_lie_in_the_pool_that_is_registered_and_given_back(
-    ranks: RankPool, registration: str, level: str
-) -> None:
-    for log, before, after in ranks.run(registered, registration)[:2]:
-        assert log == ["allocate", f"group 0: register {level}", "group 0: deregister"]
-        assert (before["wanted"], before["groups"]["world"]["got"]) == (level, level)
-        assert after["groups"]["world"] == {"got": "none", "reason": "deregistered"}
+    log = [line for line in twin.log if line != "synchronize"]
+    assert log == ["allocate", f"group 0: register {level}", "group 0: deregister"]
+    after = {"got": "none", "reason": "deregistered"}
+    assert engine.buffer_registration()["groups"]["world"] == after
 
 
 def timed(folder: str) -> None:
@@ -233,24 +219,20 @@ class _Order(StreamOrder):
         super().waited(number)
 
 
-def order_of_three(transport: str) -> tuple[list[str], list[str]]:
+@pytest.mark.on_ranks
+@pytest.mark.parametrize("transport", ["native", "point_to_point"])
+def test_nothing_waits_between_operations_that_are_timed_on_their_groups_stream(
+    transport: str,
+) -> None:
     run = resolved(2, operation="reduce_scatter", size_bytes=65536, transport=transport)
     engine, order = CollectiveEngine(run, CPU, group_of(2)), _Order()
     with engine._streams.observed(order):
         engine.enqueue(3)
     engine.check()
-    return order.words, order.unwaited
-
-
-def test_nothing_waits_between_operations_that_are_timed_on_their_groups_stream(
-    ranks: RankPool,
-) -> None:
     waits = [f"waited for {number}" for number in (1, 2, 3)]
-    for found in ranks.run(order_of_three, "native")[:2]:
-        assert found == (["issued"] * 3 + waits, [])
     each = [word for wait in waits for word in ("issued", wait)]
-    for found in ranks.run(order_of_three, "point_to_point")[:2]:
-        assert found == (each, [])
+    assert order.words == (["issued"] * 3 + waits if transport == "native" else each)
+    assert order.unwaited == []
 
 
 def test_on_a_device_operations_are_enqueued_between_two_events(

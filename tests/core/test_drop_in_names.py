@@ -1,12 +1,11 @@
-"""Names of upstream beyond its functions: its wrapper's arguments and attributes, its dataclasses.
-
-`test_oracle_signature.py` has the signatures of the functions.
-"""
+"""The drop-in interface: names, order and defaults of upstream's functions, classes and fields."""
 
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import inspect
+import warnings
 from typing import Any
 
 import pytest
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import mfsdp_core
 from mfsdp_core import (
     DistributedDataParallelConfig,
     FSDPDistributedIndex,
@@ -61,6 +61,134 @@ INDEX = [
     "fsdp_group_ag",
     "expt_fsdp_group_ag",
 ]
+SHARED_DEFAULTS: dict[str, Any] = {
+    "device_mesh": None,
+    "dp_shard_dim": None,
+    "dp_outer_dim": None,
+    "tp_dim": None,
+    "hybrid_fsdp_group": None,
+    "hybrid_fsdp_expt_group": None,
+    "expt_device_mesh": None,
+    "fsdp_group_ag": None,
+    "expt_fsdp_group_ag": None,
+    "fsdp_unit_modules": None,
+    "zero_dp_strategy": 3,
+    "outer_dp_sharding_strategy": 0,
+    "device": None,
+    "init_model_with_meta_device": False,
+    "mixed_precision_policy": MixedPrecisionPolicy(),
+    "overlap_grad_reduce": True,
+    "overlap_param_gather": True,
+    "sync_model_each_microbatch": True,
+    "preproc_state_dict_for_dcp_ckpt": True,
+    "report_nan_in_param_grad": False,
+    "average_in_collective": False,
+    "disable_bucketing": False,
+    "calculate_per_token_loss": False,
+    "keep_fp8_transpose_cache": False,
+    "nccl_ub": False,
+    "fsdp_double_buffer": False,
+    "fsdp_db_use_persist_buf_on_alloc_fail": False,
+    "disable_symmetric_registration": False,
+    "enable_fine_grained_param_gather": False,
+    "use_decoupled_grad": False,
+    "cuda_graph_mode": False,
+    "maxpool_double_buffer": False,
+}
+OWN: dict[str, Any] = {
+    "pool_slots": 2,
+    "on_double_reduction": "raise",
+    "transport": "auto",
+    "nested_units": "outermost",
+    "prefetch_order": "recorded",
+    "allocator": None,
+    "unused_parameters": "none",
+    "prefetch_budget_bytes": None,
+    "check_for_nan_in_grad": False,
+    "manual_registration": False,
+}
+POSITIONAL = {
+    "fully_shard_model": ["module"],
+    "fully_shard": ["module", "optimizer"],
+    "fully_shard_optimizer": ["optimizer"],
+}
+WRAPPER_METHODS = (
+    "no_sync",
+    "sync",
+    "set_model_auto_sync",
+    "start_param_sync",
+    "start_grad_sync",
+    "finish_grad_sync",
+    "synchronize_param_gather",
+    "synchronize_gradient_reduce",
+    "attach_grad_to_optimizer_state",
+    "zero_grad_buffer",
+    "install_optimized_model_weights",
+    "broadcast_params",
+    "scale_gradients",
+    "reset_mixed_precision_policy",
+    "mixed_precision_context",
+)
+
+
+def defaults_of(function: Any) -> dict[str, Any]:
+    parameters = inspect.signature(function).parameters.values()
+    return {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
+
+
+def upstream() -> Any:
+    if importlib.util.find_spec("megatron_fsdp") is None:
+        pytest.skip("megatron_fsdp 0.6.1 is not installed, so signatures are compared with a table")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of each optional package that is missing
+        return importlib.import_module("megatron_fsdp")
+
+
+@pytest.mark.parametrize("name", ["fully_shard_model", "fully_shard"])
+def test_arguments_have_upstreams_names_order_and_defaults(name: str) -> None:
+    """Own ones are named by keyword, and have the defaults of the wrapper class."""
+    function = getattr(mfsdp_core, name)
+    expected = [*POSITIONAL[name], *SHARED_DEFAULTS]
+    parameters = inspect.signature(function).parameters
+    assert list(parameters)[: len(expected)] == expected
+    assert defaults_of(function) == SHARED_DEFAULTS | OWN
+    ours = {p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert ours == OWN.keys()
+    assert OWN == OWN_DEFAULTS
+
+
+def test_the_optimizer_function_has_upstreams_signature() -> None:
+    function = mfsdp_core.fully_shard_optimizer
+    assert list(inspect.signature(function).parameters) == [
+        "optimizer",
+        "preproc_state_dict_for_dcp_ckpt",
+    ]
+    assert defaults_of(function) == {"preproc_state_dict_for_dcp_ckpt": True}
+
+
+def test_the_policy_has_upstreams_fields_and_defaults() -> None:
+    fields = {field.name: field.default for field in dataclasses.fields(MixedPrecisionPolicy)}
+    assert fields == {
+        "main_params_dtype": torch.float32,
+        "main_grads_dtype": None,
+        "grad_comm_dtype": None,
+        "reduce_dtype": None,  # ours, keyword-only, behind theirs, as the next one
+        "weight_codec": None,
+    }
+
+
+def test_the_wrapper_has_every_method_that_users_call() -> None:
+    assert [m for m in WRAPPER_METHODS if not callable(getattr(MegatronFSDP, m, None))] == []
+
+
+CLASSES = (MixedPrecisionPolicy, DistributedDataParallelConfig, FSDPDistributedIndex, MegatronFSDP)
+
+
+@pytest.mark.parametrize("name", [*POSITIONAL, *(kind.__name__ for kind in CLASSES)])
+def test_signatures_equal_those_of_the_installed_package(name: str) -> None:
+    theirs = inspect.signature(getattr(upstream(), name)).parameters
+    ours = inspect.signature(getattr(mfsdp_core, name)).parameters
+    assert list(ours)[: len(theirs)] == list(theirs)
 
 
 def test_the_constructor_has_upstreams_arguments() -> None:
@@ -69,12 +197,6 @@ def test_the_constructor_has_upstreams_arguments() -> None:
     rest = parameters[3:-1]
     assert {p.name: p.default for p in rest} == WRAPPER
     assert [p.name for p in rest] == list(WRAPPER)
-
-
-def test_own_arguments_have_the_defaults_of_the_function() -> None:
-    parameters = inspect.signature(fully_shard_model).parameters.values()
-    own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert own == OWN_DEFAULTS
 
 
 def test_the_index_has_upstreams_fields() -> None:

@@ -122,21 +122,17 @@ def place_on(axes: DeviceMesh, name: str) -> Coordinate:
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("inner", STRATEGIES)
-@pytest.mark.parametrize("name", ["ep2", "ep4", "ep2_of_2"])
-def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(name: str, inner: str) -> None:
-    twins(name, inner).compare_gradients()
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("name", ["hybrid", "hybrid_of_1"])
 @pytest.mark.parametrize(
-    ("inner", "outer"),
-    [(s, "no_shard") for s in STRATEGIES] + [(s, "optim") for s in STRATEGIES[1:]],
+    ("name", "inner", "outer"),
+    [
+        *((name, s, "no_shard") for name in CUTS for s in STRATEGIES),
+        *((name, s, "optim") for name in ("hybrid", "hybrid_of_1") for s in STRATEGIES[1:]),
+    ],
 )
-def test_both_stages_of_hybrid_sharding_use_the_experts_own_groups(
+def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
     name: str, inner: str, outer: str
 ) -> None:
+    """On two axes both stages use the experts' own groups."""
     twins(name, inner, outer).compare_gradients()
 
 

@@ -7,17 +7,15 @@ import warnings
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from conformance.judging import same
 from mfsdp_core import export_state_dict, fully_shard_model, save_safetensors
 from mfsdp_core.errors import LifecycleError, MfsdpError
-from oracle.beside_torch import beside, own_batch
+from oracle.beside_torch import beside
 from oracle.llama import llama
-from oracle.models import Chain, loss
+from oracle.models import Chain
 from oracle.ranks import mesh
 
 pytestmark = pytest.mark.on_ranks
@@ -51,26 +49,6 @@ def test_wrappers_and_copies_of_frameworks_are_answered_in_words() -> None:
     ):
         with pytest.raises(error, match=words):
             action()
-
-
-class WithBuffer(Chain):
-    def __init__(self) -> None:
-        super().__init__()
-        self.head.register_buffer("seen", torch.zeros(2, device="cpu"))
-
-
-def test_the_inner_module_stays_where_it_is() -> None:
-    """Casts are refused, and a move to where it is changes nothing."""
-    pair = beside(WithBuffer, WAY)
-    inner: nn.Module = pair.model.module
-    inner.to("cpu")
-    for cast in (inner.half, inner.blocks[0].up.half):
-        with pytest.raises(LifecycleError, match="cannot change its dtype or device"):
-            cast()
-    for module in pair.both:
-        loss(module(own_batch(0))).backward()
-    pair.compare_gradients()
-    assert inner.head.seen.dtype is torch.float64
 
 
 @pytest.mark.skipif(

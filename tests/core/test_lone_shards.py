@@ -9,9 +9,9 @@ from torch import Tensor, nn
 from mfsdp_core import Float8Reference, MixedPrecisionPolicy, fully_shard_model
 from oracle import transformer_engine as te
 from oracle.models import Lone
-from oracle.ranks import RankPool, mesh
+from oracle.ranks import mesh_of_every_replica as mesh
 
-pytestmark = pytest.mark.processes
+pytestmark = pytest.mark.on_ranks
 
 
 def output(primary: bool, ranks: int) -> Tensor:
@@ -38,15 +38,13 @@ def output(primary: bool, ranks: int) -> Tensor:
         return torch.cat((y.detach(), x.grad))
 
 
+@pytest.mark.on_ranks(seconds=20.0)  # the bug is a rank that is waited for
 @pytest.mark.parametrize("primary", [True, False])
-def test_r22_a_rank_without_a_part_takes_part_in_the_maxima(ranks: RankPool, primary: bool) -> None:
+def test_r22_a_rank_without_a_part_takes_part_in_the_maxima(primary: bool) -> None:
     """TransformerEngine#3348. On four ranks two hold no row; one rank holds both."""
-    (wanted,) = ranks.run(output, primary, 1)[:1]
-    for found in ranks.run(output, primary, 4, seconds=20.0):
-        torch.testing.assert_close(found, wanted)
+    torch.testing.assert_close(output(primary, 4), output(primary, 1))
 
 
-def test_r23_a_lone_shard_gets_all_payloads_back(ranks: RankPool) -> None:
+def test_r23_a_lone_shard_gets_all_payloads_back() -> None:
     """Codes and scales. Transformer Engine's MXFP8 under hybrid sharding got the first alone."""
-    (found,) = ranks.run(output, False, 1)[:1]
-    torch.testing.assert_close(found, ranks.run(output, False, 2)[0])
+    torch.testing.assert_close(output(False, 1), output(False, 2))

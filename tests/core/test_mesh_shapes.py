@@ -46,7 +46,6 @@ SHAPES = {
     "dp2_other2": Shape((2, 2), ("dp", "other"), "dp"),
     "pp1_outer2_dp2": Shape((1, 2, 2), ("pp", "outer", "dp"), "dp", (), "outer"),
 }
-HYBRID = [name for name, shape in SHAPES.items() if shape.outer]
 
 
 @cache
@@ -85,8 +84,22 @@ def data_rank(name: str) -> tuple[int, int]:
     return number, size
 
 
-def compare(name: str, inner: str, outer: str) -> None:
-    """Gradients of cycles with those of one process."""
+def inputs(rank: int, microbatch: int, cycle: int) -> torch.Tensor:
+    return batch(NAME, rank, microbatch, torch.float64, cycle)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize(
+    ("name", "inner", "outer"),
+    [
+        *((name, s, "no_shard") for name in SHAPES for s in ("no_shard", "optim_grads_params")),
+        *((name, s, "optim") for name in SHAPES if SHAPES[name].outer for s in STRATEGIES[1:]),
+    ],
+)
+def test_only_the_named_dimensions_share_parameters_and_gradients(
+    name: str, inner: str, outer: str
+) -> None:
+    """Gradients of cycles are those of one process."""
     model = fully_shard_model(
         build(NAME, torch.float64),
         fsdp_unit_modules=list(TOYS[NAME].units),
@@ -98,24 +111,6 @@ def compare(name: str, inner: str, outer: str) -> None:
     )
     plain = build(NAME, torch.float64)
     Twins(model, plain, loss, inputs, *data_rank(name), gathered).compare_gradients()
-
-
-def inputs(rank: int, microbatch: int, cycle: int) -> torch.Tensor:
-    return batch(NAME, rank, microbatch, torch.float64, cycle)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_only_the_named_dimensions_share_parameters_and_gradients(name: str, inner: str) -> None:
-    compare(name, inner, "no_shard")
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("inner", STRATEGIES[1:])
-@pytest.mark.parametrize("name", HYBRID)
-def test_an_outer_dimension_stands_beside_a_flattened_one(name: str, inner: str) -> None:
-    compare(name, inner, "optim")
 
 
 @pytest.mark.parametrize("where", [{}, {"dp_shard_dim": "dp_cp"}])

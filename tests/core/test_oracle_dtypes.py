@@ -1,7 +1,8 @@
 """Roundings of mixed dtypes, against emulated reductions, on one axis and on two.
 
-Two ranks per axis make every native reduction round exactly once, so the emulation, which runs in
-one process on plain tensors, must be met to the last bit.
+The emulation runs in one process on plain tensors and is met to the last bit, whatever carries the
+bytes: `reduce_dtype` says in which dtype ranks add up. Native collectives add more than two ranks
+up in an order of their own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from mfsdp_core import MixedPrecisionPolicy
+from mfsdp_core.errors import ConfigurationError
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import build
 from oracle.ranks import WORLD
@@ -46,10 +48,9 @@ def emulated(
     compute: torch.dtype,
     main: torch.dtype,
     comm: torch.dtype,
-    native: bool,
+    total: torch.dtype,
 ) -> Named:
-    """In one process. Direct exchange adds up in `main`; an all-reduced sum travels once more."""
-    total = comm if native else torch.promote_types(main, comm)
+    """In one process. Ranks add up in `total`; an all-reduced sum travels once more."""
     raw = raw_gradients(build(NAME, compute), NAME, size, MICROBATCHES, compute)
     whole = inner in {"no_shard", "optim"}
     stage = accumulate_then_reduce if whole else reduce_then_accumulate
@@ -70,20 +71,27 @@ def emulated(
     return outer_stage(per_outer_rank, main, comm, total=total, travels=outer == "no_shard")
 
 
+#: Transport, and the dtype in which ranks add up: that of the wire, the wider one of wire and main
+#: gradients by default, or that one by name.
+WAYS = [
+    ("native", "wire"),
+    ("point_to_point", "wire"),
+    ("point_to_point", "default"),
+    ("auto", "wire"),
+    ("auto", "default"),
+    ("auto", "named"),
+]
+
+
 def compare_emulated(
-    inner: str,
-    outer: str | None,
-    size: int,
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
-    transport: str,
-    most: int = 0,
+    inner: str, outer: str | None, size: int, dtypes: Dtypes, way: tuple[str, str], most: int = 0
 ) -> None:
     """A cycle with the emulation. most: apart, in ulps of the communication dtype."""
     compute, main, comm = dtypes
-    is_native = transport == "native"
-    policy = MixedPrecisionPolicy(
-        torch.float32, main, comm, reduce_dtype=comm if is_native else None
-    )
+    transport, adds_up_in = way
+    total = comm if adds_up_in == "wire" else torch.promote_types(main, comm)
+    reduce = None if adds_up_in == "default" else total
+    policy = MixedPrecisionPolicy(torch.float32, main, comm, reduce_dtype=reduce)
     options: dict[str, Any] = {"mixed_precision_policy": policy, "transport": transport}
     if outer is None:
         toy: Sharded = shard(NAME, inner, size, compute, **options)
@@ -91,41 +99,73 @@ def compare_emulated(
         toy = hybrid(inner, outer, 2, compute, NAME, **options)
     toy.run_cycle(MICROBATCHES)
     found = toy.full_gradient()
-    for key, wanted in emulated(inner, outer, size, compute, main, comm, is_native).items():
+    for key, wanted in emulated(inner, outer, size, compute, main, comm, total).items():
         ulps = ulp_distance(found[key], wanted, comm)
         assert ulps <= most, f"gradient of {key}: {ulps} ulps apart"
 
 
 @pytest.mark.sample
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize("dtypes", COMBINATIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_two_ranks_round_exactly_where_the_strategy_says(strategy: str, dtypes: Dtypes) -> None:
-    compare_emulated(strategy, None, 2, dtypes, "native")
+def test_two_ranks_round_exactly_where_the_strategy_says(
+    strategy: str, dtypes: Dtypes, way: tuple[str, str]
+) -> None:
+    compare_emulated(strategy, None, 2, dtypes, way)
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("group_size", [2, 4])
+@pytest.mark.parametrize("way", WAYS[1:], ids="-".join)
 @pytest.mark.parametrize("dtypes", COMBINATIONS)
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_direct_exchange_sums_what_was_sent_in_the_dtype_of_the_main_gradients(
-    strategy: str, dtypes: Dtypes, group_size: int
+def test_four_ranks_add_up_in_rank_order(
+    strategy: str, dtypes: Dtypes, way: tuple[str, str]
 ) -> None:
-    compare_emulated(strategy, None, group_size, dtypes, "point_to_point")
+    # Where whole gradients are added up in the dtype of the wire, `auto` is native on gloo.
+    is_native = way == ("auto", "wire") and strategy == "no_shard"
+    compare_emulated(strategy, None, 4, dtypes, way, most=3 * MICROBATCHES if is_native else 0)
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_four_ranks_round_once_more_per_hop_at_most(strategy: str) -> None:
     dtypes = (torch.float32, torch.float32, torch.bfloat16)
-    compare_emulated(strategy, None, 4, dtypes, "native", most=3 * MICROBATCHES)
+    compare_emulated(strategy, None, 4, dtypes, WAYS[0], most=3 * MICROBATCHES)
 
 
 @pytest.mark.sample
-@pytest.mark.parametrize("transport", ["native", "point_to_point"])
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
 @pytest.mark.parametrize(
     "dtypes", [one for one in COMBINATIONS if torch.bfloat16 in one.values[0][1:]]
 )
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_gradients_are_rounded_once_more_for_the_outer_axis_and_nowhere_else(
-    inner: str, outer: str, dtypes: Dtypes, transport: str
+    inner: str, outer: str, dtypes: Dtypes, way: tuple[str, str]
 ) -> None:
-    compare_emulated(inner, outer, WORLD, dtypes, transport)
+    compare_emulated(inner, outer, WORLD, dtypes, way)
+
+
+@pytest.mark.parametrize(
+    ("reduce", "comm", "arguments", "words"),
+    [
+        (
+            *(None, torch.bfloat16, {"transport": "native"}),
+            "travel in torch.bfloat16 were to be added up in torch.float32.*"
+            "reduce_dtype=torch.bfloat16",
+        ),
+        (
+            *(torch.bfloat16, torch.float32, {}),
+            r"which holds less. Pass MixedPrecisionPolicy\(reduce_dtype=torch.float32\)",
+        ),
+        (
+            *(torch.float32, torch.bfloat16),
+            {"cuda_graph_mode": True, "fsdp_double_buffer": True},
+            "nccl_ub and cuda_graph_mode use the backend's collectives",
+        ),
+    ],
+)
+def test_what_a_backend_cannot_do_is_refused_with_the_setting_that_it_can(
+    reduce: torch.dtype | None, comm: torch.dtype, arguments: dict[str, Any], words: str
+) -> None:
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32, comm, reduce_dtype=reduce)
+    with pytest.raises(ConfigurationError, match=words):
+        shard(NAME, 3, 2, mixed_precision_policy=policy, **arguments)

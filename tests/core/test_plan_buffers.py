@@ -86,97 +86,89 @@ def cases(draw: st.DrawFn) -> Case:
     return Case(plan, strategy, inner, outer, has_outer, dtypes, payloads)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(cases())
-def test_a_role_has_one_buffer_of_whole_slices_within_the_bucket(case: Case) -> None:
-    for table in case.tables():
-        assert len({(row.role, row.payload) for row in table.rows}) == len(table.rows)
-        for row in table.rows:
-            whole = case.plan.layout.slices * row.slice_elements
-            start, end = row.extent
-            assert 0 <= start < end <= whole
-            assert end - start == row.elements
-            assert 0 <= table.used_elements(row) <= row.elements
-            assert CATEGORY_OF_ROLE[row.role] in CATEGORIES
+def test_every_byte_has_one_owner(case: Case) -> None:
+    for rank, table in enumerate(case.tables()):
+        a_role_has_one_buffer_of_whole_slices_within_the_bucket(case, table)
+        main_weights_lie_in_one_lasting_buffer_in_their_dtype(case, table)
+        gradients_have_room_where_the_bucket_is_trained_and_only_there(case, table)
+        the_memory_model_sums_the_rows_that_last(case, rank, table)
+        pools_are_asked_for_what_comes_and_goes_and_nothing_else(table)
+
+
+def a_role_has_one_buffer_of_whole_slices_within_the_bucket(
+    case: Case, table: BucketBuffers
+) -> None:
+    assert len({(row.role, row.payload) for row in table.rows}) == len(table.rows)
+    for row in table.rows:
+        start, end = row.extent
+        assert 0 <= start < end <= case.plan.layout.slices * row.slice_elements
+        assert end - start == row.elements
+        assert 0 <= table.used_elements(row) <= row.elements
+        assert CATEGORY_OF_ROLE[row.role] in CATEGORIES
+
+
+def main_weights_lie_in_one_lasting_buffer_in_their_dtype(case: Case, table: BucketBuffers) -> None:
+    """[Note: one copy]: where no buffer is theirs, another one in that dtype holds them."""
+    start, end = table.owned
+    own = table.find("main_weights")
+    holder = own or table.find("compute_shard") or table.get("compute_weights")
+    assert holder.lifetime == "model"
+    assert holder.dtype == (case.dtypes.main_params if own else case.dtypes.compute)
+    assert holder.extent[0] <= start
+    assert end <= holder.extent[1]
+    assert case.dtypes.shares_weights if own is None else own.extent == table.owned
+
+
+def gradients_have_room_where_the_bucket_is_trained_and_only_there(
+    case: Case, table: BucketBuffers
+) -> None:
+    of_gradients = {"accumulator", "grad_bucket", "outer_bucket", "grad_cast"}
+    assert bool({row.role for row in table.rows} & of_gradients) == case.plan.requires_grad
+    if not case.plan.requires_grad:
+        return
+    accumulator, (start, end) = table.get("accumulator"), table.owned
+    assert accumulator.extent[0] <= start
+    assert end <= accumulator.extent[1]
+    # What is not accumulated whole needs a whole bucket for one microbatch's gradient.
+    whole = accumulator.elements == case.plan.layout.total_elements
+    assert whole or table.get("grad_bucket").elements == case.plan.layout.total_elements
+
+
+def the_memory_model_sums_the_rows_that_last(case: Case, rank: int, table: BucketBuffers) -> None:
+    if (case.payloads and case.payloads[0].name != WEIGHTS) or not case.plan.requires_grad:
+        # A plan says itself whether it is encoded; a frozen one has the dtypes of the model alone.
+        return
+    names = PolicyNames(case.dtypes.main_params, case.dtypes.main_grads, case.dtypes.grad_comm)
+    outer, inner = divmod(rank, case.inner)
+    coordinate = Coordinate(inner, case.inner, outer, case.outer, case.has_outer_axis)
+    model = memory_of_buckets([case.plan], case.strategy, coordinate, names)
+    lasting = [row for row in table.rows if row.lifetime == "model"]
+    assert model.total_bytes == sum(r.elements * ELEMENT_BYTES[r.dtype] for r in lasting)
+    assert len(model.lines) == len(lasting)
+
+
+def pools_are_asked_for_what_comes_and_goes_and_nothing_else(table: BucketBuffers) -> None:
+    requests = pool_requests([table], ELEMENT_BYTES.__getitem__)
+    asked = {(role, r.dtype, r.elements) for role, found in requests.items() for r in found}
+    assert asked == {
+        (row.role, row.dtype, row.elements)
+        for row in table.rows
+        if row.role in POOLED_ROLES and row.lifetime != "model"
+    }
 
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
 def test_what_ranks_optimize_is_every_element_once_per_replica(case: Case) -> None:
     owned = sorted(table.owned for table in case.tables())
-    total = case.plan.layout.total_elements
     inner, outer = case.strategy.inner.shards_optimizer, case.strategy.outer.shards_optimizer
     replicas = (1 if inner else case.inner) * (1 if outer else case.outer)
     distinct = sorted(set(owned))
     assert [owned.count(extent) for extent in distinct] == [replicas] * len(distinct)
     assert [low for low, _ in distinct] == [0, *(high for _, high in distinct[:-1])]
-    assert distinct[-1][1] == total
-
-
-@settings(max_examples=150, deadline=None)
-@given(cases())
-def test_main_weights_lie_in_exactly_one_lasting_buffer_in_their_dtype(case: Case) -> None:
-    """[Note: one copy]: where no buffer is theirs, another one in that dtype holds them."""
-    for table in case.tables():
-        start, end = table.owned
-        own = table.find("main_weights")
-        holder = own or table.find("compute_shard") or table.get("compute_weights")
-        assert holder.lifetime == "model"
-        assert holder.dtype == (case.dtypes.main_params if own else case.dtypes.compute)
-        assert holder.extent[0] <= start
-        assert end <= holder.extent[1]
-        if own is None:
-            assert case.dtypes.shares_weights
-        else:
-            assert own.extent == table.owned
-
-
-@settings(max_examples=150, deadline=None)
-@given(cases())
-def test_gradients_have_room_where_the_bucket_is_trained_and_only_there(case: Case) -> None:
-    of_gradients = {"accumulator", "grad_bucket", "outer_bucket", "grad_cast"}
-    for table in case.tables():
-        roles = {row.role for row in table.rows}
-        assert bool(roles & of_gradients) == case.plan.requires_grad
-        if not case.plan.requires_grad:
-            continue
-        accumulator, (start, end) = table.get("accumulator"), table.owned
-        assert accumulator.extent[0] <= start
-        assert end <= accumulator.extent[1]
-        # What is not accumulated whole needs a whole bucket for one microbatch's gradient.
-        whole = accumulator.elements == case.plan.layout.total_elements
-        assert whole or table.get("grad_bucket").elements == case.plan.layout.total_elements
-
-
-@settings(max_examples=150, deadline=None)
-@given(cases())
-def test_the_memory_model_sums_the_rows_that_last(case: Case) -> None:
-    if case.payloads and case.payloads[0].name != WEIGHTS:
-        return  # a plan says itself whether it is encoded; see test_weight_codec
-    names = PolicyNames(case.dtypes.main_params, case.dtypes.main_grads, case.dtypes.grad_comm)
-    if not case.plan.requires_grad:
-        return  # a frozen bucket has the dtypes of the model alone
-    for rank, table in enumerate(case.tables()):
-        place = divmod(rank, case.inner)
-        coordinate = Coordinate(place[1], case.inner, place[0], case.outer, case.has_outer_axis)
-        model = memory_of_buckets([case.plan], case.strategy, coordinate, names)
-        lasting = [row for row in table.rows if row.lifetime == "model"]
-        assert model.total_bytes == sum(r.elements * ELEMENT_BYTES[r.dtype] for r in lasting)
-        assert len(model.lines) == len(lasting)
-
-
-@settings(max_examples=150, deadline=None)
-@given(cases())
-def test_pools_are_asked_for_what_comes_and_goes_and_nothing_else(case: Case) -> None:
-    for table in case.tables():
-        requests = pool_requests([table], ELEMENT_BYTES.__getitem__)
-        asked = {(role, r.dtype, r.elements) for role, found in requests.items() for r in found}
-        comes_and_goes = {
-            (row.role, row.dtype, row.elements)
-            for row in table.rows
-            if row.role in POOLED_ROLES and row.lifetime != "model"
-        }
-        assert asked == comes_and_goes
+    assert distinct[-1][1] == case.plan.layout.total_elements
 
 
 def test_hfsdp_collects_outer_sub_shards_in_a_compute_shard() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import combinations_with_replacement, permutations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +19,6 @@ UNITS = st.lists(
     min_size=1,
     max_size=6,
 )
-SMALL = st.lists(st.lists(st.integers(1, 6), min_size=1, max_size=3), min_size=1, max_size=4)
 
 
 def requests(units):
@@ -30,25 +27,6 @@ def requests(units):
         for u, buckets in enumerate(units)
         for b, (dtype, elements) in enumerate(buckets)
     ]
-
-
-def fits(buckets, areas):
-    """Whether `buckets` find distinct areas at least as large, by trying every arrangement."""
-    return any(
-        all(bucket <= area for bucket, area in zip(buckets, chosen, strict=True))
-        for chosen in permutations(areas, len(buckets))
-    )
-
-
-def smallest_pool(units):
-    """Elements of the smallest slot that takes every unit, by trying every slot."""
-    sizes = sorted({size for unit in units for size in unit})
-    count = max(len(unit) for unit in units)
-    return min(
-        sum(areas)
-        for areas in combinations_with_replacement(sizes, count)
-        if all(fits(unit, areas) for unit in units)
-    )
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,13 +41,6 @@ def test_every_bucket_of_a_max_pool_has_an_area_of_its_own_that_is_large_enough(
         for (dtype, elements), area in zip(buckets, areas, strict=True):
             assert plan.areas[area].dtype == dtype
             assert plan.areas[area].elements >= elements
-
-
-@settings(max_examples=60, deadline=None)
-@given(SMALL)
-def test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool(units):
-    plan = plan_pool("max_pool", requests([[("float32", e) for e in u] for u in units]), 2)
-    assert plan.slot_bytes == 4 * smallest_pool(units)
 
 
 @settings(max_examples=40, deadline=None)

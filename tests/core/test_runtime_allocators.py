@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from conformance.judging import same
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
+from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event
 from oracle.hybrid import hybrid
-from oracle.models import TOYS, batch, loss
+from oracle.models import batch, loss
 from oracle.sharded import STRATEGIES, Sharded, shard
 
 pytestmark = pytest.mark.on_ranks
@@ -23,19 +23,6 @@ ALLOCATORS = ("temporary", "storage_resize", "fixed_pool", "max_pool")
 BF16_COMM = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 
 
-def trained(toy: Sharded, steps: int, microbatches: int = 2) -> list[torch.Tensor]:
-    """Losses of all microbatches, then the local parameters after `steps` AdamW steps."""
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(toy.model.parameters(), lr=1e-2))
-    losses = []
-    for step in range(steps):
-        for j in range(microbatches):
-            with toy.model.sync() if j == microbatches - 1 else toy.model.no_sync():
-                losses.append(toy.backward(j, step))
-        optimizer.step()
-        optimizer.zero_grad()
-    return [torch.tensor(losses), *(p.detach().to_local() for p in toy.model.parameters())]
-
-
 @pytest.mark.sample
 @pytest.mark.parametrize("policy", [None, BF16_COMM], ids=["fp32", "bf16_comm"])
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -43,21 +30,10 @@ def test_losses_and_weights_are_equal_to_the_last_bit_under_every_allocator(
     strategy: str, policy: Any
 ) -> None:
     arguments = {} if policy is None else {"mixed_precision_policy": policy}
-    plain = trained(shard(NAME, strategy, 2, **arguments), 3)
+    plain = shard(NAME, strategy, 2, **arguments).trained(3)
     for allocator, slots in (*((name, 2) for name in ALLOCATORS), ("max_pool", 4)):
         toy = shard(NAME, strategy, 2, allocator=allocator, pool_slots=slots, **arguments)
-        same(f"{allocator}, {slots} slots", trained(toy, 3), plain)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("name", TOYS)
-@pytest.mark.parametrize("allocator", ["temporary", "max_pool"])
-def test_gradients_of_unusual_models_are_those_of_the_reference(name: str, allocator: str) -> None:
-    toy = shard(name, "optim_grads_params", 2, torch.float64, allocator=allocator)
-    for cycle in range(2):
-        toy.run_cycle(2, cycle=cycle)
-        toy.compare_gradient(2, cycle)
-        toy.model.zero_grad_buffer()
+        same(f"{allocator}, {slots} slots", toy.trained(3), plain)
 
 
 @pytest.mark.sample
@@ -93,7 +69,7 @@ def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
             seen.setdefault(event.bucket, set()).add(data.data_ptr())
 
     toy.model.events.subscribe(follow)
-    trained(toy, 8)
+    toy.trained(8)
     assert found
     assert any(seen.values())
     assert all(one == start for one in found)
@@ -117,6 +93,19 @@ def test_allocators_differ_in_memory() -> None:
     # Saved weights are kept from the forward to the backward pass.
     assert held["temporary"] > held["max_pool"] > held["storage_resize"], held
     assert held["fixed_pool"] != held["max_pool"], held
+
+
+@pytest.mark.parametrize("comm", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_no_communication_buffer_exists_where_no_dtype_changes(
+    strategy: str, comm: torch.dtype
+) -> None:
+    policy = MixedPrecisionPolicy(torch.float32, torch.float32, comm, reduce_dtype=comm)
+    # Direct exchange needs memory for what arrives, whatever the dtypes.
+    toy = shard(NAME, strategy, 2, mixed_precision_policy=policy, transport="native")
+    toy.trained(2)
+    peak = toy.model.ledger.peak_bytes_by_category()["communication_buffers"]
+    assert (peak > 0) == (comm is torch.bfloat16), peak
 
 
 def test_gradient_pools_are_planned_in_the_dtype_of_the_wire() -> None:
@@ -157,7 +146,7 @@ def test_order_and_budget_of_prefetching_change_memory_and_no_bit(
     arguments: dict[str, Any], most: int
 ) -> None:
     """most: units resident at once."""
-    plain = trained(shard(NAME, 3, 2), 2)
+    plain = shard(NAME, 3, 2).trained(2)
     toy = shard(NAME, 3, 2, **arguments)
     held: set[str] = set()
     counts = []
@@ -171,7 +160,7 @@ def test_order_and_budget_of_prefetching_change_memory_and_no_bit(
         counts.append(len(held))
 
     toy.model.events.subscribe(follow)
-    same("losses and weights", trained(toy, 2), plain)
+    same("losses and weights", toy.trained(2), plain)
     assert max(counts) <= most, counts
 
 

@@ -12,12 +12,9 @@ from conformance.judging import same
 from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
-from mfsdp_core.runtime.bucket import ManagedParameter
-from mfsdp_core.runtime.gathering import gather_points
-from mfsdp_core.runtime.units import Unit
 from oracle.beside_torch import beside, near
 from oracle.by_module import UNITS, WIDTH, Model, Reader, Table, inputs, sharded
-from oracle.models import TOYS, Block
+from oracle.models import TOYS
 from oracle.ranks import mesh
 from oracle.sharded import STRATEGIES, shard
 
@@ -287,32 +284,3 @@ def test_a_pass_that_raises_leaves_nothing_open() -> None:
     for module in pair.both:
         module(inputs(mesh(2).get_local_rank("dp"), 1)).sum().backward()
     pair.compare_gradients()
-
-
-class FakeGroup:
-    """As much of a bucket as finding gather points needs."""
-
-    def __init__(self, *held: tuple[nn.Module, str]) -> None:
-        self.parameters = [
-            ManagedParameter((name,), ((module, name),), nn.Parameter(torch.ones(1)), None)  # type: ignore[arg-type]
-            for module, name in held
-        ]
-
-
-def test_every_bucket_has_a_point_and_only_called_modules_are_points() -> None:
-    root = nn.Module()
-    root.units = nn.ModuleList([Block(), Reader("")])
-    root.forward = lambda x: x  # type: ignore[method-assign]
-    units = []
-    for number, module in enumerate(root.units):
-        held = [(m, a) for m in module.modules() for a in m._parameters]
-        units.append(Unit(f"units.{number}", module, number, [FakeGroup(h) for h in held]))  # type: ignore[list-item]
-    points = gather_points(Unit("", root, None), units)
-    by_module = {id(point.module): point for point in points}
-    for unit in units:
-        for group in unit.buckets:
-            assert any(group in point.buckets for point in points)
-    reader = root.units[1]
-    assert len(by_module[id(reader.fused)].buckets) == 2
-    assert id(root.units) not in by_module
-    assert [point.index for point in points] == list(range(len(points)))

@@ -71,9 +71,9 @@ def eager() -> Model:
     return Model()
 
 
-def on_meta() -> Model:
+def meta(module: Callable[[], nn.Module]) -> nn.Module:
     with torch.device("meta"):
-        return Model()
+        return module()
 
 
 def sharded(module: nn.Module, strategy: str, outer: str | None = None, **arguments: Any) -> Any:
@@ -98,6 +98,13 @@ class Helpless(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))
+
+
+class Private(Helpless):
+    """Has the other name of the method."""
+
+    def _reset_parameters(self) -> None:
+        nn.init.constant_(self.weight, 4.0)
 
 
 class Growing(nn.Linear):
@@ -132,11 +139,6 @@ class Rounded(nn.Linear):
         weight.clear_high_precision_init_val = lambda: vars(weight).clear()
 
 
-def meta(module: Callable[[], nn.Module]) -> nn.Module:
-    with torch.device("meta"):
-        return module()
-
-
 LAYOUTS = [*((strategy, None) for strategy in STRATEGIES[1:]), ("optim_grads_params", "optim")]
 
 
@@ -145,7 +147,7 @@ def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
     strategy: str, outer: str | None
 ) -> None:
     """Buffers, attributes, ties and an output as well."""
-    wanted, model = eager(), sharded(on_meta(), strategy, outer)
+    wanted, model = eager(), sharded(meta(Model), strategy, outer)
     values = {**dict(wanted.named_parameters()), **dict(wanted.named_buffers())}
     found = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
     assert found.keys() == values.keys()
@@ -184,6 +186,14 @@ def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(strategy: str
     assert not hasattr(model.module[0].weight, "get_high_precision_init_val")
 
 
+def test_weights_are_reset_by_a_method_of_either_name() -> None:
+    model = fully_shard_model(
+        meta(Private), device_mesh=mesh(4), dp_shard_dim="dp", init_model_with_meta_device=True
+    )
+    (weight,) = model.parameters()
+    same("weight", gather_full(weight.detach()), torch.full((3,), 4.0))
+
+
 class Watched(nn.Linear):
     """A layer that notes, whenever it is initialised, how much of the model is in memory."""
 
@@ -200,8 +210,7 @@ class Watched(nn.Linear):
 
 
 def test_the_whole_model_is_never_in_memory() -> None:
-    with torch.device("meta"):
-        module = nn.Sequential(*(Watched(64, 64) for _ in range(8)))
+    module = meta(lambda: nn.Sequential(*(Watched(64, 64) for _ in range(8))))
     whole = sum(p.numel() * p.element_size() for p in module.parameters())
     Watched.model, Watched.seen = module, []
     fully_shard_model(
@@ -224,6 +233,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         {"init_model_with_meta_device": False},
         "0 have tensors on the meta device",
     ),
+    "the root not asked for": (
+        lambda: meta(lambda: nn.Linear(4, 4)),
+        {"init_model_with_meta_device": False},
+        "(root) have tensors on the meta device",
+    ),
     "not sharded": (
         lambda: meta(lambda: nn.Linear(4, 4)),
         {"zero_dp_strategy": 0},
@@ -233,6 +247,11 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         lambda: nn.Sequential(meta(Helpless)),
         {},
         "0 (Helpless) have neither",
+    ),
+    "many helpless": (
+        lambda: meta(lambda: nn.ModuleList(Helpless() for _ in range(10))),
+        {},
+        "and 2 more have neither",
     ),
     "growing": (
         lambda: meta(lambda: Growing(4, 4)),
@@ -256,7 +275,7 @@ def test_what_cannot_be_initialised_is_refused_by_name(case: str) -> None:
 
 
 def test_an_optimizer_over_meta_parameters_gets_the_shards() -> None:
-    module = on_meta()
+    module = meta(Model)
     optimizer = torch.optim.SGD(module.parameters(), lr=1)
     model, optimizer = fully_shard(
         module,

@@ -100,28 +100,19 @@ def joined(shape: str, inner: str, outer: str, shards: Mapping[str, Any]) -> Nam
     return whole
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("inner", STRATEGIES)
-def test_gradients_beside_tensor_parallelism_equal_one_process(inner: str, variant: str) -> None:
-    twins("dp2_tp2", variant, inner).compare_gradients()
-
-
-@pytest.mark.parametrize("shape", ["dp4_tp1", "tp2"])
-@pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
-def test_axes_of_one_rank_behave_like_any_other(inner: str, shape: str) -> None:
-    twins(shape, "plain", inner).compare_gradients()
-
-
 @pytest.mark.parametrize(
-    ("inner", "outer"),
-    [("no_shard", "no_shard"), ("optim_grads", "no_shard")]
-    + [(inner, "optim") for inner in STRATEGIES[1:]],
+    ("shape", "variant", "inner", "outer"),
+    [
+        *(("dp2_tp2", VARIANTS[i % 2], s, "no_shard") for i, s in enumerate(STRATEGIES)),
+        *((one, "plain", s, "no_shard") for one in ("dp4_tp1", "tp2") for s in STRATEGIES[::3]),
+        *(("outer2_tp2", "sequence", s, "no_shard") for s in ("no_shard", "optim_grads")),
+        *(("outer2_tp2", "sequence", s, "optim") for s in STRATEGIES[1:]),
+    ],
 )
-def test_gradients_of_hybrid_sharding_beside_tensor_parallelism_equal_one_process(
-    inner: str, outer: str
+def test_gradients_beside_tensor_parallelism_equal_one_process(
+    shape: str, variant: str, inner: str, outer: str
 ) -> None:
-    twins("outer2_tp2", "sequence", inner, outer).compare_gradients()
+    twins(shape, variant, inner, outer).compare_gradients()
 
 
 @pytest.mark.parametrize(

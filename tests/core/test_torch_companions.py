@@ -11,8 +11,8 @@ from torch import nn
 
 import mfsdp_core
 from mfsdp_core.errors import LifecycleError
-from oracle.beside_torch import near
-from oracle.models import TOYS, batch, build, loss
+from oracle.beside_torch import beside, near, own_batch
+from oracle.models import TOYS, Chain, batch, build, loss
 from oracle.ranks import mesh, on_two_axes
 from oracle.reference import compare
 from oracle.sharded import STRATEGIES, Sharded
@@ -83,6 +83,19 @@ def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
         assert scaler.get_scale() == reference_scaler.get_scale(), step
     wanted = {name: p.detach() for name, p in model.named_parameters()}
     compare(toy.full_parameters(), wanted)
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
+def test_gradients_under_autocast_are_those_of_plain_torch(strategy: str) -> None:
+    """Two microbatches, so that casts that autocast keeps do not outlive their weights."""
+    pair = beside(Chain, (strategy, "storage_resize"), dtype=torch.float32)
+    for module in pair.both:
+        for number in range(2):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                value = loss(module(own_batch(number).float()))
+            with pair.model.sync() if number else pair.model.no_sync():
+                value.backward()
+    pair.compare_gradients(1e-5)
 
 
 class WithBuffers(nn.Module):

@@ -11,24 +11,23 @@ from torch import Tensor, nn
 
 from mfsdp_core import (
     MixedPrecisionPolicy,
-    clip_grad_norm_,
     fully_shard_model,
-    fully_shard_optimizer,
     gather_full,
 )
-from oracle.beside_torch import WAYS, beside, mean_over_ranks, own_batch
-from oracle.models import Block, loss
+from mfsdp_core.events import Event
+from oracle.beside_torch import WAYS, beside, own_batch
+from oracle.models import Branched, loss
 from oracle.ranks import mesh, on_two_axes
 
 pytestmark = pytest.mark.on_ranks
 
 
-class Branched(nn.Module):
+class Branching(nn.Module):
     """Three units with a branch each, a branch of the root, and a unit that may be left out."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.blocks = nn.ModuleList(WithBranch() for _ in range(3))
+        self.blocks = nn.ModuleList(Branched() for _ in range(3))
         self.aside = nn.Linear(8, 8)
 
     def forward(self, x: Tensor, branches: str) -> Tensor:
@@ -38,61 +37,40 @@ class Branched(nn.Module):
         return x + self.aside(x) if "a" in branches else x
 
 
-class WithBranch(Block):
-    def __init__(self) -> None:
-        super().__init__(width=8, hidden=16)
-        self.branch = nn.Linear(8, 8)
+@pytest.mark.parametrize("branches", [("012a", "012a"), ("012a", "-1"), ("01a", "-1 2")])
+def test_ranks_on_other_paths_issue_the_same_collectives_and_hold_two_units_at_most(
+    branches: tuple[str, str],
+) -> None:
+    """test_programs.py has the gradients."""
+    model = beside(Branching, WAYS[3], units=[Branched]).model
+    counts: Counter[str] = Counter()
+    held: set[str] = set()
+    most: list[int] = []
 
-    def forward(self, x: Tensor, branched: bool) -> Tensor:  # type: ignore[override]
-        y = super().forward(x)
-        return y + self.branch(x) if branched else y
+    def follow(event: Event) -> None:
+        if event.kind == "collective":
+            counts[event.operation] += 1
+        elif event.kind == "materialise":
+            held.add(event.bucket)
+        elif event.kind == "release":
+            held.discard(event.bucket)
+        most.append(len({bucket.partition("/")[0] for bucket in held}))
 
-
-#: Branches that the two ranks take, microbatch by microbatch, cycle by cycle.
-CYCLES = (
-    (("012a", "012a"),),
-    (("", ""),),
-    (("0", "1"),),
-    (("a", ""), ("", "2")),
-    (("-1", "-1"), ("-1 0", "-1")),
-    (("-0", "-2"),),
-)
-
-
-@pytest.mark.parametrize("way", WAYS, ids="-".join)
-def test_a_parameter_that_nobody_used_is_left_alone_as_by_plain_torch(way: tuple[str, str]) -> None:
-    """In gradients, norms and weights, with momentum and weight decay."""
-    pair = beside(Branched, way, units=[WithBranch], sync_model_each_microbatch=False)
-    optimizers = [
-        torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.1)
-        for module in pair.both
-    ]
-    fully_shard_optimizer(optimizers[1])
-    rank = mesh(2).get_local_rank("dp")
-    for number, cycle in enumerate(CYCLES):
-        for microbatch, branches in enumerate(cycle):
-            for module in pair.both:
-                batch = own_batch(10 * number + microbatch)
-                loss(module(batch, branches[rank])).backward()
-        pair.model.finish_grad_sync()
-        pair.compare_gradients()
-        for parameter in pair.plain.parameters():
-            parameter.grad = mean_over_ranks(parameter)
-        wanted = float(nn.utils.clip_grad_norm_(pair.plain.parameters(), 1.0))
-        assert abs(float(clip_grad_norm_(pair.model, 1.0)) - wanted) < 1e-12
-        for optimizer in optimizers:
-            optimizer.step()
-        pair.compare_weights()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
+    model.events.subscribe(follow)
+    loss(model(own_batch(0), branches[mesh(2).get_local_rank("dp")])).backward()
+    buckets = model.buckets()
+    of_units = sum(bool(bucket.unit) for bucket in buckets)
+    # Those of units are gathered for the forward and for the backward pass.
+    assert counts == {"all_gather": 2 * of_units, "reduce_scatter": len(buckets)}, counts
+    assert max(most) == 2, most
 
 
 @pytest.mark.parametrize("outer_strategy", [0, 1])
 def test_one_rank_of_a_hybrid_mesh_speaks_for_all(outer_strategy: int) -> None:
     """Rank 3 of 2 x 2 alone takes a branch."""
     model = fully_shard_model(
-        Branched(),
-        fsdp_unit_modules=[WithBranch],
+        Branching(),
+        fsdp_unit_modules=[Branched],
         mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16),
         **on_two_axes(outer_strategy),
     )
@@ -112,7 +90,7 @@ def test_one_rank_of_a_hybrid_mesh_speaks_for_all(outer_strategy: int) -> None:
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
 def test_zeros_can_be_had_without_a_message(way: tuple[str, str]) -> None:
-    pair = beside(Branched, way, units=[WithBranch], unused_parameters="zero")
+    pair = beside(Branching, way, units=[Branched], unused_parameters="zero")
     kinds: Counter[str] = Counter()
     pair.model.events.subscribe(lambda event: kinds.update([event.kind]))
     loss(pair.model(own_batch(1), "")).backward()
@@ -124,11 +102,11 @@ def test_zeros_can_be_had_without_a_message(way: tuple[str, str]) -> None:
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
 def test_ranks_exchange_one_byte_per_parameter_and_cycle(way: tuple[str, str]) -> None:
     """In a cycle of three microbatches, in one that nobody marks, and not in an evaluation."""
-    pair = beside(Branched, way, units=[WithBranch], sync_model_each_microbatch=False)
+    pair = beside(Branching, way, units=[Branched], sync_model_each_microbatch=False)
     model: Any = pair.model
     seen: list[int] = []
     model.events.subscribe(lambda event: seen.append(event.payload_bytes), kinds=["agreement"])
-    size = len(list(Branched().parameters()))
+    size = len(list(Branching().parameters()))
     for microbatch in range(3):
         if microbatch == 2:
             with model.sync():

@@ -163,13 +163,31 @@ def test_a_rank_takes_back_what_another_one_could_not_do():
     assert found == ["a: register symmetric", "a: deregister", "a: register plain"]
 
 
-def test_a_rank_whose_torch_cannot_register_keeps_the_others_from_waiting_for_it():
-    lacking = "the backend has no register_mem_pool"
-    made, log = buffers({}, agree=lambda value: [value, lacking if value is None else value])
-    with pytest.warns(RuntimeWarning, match=lacking):
+LACKING = "the backend has no register_mem_pool"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        # Of another rank: this one keeps nobody waiting.
+        ({"agree": lambda value: [value, LACKING if value is None else value]}, LACKING),
+        (
+            {"agree": lambda value: [value, [64]]},
+            r"differ between ranks: \[64, 32\] and \[64\] bytes",
+        ),
+        ({"sizes": ()}, "no buffer"),
+    ],
+)
+def test_what_not_all_ranks_can_register_is_not_registered(options, said):
+    made, log = buffers({}, **options)
+    with pytest.warns(RuntimeWarning, match=said):
         made.register()
     assert not [line for line in log if "register" in line]
-    own, log = buffers({})
+    assert got(made) == {"a": "none"}
+
+
+def test_a_backend_that_cannot_register_is_named():
+    own, _ = buffers({})
     own.members[0].backend = object()
     with pytest.warns(RuntimeWarning, match="no register_mem_pool and no deregister_mem_pool"):
         own.register()
@@ -185,21 +203,6 @@ def test_segments_are_compared_whatever_order_the_allocator_lists_them_in(monkey
     assert pool.segment_bytes() == first == [2, 8]
 
 
-def test_segments_that_differ_between_ranks_are_not_registered():
-    made, log = buffers({}, agree=lambda value: [value, [64]])
-    with pytest.warns(RuntimeWarning, match=r"differ between ranks: \[64, 32\] and \[64\] bytes"):
-        made.register()
-    assert not [line for line in log if "register" in line]
-    assert got(made) == {"a": "none"}
-
-
-def test_a_pool_without_memory_is_not_registered():
-    made, log = buffers({}, sizes=())
-    with pytest.warns(RuntimeWarning, match="no buffer"):
-        made.register()
-    assert not [line for line in log if "register" in line]
-
-
 def test_memory_that_came_after_the_registration_is_reported():
     made, _ = buffers({})
     made.register()
@@ -209,15 +212,6 @@ def test_memory_that_came_after_the_registration_is_reported():
 
 
 # -- in a model --------------------------------------------------------------------------------
-
-
-class Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x)
 
 
 @pytest.fixture
@@ -237,12 +231,12 @@ def twin(fake_group: None, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
 def sharded(**options: Any) -> Any:
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
     return fully_shard_model(
-        nn.Sequential(*(Block() for _ in range(3))),
+        nn.Sequential(*(nn.Linear(8, 8) for _ in range(3))),
         device_mesh=mesh,
         dp_shard_dim="inner",
         dp_outer_dim="outer",
         hybrid_fsdp_group=dist.group.WORLD,
-        fsdp_unit_modules=[Block],
+        fsdp_unit_modules=[nn.Linear],
         mixed_precision_policy=MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16),
         **options,
     )

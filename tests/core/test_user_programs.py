@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -103,28 +102,9 @@ class ConvNet(nn.Module):
         return self.head(x.mean((2, 3)))
 
 
-def sharded_convnet(
-    strategy: str, make: Callable[[Any], torch.optim.Optimizer], **arguments: Any
-) -> tuple[Any, Any, nn.Module, torch.optim.Optimizer]:
-    """Model and optimizer, and those of plain torch."""
-    torch.manual_seed(9)
-    plain, module = ConvNet(), ConvNet()
-    module.load_state_dict(plain.state_dict())
-    model, optimizer = mfsdp_core.fully_shard(
-        module,
-        make(module.parameters()),
-        device_mesh=mesh(RANKS),
-        dp_shard_dim="dp",
-        fsdp_unit_modules=[nn.Sequential],
-        zero_dp_strategy=strategy,
-        **arguments,
-    )
-    return model, optimizer, plain, make(plain.parameters())
-
-
-def images(step: int, microbatch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+def images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
     """[ranks, batch, ...] inputs and labels, equal on all ranks."""
-    generator = torch.Generator().manual_seed(100 * step + microbatch)
+    generator = torch.Generator().manual_seed(step)
     values = torch.randn(RANKS, 4, 3, 8, 8, generator=generator)
     return values, torch.randint(4, (RANKS, 4), generator=generator)
 
@@ -132,8 +112,20 @@ def images(step: int, microbatch: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
 def test_a_convolutional_network_with_batch_norm_trains(strategy: str) -> None:
     """SGD with momentum; each rank has statistics of its own batches, as under DDP."""
-    make = lambda p: torch.optim.SGD(p, lr=0.05, momentum=0.9)  # noqa: E731
-    model, optimizer, plain, reference = sharded_convnet(strategy, make)
+    torch.manual_seed(9)
+    plain = ConvNet()
+    module = copy.deepcopy(plain)
+    reference, inner = (
+        torch.optim.SGD(one.parameters(), lr=0.05, momentum=0.9) for one in (plain, module)
+    )
+    model, optimizer = mfsdp_core.fully_shard(
+        module,
+        inner,
+        device_mesh=mesh(RANKS),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[nn.Sequential],
+        zero_dp_strategy=strategy,
+    )
     statistics = {r: {k: v.clone() for k, v in plain.named_buffers()} for r in range(RANKS)}
     rank = dist.get_rank()
     for step in range(3):
@@ -154,70 +146,6 @@ def test_a_convolutional_network_with_batch_norm_trains(strategy: str) -> None:
     with torch.no_grad():
         outputs = [one.eval()(images(9)[0][0]) for one in (model, plain)]
     assert torch.allclose(*outputs, atol=1e-5)
-
-
-class Side:
-    """One model with a scaler, a schedule and an average; `backward` is what differs."""
-
-    def __init__(self, model: Any, optimizer: torch.optim.Optimizer, inner: nn.Module) -> None:
-        self.model, self.optimizer, self.inner = model, optimizer, inner
-        self.scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1e-2, total_steps=8)
-        self.average = torch.optim.swa_utils.AveragedModel(
-            inner, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.5)
-        )
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=64.0, growth_interval=2)
-
-    def backward(self, values: torch.Tensor, labels: torch.Tensor) -> None:
-        """Half a loss, of one of two microbatches."""
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            loss = nn.functional.cross_entropy(self.model(values), labels) / 2
-        self.scaler.scale(loss / (1 if self.model is not self.inner else RANKS)).backward()
-
-    def step(self, clip: Callable[[Any, float], object]) -> None:
-        """What follows the backward passes."""
-        self.scaler.unscale_(self.optimizer)
-        clip(self.model.parameters(), 0.5)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.scheduler.step()
-        self.average.update_parameters(self.inner)
-        self.optimizer.zero_grad()
-
-    def state(self) -> tuple[float, float]:
-        """Scale and learning rate."""
-        return self.scaler.get_scale(), self.optimizer.param_groups[0]["lr"]
-
-
-@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
-def test_a_mixed_precision_loop_with_all_its_companions_trains(strategy: str) -> None:
-    """autocast, GradScaler, clipping, OneCycleLR, accumulation under no_sync, and an EMA.
-
-    Scales and learning rates are those of plain torch after every step.
-    """
-    make = lambda p: torch.optim.AdamW(p, lr=1e-3)  # noqa: E731
-    model, optimizer, plain, reference = sharded_convnet(
-        strategy, make, sync_model_each_microbatch=False
-    )
-    ours, theirs = Side(model, optimizer, model.module), Side(plain, reference, plain)
-    rank = dist.get_rank()
-    for step in range(4):
-        (first, first_labels), (second, second_labels) = images(step, 0), images(step, 1)
-        with model.no_sync():
-            ours.backward(first[rank], first_labels[rank])
-        ours.backward(second[rank], second_labels[rank])
-        model.finish_grad_sync()
-        ours.step(mfsdp_core.clip_grad_norm_)
-        for values, labels in ((first, first_labels), (second, second_labels)):
-            for r in range(RANKS):
-                theirs.backward(values[r], labels[r])
-        theirs.step(nn.utils.clip_grad_norm_)
-        assert ours.state() == theirs.state(), step
-    compare_weights(model, plain, 0.02)
-    with torch.no_grad():
-        value = images(9)[0][0]
-        # In training mode, since statistics differ: plain torch has seen the batches of all ranks.
-        outputs = [side.average.train()(value) for side in (ours, theirs)]
-    assert float((outputs[0] - outputs[1]).abs().max()) < 0.02
 
 
 def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once() -> None:

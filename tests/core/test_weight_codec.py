@@ -28,28 +28,13 @@ from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
 from oracle.ranks import mesh
-from oracle.seen_weights import weights_seen
-from oracle.sharded import STRATEGIES, Sharded, shard
+from oracle.sharded import STRATEGIES, shard, weights_seen
 from oracle.toy_codecs import DoubledBack, Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
 pytestmark = pytest.mark.on_ranks
 
 F32, B16 = torch.float32, torch.bfloat16
 NAMES = ("conv_linear", "frozen", "tied_embedding", "unequal_units")
-
-
-def trained(toy: Sharded, cycles: int = 3) -> list[Any]:
-    """Losses of all microbatches, then the whole main weights: a codec cuts other shards."""
-    trainable = [p for p in toy.model.parameters() if p.requires_grad]
-    optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
-    found: list[Any] = []
-    for cycle in range(cycles):
-        for microbatch in range(2):
-            with toy.model.sync() if microbatch else toy.model.no_sync():
-                found.append(toy.backward(microbatch, cycle))
-        optimizer.step()
-        optimizer.zero_grad()
-    return [*found, *toy.full_parameters().values()]
 
 
 def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
@@ -59,9 +44,9 @@ def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
 def compare_with_none(make: Any, **arguments: Any) -> None:
     """A lossless codec with no codec, to the bit."""
     for name in NAMES:
-        plain = trained(make(name=name, **arguments))
+        plain = make(name=name, **arguments).trained(3)
         coded = make(name=name, mixed_precision_policy=policy(TwoPayloads()), **arguments)
-        same(name, trained(coded), plain)
+        same(name, coded.trained(3), plain)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +95,7 @@ def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
 ) -> None:
     for name in NAMES:
         toy = shard(name, strategy, size, dtype, mixed_precision_policy=policy(ScaledBytes()))
-        assert all(value < 1e6 for value in trained(toy) if isinstance(value, float))
+        assert all(value < 1e6 for value in toy.trained(3) if isinstance(value, float))
         main, seen = toy.full_parameters(), weights_seen(toy)
         assert len(seen) >= len(TOYS[name].units)
         for key, value in seen.items():
@@ -171,7 +156,7 @@ def test_recomputation_reads_the_rows_and_the_backward_pass_the_columns(
     arguments["mixed_precision_policy"] = policy(DoubledBack())
     recomputing, plain = (shard("recomputed", strategy, 2, **arguments) for _ in range(2))
     plain.model.module.hidden = MethodType(Stack.hidden, plain.model.module)
-    same("training", trained(recomputing, cycles=2), trained(plain, cycles=2))
+    same("training", recomputing.trained(2), plain.trained(2))
 
 
 class Inner(nn.Module):

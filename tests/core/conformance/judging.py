@@ -49,8 +49,10 @@ def close(what: str, found: Tensor | None, wanted: Tensor, relative: float = 1e-
     assert off <= relative * size, f"{what}: off by {off:.3g} of {size:.3g}"
 
 
-def refuses(error: type[Exception], words: str, call: Callable[..., Any], *arguments: Any) -> None:
-    """`call(*arguments)` raises `error` itself, and the message has `words`."""
+def refuses(
+    error: type[Exception], words: str, call: Callable[..., Any], *arguments: Any, **options: Any
+) -> None:
+    """`call(*arguments, **options)` raises `error` itself, and the message has `words`."""
     with pytest.raises(error, match=re.escape(words)) as found:
-        call(*arguments)
+        call(*arguments, **options)
     assert type(found.value) is error, f"expected {error.__name__} ({words}), found {found!r}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import io
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
 from bench.testing.toy_models import build
@@ -37,20 +39,56 @@ class Small(nn.Module):
 
     shift: Tensor
     units: Any
-
-    unit_classes: tuple[type[nn.Module], ...] = (Unit,)
+    unit: type[nn.Module] = Unit
 
     def __init__(self) -> None:
         super().__init__()
-        self.units = nn.ModuleList([Unit(), Unit()])
+        self.units = nn.ModuleList([self.unit(), self.unit()])
         self.scale = nn.Parameter(torch.empty(WIDTH))
         self.register_buffer("shift", torch.full((WIDTH,), 0.25))
+
+    @property
+    def unit_classes(self) -> tuple[type[nn.Module], ...]:
+        """What is sharded as a unit."""
+        return (self.unit,)
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, WIDTH] to a loss."""
         for unit in self.units:
             x = unit(x)
         return (x * self.scale + self.shift).square().mean()
+
+
+class Recomputing(Small):
+    """With activations that are recomputed unit by unit."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `Small`."""
+        for unit in self.units:
+            x = checkpoint(unit, x, use_reentrant=False)
+        return (x * self.scale + self.shift).square().mean()
+
+
+class Stateful(Small):
+    """All that makes state odd: a tie between units, extra state, a scalar and integers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.units[1].up.weight = self.units[0].up.weight
+        self.gain = nn.Parameter(torch.empty(()))
+        self.kernel = nn.Parameter(torch.empty(3, 2, 5))
+        self.register_buffer("count", torch.tensor([1, 2, 257]))
+        self.seen: dict[str, Any] = {"steps": 3}
+
+    def get_extra_state(self) -> dict[str, Any]:
+        return self.seen
+
+    def set_extra_state(self, state: dict[str, Any]) -> None:
+        self.seen = state
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As `Small`."""
+        return super().forward(x * self.kernel.sum((0, 1))) * (1 + self.gain)
 
 
 def pair(
@@ -146,3 +184,19 @@ def train_beside(
         reference.step()
         reference.zero_grad()
     compare_weights(model, plain, relative)
+
+
+def reread(value: Any) -> Any:
+    """What `torch.load` makes, with its defaults, of what `torch.save` wrote."""
+    stream = io.BytesIO()
+    torch.save(value, stream)
+    stream.seek(0)
+    return torch.load(stream)
+
+
+def on_first(change: Callable[[], Any]) -> None:
+    """Call it on the first rank while the others wait."""
+    dist.barrier()
+    if dist.get_rank() == 0:
+        change()
+    dist.barrier()

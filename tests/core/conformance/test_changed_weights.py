@@ -18,16 +18,17 @@ import mfsdp_core
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     PREFIX,
+    Stateful,
     batch,
     compare_gradients,
     compare_weights,
     name_of,
     pair,
     plain_backward,
+    reread,
     train_beside,
     whole_weights,
 )
-from conformance.stateful import Stateful, reread
 from mfsdp_core.errors import LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -192,82 +193,3 @@ def _moments(optimizer: Any, reference: Any, way: _Way) -> dict[str, Any]:
             like = own["state"][number][name]
             values[name] = way(values[name], like) if isinstance(like, DTensor) else values[name]
     return theirs
-
-
-def test_units_nest_and_run_in_another_order() -> None:
-    """Units inside of units, registered in another order than they run, over three passes."""
-    for options in ({}, {"prefetch_order": "static"}):
-        for strategy in (0, 3):
-            model, plain = pair(strategy, _Nested, nested_units="all", **options)
-            for number in range(3):
-                model(batch(number)).backward()
-                plain_backward(plain, number)
-                compare_gradients(model, plain)
-                model.zero_grad()
-                plain.zero_grad()
-
-
-class _Inner(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(5, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = x + self.layer(x).tanh()
-        return out
-
-
-class _Outer(nn.Module):
-    """Two units inside, the second one registered runs first; and a weight of its own."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.second, self.first = _Inner(), _Inner()
-        self.own = nn.Parameter(torch.empty(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.second(self.first(x) * self.own) + x
-        return out
-
-
-class _Nested(nn.Module):
-    unit_classes: tuple[type[nn.Module], ...] = (_Outer, _Inner)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.last, self.middle, self.early = _Inner(), _Outer(), _Outer()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.last(self.middle(self.early(x))).square().mean()
-        return out
-
-
-def test_modules_gather_in_the_order_of_their_calls() -> None:
-    """Each what it holds itself, now and later; in backward passes the last one called first."""
-    model, _ = pair(3, _Nested, nested_units="all", enable_fine_grained_param_gather=True)
-    gathering = model._context.gathering
-    names = {id(module): name for name, module in model.module.named_modules()}
-
-    def check(when: str) -> None:
-        for point in gathering.points:
-            name = names[id(point.module)]
-            around = point.around and names[id(point.around.module)]
-            same(f"around {name}, {when}", around, name.rpartition(".")[0] if name else None)
-            own = name.endswith("layer") or name in ("middle", "early")
-            same(f"buckets of {name}, {when}", len(point.buckets), int(own))
-
-    check("at first")
-    for number in range(2):
-        model(batch(number)).backward()
-        model.zero_grad()
-    check("later")
-    found = [names[id(gathering.points[i].module)] for i in gathering._order.sequence("backward")]
-    units = ["last"]
-    units += [f"{outer}{inner}" for outer in ("middle", "early") for inner in _LAST_FIRST]
-    wanted = [""]
-    for unit in units:
-        wanted += [unit] if unit in ("middle", "early") else [unit, f"{unit}.layer"]
-    same("backward", found, wanted)
-
-
-_LAST_FIRST = ("", ".second", ".first")

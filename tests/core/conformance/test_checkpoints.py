@@ -6,10 +6,13 @@ import copy
 import json
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.metadata import _MEM_FORMAT_ENCODING
 
@@ -17,18 +20,20 @@ import mfsdp_core
 from conformance.judging import refuses, same
 from conformance.small_model import (
     Small,
+    Stateful,
     batch,
     compare_weights,
+    on_first,
     pair,
     train_beside,
     whole_weights,
 )
-from conformance.stateful import Stateful, on_first, shared_folder
 from mfsdp_core.errors import (
     CheckpointError,
     ConfigurationError,
     StateDictError,
 )
+from mfsdp_core.state.safe_dcp import SafeLoadPlanner, SafeReader
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
@@ -47,149 +52,152 @@ _EXTRA: dict[str, Any] = {
 }
 
 
-def test_a_checkpoint_continues_under_another_strategy() -> None:
+def test_a_checkpoint_continues_under_another_strategy(tmp_path: Path) -> None:
     """Weights, moments, buffers, extra state, and what the caller has added."""
     for strategy, other in ((3, 0), (1, 2), (0, 3)):
-        with shared_folder() as folder:
-            model, optimizer, plain, reference = _trained(strategy, Stateful)
-            for number in range(2):
-                train_beside(model, optimizer, plain, reference, number)
-            model.module.seen = {"steps": 5}
-            model.module.shift.add_(1)
-            plain.shift.add_(1)
-            for _ in range(2):
-                mfsdp_core.save_checkpoint(
-                    folder / "a", model, optimizer, extra=_EXTRA, overwrite=True
-                )
-            left = sorted(file.name for file in folder.iterdir())
-            same("nothing else is left", left, ["a"])
-            fresh, its_optimizer, _, _ = _trained(other, Stateful)
-            its_optimizer.param_groups[0]["lr"] = 0.7
-            with torch.no_grad():
-                for p in fresh.parameters():
-                    p.detach().zero_()
-            extra = mfsdp_core.load_checkpoint(folder / "a", fresh, its_optimizer)
-            same("extra", extra, _EXTRA)
-            same("kinds", (type(extra["tuple"]), list(extra["numbers"])), (tuple, [3, 4]))
-            same("extra state", fresh.module.seen, {"steps": 5})
-            same("a buffer", fresh.module.shift, plain.shift)
-            same("the rate", its_optimizer.param_groups[0]["lr"], 0.1)
-            compare_weights(fresh, plain)
-            before = copy.deepcopy(plain)
-            train_beside(fresh, its_optimizer, plain, reference, 2)
-            alone, _, _, _ = _trained(other, Stateful)
-            mfsdp_core.load_checkpoint(folder / "a", alone)
-            compare_weights(alone, before)
+        folder = tmp_path / str(strategy)
+        folder.mkdir(exist_ok=True)
+        model, optimizer, plain, reference = _trained(strategy, Stateful)
+        for number in range(2):
+            train_beside(model, optimizer, plain, reference, number)
+        model.module.seen = {"steps": 5}
+        model.module.shift.add_(1)
+        plain.shift.add_(1)
+        for _ in range(2):
+            mfsdp_core.save_checkpoint(folder / "a", model, optimizer, extra=_EXTRA, overwrite=True)
+        left = sorted(file.name for file in folder.iterdir())
+        same("nothing else is left", left, ["a"])
+        fresh, its_optimizer, _, _ = _trained(other, Stateful)
+        its_optimizer.param_groups[0]["lr"] = 0.7
+        with torch.no_grad():
+            for p in fresh.parameters():
+                p.detach().zero_()
+        extra = mfsdp_core.load_checkpoint(folder / "a", fresh, its_optimizer)
+        same("extra", extra, _EXTRA)
+        same("kinds", (type(extra["tuple"]), list(extra["numbers"])), (tuple, [3, 4]))
+        same("extra state", fresh.module.seen, {"steps": 5})
+        same("a buffer", fresh.module.shift, plain.shift)
+        same("the rate", its_optimizer.param_groups[0]["lr"], 0.1)
+        compare_weights(fresh, plain)
+        before = copy.deepcopy(plain)
+        train_beside(fresh, its_optimizer, plain, reference, 2)
+        alone, _, _, _ = _trained(other, Stateful)
+        mfsdp_core.load_checkpoint(folder / "a", alone)
+        compare_weights(alone, before)
 
 
-def test_what_is_no_whole_checkpoint_is_refused() -> None:  # noqa: PLR0915 - one folder
+def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:  # noqa: PLR0915 - one folder
     """Missing, unfinished, damaged, foreign or dangerous ones; nothing is changed then."""
-    with shared_folder() as folder:
-        model, optimizer, plain, _ = _trained(3)
-        model(batch()).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        save, load = mfsdp_core.save_checkpoint, mfsdp_core.load_checkpoint
-        save(folder / "a", model, optimizer)
-        save(folder / "weights", model)
-        before = whole_weights(model)
-        refuses(CheckpointError, "exists. Choose", lambda: save(folder / "a", model))
-        bad = {"x": object()}
-        refuses(
-            CheckpointError, "cannot store a object", lambda: save(folder / "b", model, extra=bad)
-        )
-        refuses(
-            CheckpointError,
-            "cannot store a dict",
-            lambda: save(folder / "b", model, extra={None: 1}),
-        )
-        refuses(
-            ConfigurationError,
-            "that fully_shard_model has returned",
-            lambda: save(folder / "b", plain),
-        )
-        foreign = torch.optim.SGD(plain.parameters(), lr=0.1)
-        refuses(
-            ConfigurationError, "are not the model's", lambda: save(folder / "b", model, foreign)
-        )
-        on_first((folder / "other").mkdir)
-        refuses(
-            CheckpointError,
-            "is no checkpoint of this package",
-            lambda: save(folder / "other", model, overwrite=True),
-        )
-        refuses(CheckpointError, "has no manifest.json", lambda: load(folder / "other", model))
-        refuses(CheckpointError, "no checkpoint there", lambda: load(folder / "none", model))
-        on_first((folder / ".none.replaced-1").mkdir)
-        refuses(CheckpointError, "is complete", lambda: load(folder / "none", model))
-        for left in (".b.partial-1", ".b.replaced-1"):
-            on_first((folder / left).mkdir)
-        save(folder / "b", model)
-        same("leftovers are gone", (folder / ".b.partial-1").exists(), False)
-        same("what was put aside stays", (folder / ".b.replaced-1").exists(), True)
+    folder = tmp_path
+    model, optimizer, plain, _ = _trained(3)
+    model(batch()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    save, load = mfsdp_core.save_checkpoint, mfsdp_core.load_checkpoint
+    save(folder / "a", model, optimizer)
+    save(folder / "weights", model)
+    before = whole_weights(model)
+    refuses(CheckpointError, "exists. Choose", lambda: save(folder / "a", model))
+    bad = {"x": object()}
+    refuses(CheckpointError, "cannot store a object", lambda: save(folder / "b", model, extra=bad))
+    refuses(CheckpointError, "cannot store a dict", save, folder / "b", model, extra={None: 1})
+    refuses(ConfigurationError, "that fully_shard_model has returned", save, folder / "b", plain)
+    foreign = torch.optim.SGD(plain.parameters(), lr=0.1)
+    refuses(ConfigurationError, "are not the model's", lambda: save(folder / "b", model, foreign))
+    on_first((folder / "other").mkdir)
+    refuses(
+        CheckpointError,
+        "is no checkpoint of this package",
+        save,
+        folder / "other",
+        model,
+        overwrite=True,
+    )
+    refuses(CheckpointError, "has no manifest.json", lambda: load(folder / "other", model))
+    refuses(CheckpointError, "no checkpoint there", lambda: load(folder / "none", model))
+    on_first((folder / ".none.replaced-1").mkdir)
+    refuses(CheckpointError, "is complete", lambda: load(folder / "none", model))
+    for left in (".b.partial-1", ".b.replaced-1"):
+        on_first((folder / left).mkdir)
+    save(folder / "b", model)
+    same("leftovers are gone", (folder / ".b.partial-1").exists(), False)
+    same("what was put aside stays", (folder / ".b.replaced-1").exists(), True)
 
-        refuses(
-            StateDictError, "has no optimizer", lambda: load(folder / "weights", model, optimizer)
-        )
-        some = list(model.parameters())[:-1]
-        fewer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(some, lr=0.1))
-        refuses(StateDictError, "parameter groups differ", lambda: load(folder / "a", model, fewer))
-        larger, _ = pair(3, _Larger)
-        refuses(StateDictError, "Missing from the checkpoint", lambda: load(folder / "a", larger))
-        wider, _ = pair(3, _Wider)
-        refuses(StateDictError, "the model has shape", lambda: load(folder / "a", wider))
-        stateful, _ = pair(3, _ExtraState)
-        refuses(StateDictError, "extra state of modules", lambda: load(folder / "a", stateful))
+    refuses(StateDictError, "has no optimizer", lambda: load(folder / "weights", model, optimizer))
+    some = list(model.parameters())[:-1]
+    fewer = mfsdp_core.fully_shard_optimizer(torch.optim.AdamW(some, lr=0.1))
+    refuses(StateDictError, "parameter groups differ", lambda: load(folder / "a", model, fewer))
+    larger, _ = pair(3, _Larger)
+    refuses(StateDictError, "Missing from the checkpoint", lambda: load(folder / "a", larger))
+    wider, _ = pair(3, _Wider)
+    refuses(StateDictError, "the model has shape", lambda: load(folder / "a", wider))
+    stateful, _ = pair(3, _ExtraState)
+    refuses(StateDictError, "extra state of modules", lambda: load(folder / "a", stateful))
 
-        manifest = folder / "a" / "manifest.json"
-        kept = manifest.read_text()
-        document = json.loads(kept)
-        sizes, digests = dict(document["files"]), dict(document["sha256"])
-        for words, change in (
-            ("cannot be read", "{"),
-            ("is damaged", "{}"),
-            ("expected 'mfsdp_core checkpoint' version 1", {"version": 2}),
-            ("expected 'mfsdp_core checkpoint' version 1", {"format": "x"}),
-            ("found no file", {"files": sizes | {"more": 3}, "sha256": digests | {"more": ""}}),
-            ("expected 1 bytes", {"files": sizes | {".metadata": 1}}),
-            ("names files that the manifest does not", {"files": {}, "sha256": {}}),
-        ):
-            text = change if isinstance(change, str) else json.dumps(document | change)
-            on_first(lambda t=text: manifest.write_text(t))
-            refuses(CheckpointError, words, lambda: load(folder / "a", model))
-        on_first(lambda: manifest.write_text(kept))
-        data = max((folder / "a").glob("*.distcp"))
-        whole = data.read_bytes()
-        middle = len(whole) // 2
-        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        on_first(lambda: data.write_bytes(flipped))
-        refuses(CheckpointError, "the file has changed since", lambda: load(folder / "a", model))
-        on_first(lambda: data.write_bytes(whole))
-        for known in (None, {}, dict.fromkeys(sizes), dict.fromkeys([*sizes, "other"], "0")):
-            on_first(lambda d=document | {"sha256": known}: manifest.write_text(json.dumps(d)))
-            refuses(CheckpointError, "manifest.json is damaged", lambda: load(folder / "a", model))
-        on_first(lambda: manifest.write_text(json.dumps(document)))
-        metadata = folder / "a" / ".metadata"
-        outside = pickle.loads(metadata.read_bytes())  # noqa: S301 - this test's own
-        next(iter(outside.storage_data.values())).relative_path = "../secret"
-        for words, content in (
-            ("names a file outside of its folder: '../secret'", pickle.dumps(outside)),
-            ("which no metadata needs", pickle.dumps(_Runs())),
-            ("holds no metadata", pickle.dumps(torch.Size([1]))),
-            ("but a _MEM_FORMAT_ENCODING", pickle.dumps(_Member("TORCH_CONTIGUOUS_FORMAT"))),
-            ("asks for the attribute", pickle.dumps(_Member("__class__"))),
-            ("is damaged", b"nonsense"),
-        ):
-            old = {key: value for key, value in document.items() if key != "sha256"}
-            old["files"] = sizes | {".metadata": len(content)}
+    manifest = folder / "a" / "manifest.json"
+    kept = manifest.read_text()
+    document = json.loads(kept)
+    sizes, digests = dict(document["files"]), dict(document["sha256"])
+    for words, change in (
+        ("cannot be read", "{"),
+        ("is damaged", "{}"),
+        ("expected 'mfsdp_core checkpoint' version 1", {"version": 2}),
+        ("expected 'mfsdp_core checkpoint' version 1", {"format": "x"}),
+        ("found no file", {"files": sizes | {"more": 3}, "sha256": digests | {"more": ""}}),
+        ("expected 1 bytes", {"files": sizes | {".metadata": 1}}),
+        ("names files that the manifest does not", {"files": {}, "sha256": {}}),
+    ):
+        text = change if isinstance(change, str) else json.dumps(document | change)
+        on_first(lambda t=text: manifest.write_text(t))
+        refuses(CheckpointError, words, lambda: load(folder / "a", model))
+    on_first(lambda: manifest.write_text(kept))
+    data = max((folder / "a").glob("*.distcp"))
+    whole = data.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    on_first(lambda: data.write_bytes(flipped))
+    refuses(CheckpointError, "the file has changed since", lambda: load(folder / "a", model))
+    on_first(lambda: data.write_bytes(whole))
+    for known in (None, {}, dict.fromkeys(sizes), dict.fromkeys([*sizes, "other"], "0")):
+        on_first(lambda d=document | {"sha256": known}: manifest.write_text(json.dumps(d)))
+        refuses(CheckpointError, "manifest.json is damaged", lambda: load(folder / "a", model))
+    on_first(lambda: manifest.write_text(json.dumps(document)))
+    metadata = folder / "a" / ".metadata"
+    outside = pickle.loads(metadata.read_bytes())  # noqa: S301 - this test's own
+    next(iter(outside.storage_data.values())).relative_path = "../secret"
+    for words, content in (
+        ("names a file outside of its folder: '../secret'", pickle.dumps(outside)),
+        ("which no metadata needs", pickle.dumps(_Runs())),
+        ("holds no metadata", pickle.dumps(torch.Size([1]))),
+        ("but a _MEM_FORMAT_ENCODING", pickle.dumps(_Member("TORCH_CONTIGUOUS_FORMAT"))),
+        ("asks for the attribute", pickle.dumps(_Member("__class__"))),
+        ("is damaged", b"nonsense"),
+    ):
+        old = {key: value for key, value in document.items() if key != "sha256"}
+        old["files"] = sizes | {".metadata": len(content)}
 
-            def write(c: bytes = content, d: Any = old) -> None:
-                metadata.write_bytes(c)
-                manifest.write_text(json.dumps(d))
+        def write(c: bytes = content, d: Any = old) -> None:
+            metadata.write_bytes(c)
+            manifest.write_text(json.dumps(d))
 
-            on_first(write)
-            refuses(CheckpointError, words, lambda: load(folder / "a", model))
-        same("nothing was changed", whole_weights(model), before)
+        on_first(write)
+        refuses(CheckpointError, words, lambda: load(folder / "a", model))
+    same("nothing was changed", whole_weights(model), before)
+
+
+def test_values_of_others_are_read_without_running_their_code(tmp_path: Path) -> None:
+    """A value that is pickled data loads; one that would run code does not."""
+    trace = tmp_path / f"trace-{dist.get_rank()}"
+    good, bad = {"options": {"lr": [0.5]}}, {"options": _Touches(trace)}
+    for name, state in (("good", good), ("bad", bad)):
+        dcp.save(state, checkpoint_id=tmp_path / name)
+    read: Any = {"options": {"lr": None}}
+    dcp.load(read, storage_reader=SafeReader(tmp_path / "good"), planner=SafeLoadPlanner())
+    same("read", read, good)
+    reader = SafeReader(tmp_path / "bad")
+    with pytest.raises(BaseException, match="loading it could run code"):
+        dcp.load({"options": None}, storage_reader=reader, planner=SafeLoadPlanner())
+    assert not trace.exists()
 
 
 class _Larger(Small):
@@ -227,3 +235,13 @@ class _Runs:
 
     def __reduce__(self) -> Any:
         return eval, ("1",)
+
+
+class _Touches:
+    """Unpickling it creates a file."""
+
+    def __init__(self, trace: Path) -> None:
+        self.trace = trace
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.trace,)

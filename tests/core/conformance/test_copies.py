@@ -5,9 +5,11 @@ from __future__ import annotations
 import copy
 import io
 import json
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import safetensors.torch
@@ -21,12 +23,13 @@ import mfsdp_core
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     PREFIX,
+    Stateful,
     batch,
     compare_weights,
+    on_first,
     pair,
     whole_weights,
 )
-from conformance.stateful import Stateful, on_first, shared_folder
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     CheckpointError,
@@ -48,7 +51,7 @@ from mfsdp_core.uneven_dtensor import (
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 
-def test_weights_go_out_whole_and_come_in_again() -> None:
+def test_weights_go_out_whole_and_come_in_again(tmp_path: Path) -> None:
     """State dicts and safetensors files, in one and in several, cast and not, tied names."""
     for strategy in (0, 3):
         model, plain = pair(strategy, Stateful)
@@ -68,46 +71,55 @@ def test_weights_go_out_whole_and_come_in_again() -> None:
         for name, value in ((n, v) for n, v in half.items() if isinstance(v, Tensor)):
             is_cast = wanted[name].is_floating_point()
             same(f"cast {name}", value.dtype, torch.bfloat16 if is_cast else wanted[name].dtype)
-        with shared_folder() as folder:
-            save, load = mfsdp_core.save_safetensors, mfsdp_core.load_safetensors
-            save(folder / "one", model)
-            save(folder / "half", model, dtype=torch.bfloat16)
-            for _ in range(2):
-                save(folder / "many", model, max_file_bytes=300, overwrite=True)
-            refuses(CheckpointError, "exists. Choose", save, folder / "one", model)
-            one = safetensors.torch.load_file(folder / "one" / "model.safetensors")
-            same("stored", sorted(one), sorted(n for n in wanted if n != "units.1.up.weight"))
-            for name, value in one.items():
-                same(name, value.reshape(wanted[name].shape), wanted[name])
-            files = sorted(folder.glob("many/*.safetensors"))
-            assert len(files) > 1, "expected several files"
-            index = json.loads((folder / "many" / "model.safetensors.index.json").read_text())
-            for name, file in index["weight_map"].items():
-                held = safetensors.torch.load_file(folder / "many" / file)
-                same(name, held[name].reshape(wanted[name].shape), wanted[name])
-            _hold_at_most(300, files)
-            total = sum(file.stat().st_size for file in files)
-            same("total", index["metadata"]["total_size"], total)
-            dist.barrier()
-            for path, exact in (
-                ("one", True),
-                ("many", True),
-                ("half", False),
-                ("one/model.safetensors", True),
-            ):
-                with torch.no_grad():
-                    for p in model.parameters():
-                        p.detach().fill_(9)
-                load(folder / path, model)
-                compare_weights(model, plain, 1e-15 if exact else 1e-2)
-                close(
-                    "loss",
-                    model(batch()).detach(),
-                    plain(batch()).detach(),
-                    1e-11 if exact else 1e-1,
-                )
-            _refused_files(folder, model, one)
+        folder = tmp_path / str(strategy)
+        on_first(folder.mkdir)
+        save, load = mfsdp_core.save_safetensors, mfsdp_core.load_safetensors
+        save(folder / "one", model)
+        save(folder / "half", model, dtype=torch.bfloat16)
+        for _ in range(2):
+            save(folder / "many", model, max_file_bytes=300, overwrite=True)
+        refuses(CheckpointError, "exists. Choose", save, folder / "one", model)
+        one = safetensors.torch.load_file(folder / "one" / "model.safetensors")
+        same("stored", sorted(one), sorted(n for n in wanted if n != "units.1.up.weight"))
+        for name, value in one.items():
+            same(name, value.reshape(wanted[name].shape), wanted[name])
+        files = sorted(folder.glob("many/*.safetensors"))
+        assert len(files) > 1, "expected several files"
+        index = json.loads((folder / "many" / "model.safetensors.index.json").read_text())
+        for name, file in index["weight_map"].items():
+            held = safetensors.torch.load_file(folder / "many" / file)
+            same(name, held[name].reshape(wanted[name].shape), wanted[name])
+        _hold_at_most(300, files)
+        total = sum(file.stat().st_size for file in files)
+        same("total", index["metadata"]["total_size"], total)
+        dist.barrier()
+        for path, exact in (
+            ("one", True),
+            ("many", True),
+            ("half", False),
+            ("one/model.safetensors", True),
+        ):
+            with torch.no_grad():
+                for p in model.parameters():
+                    p.detach().fill_(9)
+            load(folder / path, model)
+            compare_weights(model, plain, 1e-15 if exact else 1e-2)
+            close(
+                "loss",
+                model(batch()).detach(),
+                plain(batch()).detach(),
+                1e-11 if exact else 1e-1,
+            )
+        _refused_files(folder, model, one)
         same("nothing was changed", len(whole_weights(model)), len(list(plain.parameters())))
+
+
+def test_a_missing_package_is_named() -> None:
+    model, _ = pair(3)
+    absent: dict[str, Any] = {name: None for name in sys.modules if "safetensors" in name}
+    words = "need the package safetensors, which is not installed"
+    with patch.dict(sys.modules, absent | {"safetensors": None}):
+        refuses(CheckpointError, words, mfsdp_core.save_safetensors, Path("files"), model)
 
 
 def _hold_at_most(count_bytes: int, files: list[Path]) -> None:
@@ -142,7 +154,7 @@ def _refused_files(folder: Path, model: Any, one: dict[str, Tensor]) -> None:
         (StateDictError, "the files (2,)", written("shape", rest | {"scale": torch.ones(2)})),
         (CheckpointError, "scale is in two files", written("twice", one, last)),
     ):
-        refuses(error, words, lambda p=path: load(p, model))
+        refuses(error, words, load, path, model)
     index = {"weight_map": {"scale": "lost.safetensors"}}
     path = written("lost", one)
     on_first(lambda: (path / "model.safetensors.index.json").write_text(json.dumps(index)))
@@ -281,9 +293,7 @@ def _made(model: Any, whole: Tensor) -> None:
     local = p.detach().to_local()
     make: Any = partial(make_fsdp_dtensor, local)
     refuses(
-        CapabilityNotBuiltError,
-        "force_sync",
-        lambda: make(p, index, force_sync_tp_duplicated_param=True),
+        CapabilityNotBuiltError, "force_sync", make, p, index, force_sync_tp_duplicated_param=True
     )
     refuses(ConfigurationError, "is not all of", lambda: make(p, index, is_sharded_param=False))
     twice = torch.cat([local, local])
@@ -291,10 +301,12 @@ def _made(model: Any, whole: Tensor) -> None:
     refuses(
         LayoutError,
         "make up a tensor of shape (10,)",
-        lambda: make_fsdp_dtensor(twice, p, index, run_check=True),
+        make_fsdp_dtensor,
+        twice,
+        p,
+        index,
+        run_check=True,
     )
-    refuses(
-        ConfigurationError, "expects a sharded parameter", lambda: make(nn.Parameter(whole), index)
-    )
+    refuses(ConfigurationError, "expects a sharded parameter", make, nn.Parameter(whole), index)
     refuses(ConfigurationError, "are not those", lambda: make(p, copy.copy(index)))
     refuses(ConfigurationError, "are not those", lambda: make(p, index, is_expert_param=True))

@@ -13,12 +13,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
-from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
 from bench.testing.toy_models import build
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
+    Recomputing,
     Small,
     batch,
     compare_gradients,
@@ -105,13 +105,6 @@ class _SentNewer(_Sent):
         return self.inputs(), "known"
 
 
-class _Recomputing(Small):
-    def forward(self, x: Tensor) -> Tensor:
-        for unit in self.units:
-            x = checkpoint(unit, x, use_reentrant=False)
-        return (x * self.scale + self.shift).square().mean()
-
-
 def _wrapped(plain: nn.Module, kind: str, sent: type[_Sent]) -> nn.Module:
     module = copy.deepcopy(plain)
     for linear in (one for one in module.modules() if isinstance(one, nn.Linear)):
@@ -145,8 +138,8 @@ def test_models_train_on_what_their_weights_send() -> None:
     for strategy, kind, sent, module, options in (
         (0, "one part", _Sent, Small, {}),
         (1, "two parts", _SentNewer, Small, {}),
-        (2, "two parts", _Sent, _Recomputing, {}),
-        (3, "one part", _SentNewer, _Recomputing, {}),
+        (2, "two parts", _Sent, Recomputing, {}),
+        (3, "one part", _SentNewer, Recomputing, {}),
         (3, "two parts", _Sent, Small, {"enable_fine_grained_param_gather": True}),
     ):
         plain = build(module, _FP32, 3, 0.4)
@@ -191,7 +184,7 @@ def test_hooks_that_break_their_word_are_refused() -> None:
         ("no view", "does not stay one through detach and view"),
     ):
         broken = _wrapped(build(Small, _FP32, 3, 0.4), kind, _Sent)
-        refuses(ConfigurationError, words, lambda m=broken: _sharded(m, 3))
+        refuses(ConfigurationError, words, _sharded, broken, 3)
     small = type("_Small", (_Sent,), {})
     model = _sharded(_wrapped(build(Small, _FP32, 3, 0.4), "small", small), 3)
     small.small = torch.float8_e5m2

@@ -293,7 +293,7 @@ def test_gradients_of_two_units_take_memory_at_a_time() -> None:
                 model.module.units[failing].fails = False
                 model.zero_grad()
                 same("nothing is left", alive, set())
-                refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+                refuses(RuntimeError, "", model.module.units[1], torch.ones(2))
                 continue
             most.clear()
             model(batch(number)).backward()
@@ -302,7 +302,7 @@ def test_gradients_of_two_units_take_memory_at_a_time() -> None:
             same("units at once", (max(most), alive), (2, set()))
             model.zero_grad()
             plain.zero_grad()
-        refuses(RuntimeError, "", lambda m=model: m.module.units[1](torch.ones(2)))
+        refuses(RuntimeError, "", model.module.units[1], torch.ones(2))
         for number in range(3):
             most.clear()
             x = batch(number)

@@ -16,7 +16,6 @@ import mfsdp_core
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     WIDTH,
-    Small,
     Unit,
     batch,
     compare_gradients,
@@ -24,9 +23,9 @@ from conformance.small_model import (
     name_of,
     pair,
     plain_backward,
+    reread,
     train_beside,
 )
-from conformance.stateful import reread
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     ConfigurationError,
@@ -59,36 +58,17 @@ _ELEMENTWISE: tuple[Make, ...] = (
 )
 
 
-class _Wide(nn.Module):
-    """A matrix whose shards are larger than what a step takes at a time."""
-
-    unit_classes = (nn.Linear,)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.wide = nn.Linear(WIDTH, 28_000)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """A loss."""
-        loss: Tensor = self.wide(x).square().mean()
-        return loss
-
-
-def _both(
-    make: Make, strategy: int = 3, module: Callable[[], nn.Module] = Small, **options: Any
-) -> tuple[Any, Any, Any, Any]:
+def _both(make: Make, strategy: int = 3) -> tuple[Any, Any, Any, Any]:
     """Model, its optimizer, and those of plain torch."""
-    model, plain = pair(strategy, module, **options)
+    model, plain = pair(strategy)
     optimizer = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
     return model, optimizer, plain, make(plain.parameters())
 
 
 def test_elementwise_optimizers_step_as_torchs_do() -> None:
-    """Over shards, over whole tensors, and over shards that are taken piece by piece."""
+    """Over shards and over whole tensors; test_local_step.py takes shards piece by piece."""
     for number, make in enumerate(_ELEMENTWISE):
         train_beside(*_both(make, strategy=number % 4), 0, 1)
-    for strategy, make in ((3, _ELEMENTWISE[1]), (2, _ELEMENTWISE[3])):
-        train_beside(*_both(make, strategy, _Wide), 0, 1, 2)
 
 
 def test_an_optimizer_that_was_built_before_is_taken_over() -> None:
@@ -283,7 +263,7 @@ def test_states_are_there_before_the_first_step() -> None:
         model, optimizer, plain, reference = _both(make)
         state = optimizer.state_dict()
         same("nothing", reread(state)["state"], {})
-        refuses(StateDictError, "before", lambda o=optimizer, s=state: o.load_state_dict(s))
+        refuses(StateDictError, "before", optimizer.load_state_dict, state)
         train_beside(model, optimizer, plain, reference, 0)
         kept = copy.deepcopy(optimizer.state_dict())
         train_beside(model, optimizer, plain, reference, 1)
@@ -339,7 +319,7 @@ def test_states_of_an_unsharded_run_are_cut() -> None:
         ("exp_avg of parameter 1", torch.ones(7, WIDTH + 1)),
     ):
         state = changed(value)
-        refuses(StateDictError, words, lambda s=state: optimizer.load_state_dict(s))
+        refuses(StateDictError, words, optimizer.load_state_dict, state)
     train_beside(model, optimizer, plain, reference, 1)
 
 
@@ -415,6 +395,15 @@ def test_norms_are_those_of_the_whole_gradient() -> None:
     for strategy in (0, 3):
         model, plain = pair(strategy, sync_model_each_microbatch=False)
         same("of nothing", float(clip(model, 1.0)), 0.0)
+        for of_whole in (True, False):  # finishes a gradient that nobody has marked as the last
+            model.zero_grad()
+            plain.zero_grad()
+            for number in range(2):
+                model(batch(number)).backward()
+            plain_backward(plain, 0, 1)
+            wanted = nn.utils.clip_grad_norm_(plain.parameters(), 0.01)
+            close("norm", clip(model if of_whole else list(model.parameters()), 0.01), wanted)
+            compare_gradients(model, plain)
         for bound in (float("inf"), 1e9, 0.01):
             model.zero_grad()
             plain.zero_grad()
@@ -428,6 +417,8 @@ def test_norms_are_those_of_the_whole_gradient() -> None:
         others = [named[name_of(n)] for n, _ in model.named_parameters() if "up" in n]
         close("of some", clip(iter(some), 1e-4), nn.utils.clip_grad_norm_(others, 1e-4))
         compare_gradients(model, plain)
+    on_meta = nn.Parameter(torch.ones(2, device="meta"))
+    same("where the parameters are", clip([on_meta], 1.0).device, on_meta.device)
     whole = mfsdp_core.MixedPrecisionPolicy(None)
     for strategy in (0, 3):
         model, _ = pair(strategy, dtype=torch.bfloat16, mixed_precision_policy=whole)

@@ -20,8 +20,6 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import resolve_dtypes
 from mfsdp_core.plan.strategy import Placement
 
-_STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-
 
 def test_packing_is_tight() -> None:
     """Whole chunks first, then the widest rows, then what fits into gaps."""
@@ -102,9 +100,11 @@ def test_units_are_gathered_ahead_in_order() -> None:
         )
 
     same("the next one", ahead([1, 2, 3]), [1])
-    same("while recomputing", ahead([1], recomputing=True), [])
+    for budget in (None, 99):
+        same("while recomputing", ahead([1], (budget, None), recomputing=True), [])
     same("already there", ahead([1, 2], gathered={1}), [])
     same("within a budget", ahead([0, 1, 2], (30, None)), [0, 1])
+    same("a budget for everything", ahead([3, 1, 2, 0], (100, None)), [3, 1, 2, 0])
     same("a budget that is used", ahead([0, 1], (30, None), ahead_bytes=1), [0])
     same("beyond what is there", ahead([0, 1, 2], (50, None), gathered={0}), [1, 2])
     same("of the root, without a pool", ahead([1], from_unit=False), [1])
@@ -149,6 +149,14 @@ def test_units_are_gathered_ahead_in_order() -> None:
     same("static, kept", fixed.sequence("forward"), [0, 1, 2])
     same("given", (given.sequence("forward"), given.sequence("backward")), ([1, 2, 0], [0, 2, 1]))
     same("nested", prefetch.backward_of_nested([None, 0, 0, None, 2]), [3, 0, 2, 4, 1])
+    names = ["a", "b", "c"]
+    same("by name", prefetch.unit_order(("c", "a", "b"), names), [2, 0, 1])
+    same("as recorded", prefetch.unit_order("recorded", names), None)
+    for words, wrong in (
+        ("expected 'recorded', 'static'", "reversed"),
+        ("Missing: b; unknown: d; given 3 names of 3", ["a", "c", "d"]),
+    ):
+        refuses(ConfigurationError, words, prefetch.unit_order, wrong, names)
 
 
 def test_strategies_are_a_table() -> None:
@@ -162,14 +170,14 @@ def test_strategies_are_a_table() -> None:
         (strategy.Collective.REDUCE_SCATTER, strategy.Landing.COPY),
     )
     for wrong in ((3, 2), (3, "optim_grads")):
-        refuses(
-            ConfigurationError, "is not a strategy", lambda w=wrong: strategy.parse_strategy(*w)
-        )
+        refuses(ConfigurationError, "is not a strategy", strategy.parse_strategy, *wrong)
     refuses(ConfigurationError, "shards it too", lambda: strategy.parse_strategy(0, 1))
     refuses(
         ConfigurationError,
         "no collective turns",
-        lambda: strategy.collective_between(Placement.REPLICATE, Placement.PARTIAL),
+        strategy.collective_between,
+        Placement.REPLICATE,
+        Placement.PARTIAL,
     )
     coordinate = Coordinate(1, 3, 1, 2, has_outer_axis=True)
     same("ranks", coordinate.data_parallel_size, 6)

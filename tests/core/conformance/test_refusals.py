@@ -102,7 +102,7 @@ def test_arguments_are_refused() -> None:
     weights = dict(module.named_parameters())
     for error, words, arguments in _ARGUMENTS:
         said = {"fsdp_unit_modules": [Unit], **arguments}
-        refuses(error, words, lambda s=said: mfsdp_core.fully_shard_model(module, **s))
+        refuses(error, words, mfsdp_core.fully_shard_model, module, **said)
         refuses(
             error,
             words,
@@ -115,10 +115,10 @@ def test_arguments_are_refused() -> None:
     model, _ = pair(3)
     bad = mfsdp_core.fully_shard_model
     for one in (model, model.module, model.module.units[0]):
-        refuses(ConfigurationError, "are sharded already", lambda m=one: bad(m))
+        refuses(ConfigurationError, "are sharded already", bad, one)
     for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype"):
-        refuses(ConfigurationError, name, lambda n=name: _POLICY(**{n: "float32"}))
-        refuses(ConfigurationError, name, lambda n=name: _POLICY(**{n: torch.int32}))
+        refuses(ConfigurationError, name, _POLICY, **{name: "float32"})
+        refuses(ConfigurationError, name, _POLICY, **{name: torch.int32})
     refuses(ConfigurationError, "recipe", lambda: mfsdp_core.Float8Reference("int1"))
     refuses(ConfigurationError, "nvfp4", lambda: mfsdp_core.Float8Reference("nvfp4"))
 

@@ -58,7 +58,7 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
         except LifecycleError:
             continue
         close("the first row", _whole(found), row)
-        refuses(LifecycleError, "", lambda view=found: view.add_(1))
+        refuses(LifecycleError, "", found.add_, 1)
     every = [(n, p.detach()) for n, p in model.named_parameters()]
     torch._foreach_mul_([p for _, p in every], 2.0)
     for name, p in every:
@@ -116,7 +116,7 @@ def test_odd_tensors_are_refused() -> None:
         linear = nn.Linear(2, 2, bias=False)
         value: Tensor = torch.ones(2, 2).as_subclass(kind)
         linear.weight = nn.Parameter(value)
-        refuses(error, words, lambda m=linear: mfsdp_core.fully_shard_model(m))
+        refuses(error, words, mfsdp_core.fully_shard_model, linear)
     same("main weights", mfsdp_core.MixedPrecisionPolicy().main_params_dtype, torch.float32)
     codec = mfsdp_core.Float8Reference("delayed")
     same("headroom and history", (codec.margin, codec.history), (0, 16))
@@ -126,8 +126,4 @@ def test_odd_tensors_are_refused() -> None:
         (policy.main_grads_dtype, policy.grad_comm_dtype, policy.weight_codec),
         (None,) * 3,
     )
-    refuses(
-        ConfigurationError,
-        "found no takes",
-        lambda: mfsdp_core.MixedPrecisionPolicy(weight_codec=3),
-    )
+    refuses(ConfigurationError, "found no takes", mfsdp_core.MixedPrecisionPolicy, weight_codec=3)

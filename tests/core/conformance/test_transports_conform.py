@@ -15,8 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from conformance.judging import refuses, same
+from conformance.small_model import pair
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
 from mfsdp_core.comm.rendezvous import UnitRendezvous
+from mfsdp_core.comm.symmetric import user_buffers
 from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.comm.uneven import gather_rows, row_counts
 from mfsdp_core.comm.usage import Usage, unused_by_all
@@ -187,3 +189,37 @@ def test_models_of_one_group_do_not_mix() -> None:
     for work, full, wanted in waits:
         work.wait()
         same("gathered", full, wanted)
+
+
+def test_a_gather_in_place_needs_no_other_memory() -> None:
+    """The own slice is a view of the buffer, which has 262144 bytes."""
+    ends = _Ends("point_to_point", dist.group.WORLD)
+    full = torch.zeros(1 << 16)
+    parts = full.tensor_split(ends.made.size)
+    parts[ends.made.rank].fill_(ends.made.rank + 1.0)
+    address = full.data_ptr()
+    with torch.profiler.profile(profile_memory=True) as profiled:
+        ends.made.all_gather(full, parts[ends.made.rank], "bucket").wait()
+    same("gathered", [float(part.mean()) for part in parts], [1.0, 2.0, 3.0, 4.0])
+    same("in place", (full.data_ptr(), ends.ledger.peak_bytes), (address, 0))
+    allocated = sum(max(0, event.self_cpu_memory_usage) for event in profiled.key_averages())
+    assert allocated < 4096, allocated  # bookkeeping
+
+
+def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered() -> None:
+    for strategy in range(4):
+        model, _ = pair(strategy)
+        groups = [g for unit in model._context.units for g in unit.buckets]
+        kind = PointToPointCommunicator if strategy else Communicator
+        same(f"strategy {strategy}", type(groups[0].gradients._communicator), kind)
+
+
+def test_a_group_of_several_names_is_registered_once_and_agrees_on_all_ranks() -> None:
+    """Memory of communication buffers."""
+    streams: Any = Streams(_CPU)
+    streams.registrar = lambda _group: object()
+    streams.use_pool_of = lambda _backend: object()
+    world: Any = dist.group.WORLD
+    found = user_buffers([("inner", world), ("gather", world)], streams, symmetric=True)
+    same("each once", [member.name for member in found.members], ["inner"])
+    same("of all ranks", found.members[0].agree(dist.get_rank()), [0, 1, 2, 3])

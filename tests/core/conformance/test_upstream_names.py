@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import inspect
 import warnings
 from typing import Any
 
@@ -121,15 +120,7 @@ def test_the_wrapper_is_built_by_upstreams_arguments() -> None:
     close("loss", fine(batch()).detach(), plain(batch()).detach())
 
 
-def test_arguments_left_out_mean_what_upstreams_mean() -> None:
-    """Own arguments and fields; upstream's are those of test_oracle_signature.py."""
-    wanted: dict[str, Any] = {"pool_slots": 2, "on_double_reduction": "raise", "transport": "auto"}
-    wanted |= {"nested_units": "outermost", "prefetch_order": "recorded", "allocator": None}
-    wanted |= {"unused_parameters": "none", "check_for_nan_in_grad": False}
-    wanted |= {"manual_registration": False}
-    for function in (mfsdp_core.fully_shard_model, mfsdp_core.fully_shard):
-        found = {n: p.default for n, p in inspect.signature(function).parameters.items()}
-        same(function.__name__, {name: found[name] for name in wanted}, wanted)
+def test_what_was_left_out_is_told_by_the_model() -> None:
     fields = dataclasses.fields(mfsdp_core.DistributedDataParallelConfig)
     same(
         "on",

@@ -104,23 +104,12 @@ def own_batch(seed: int, *shape: int) -> Tensor:
     return torch.randn(*(shape or (4, 8)), dtype=torch.float64, generator=generator)
 
 
-def refusal(action: Callable[[], Any], *kinds: type[BaseException]) -> str:
-    """Message of the error of one of `kinds` that `action` ends with; "" if it ends without."""
-    try:
-        action()
-    except kinds as error:
-        return str(error)
-    return ""
-
-
 def distance(found: Tensor, wanted: Tensor) -> float:
     """Relative difference in the 2-norm; NaN, and anything instead of zero, is infinitely far."""
     apart, size = float((found - wanted).detach().norm()), float(wanted.detach().norm())
     if math.isnan(apart):
         return math.inf
-    if size == 0:
-        return 0.0 if apart == 0 else float("inf")
-    return apart / size
+    return apart / size if size else math.inf if apart else 0.0
 
 
 def near(what: str, found: Tensor, wanted: Tensor, relative: float = 1e-12) -> None:

@@ -42,6 +42,18 @@ class TwoLinears(nn.Module):
         return x + self.second(torch.relu(self.first(x)))
 
 
+class Branched(Block):
+    """A unit with a branch that may be left out: [..., 8] to the same shape."""
+
+    def __init__(self) -> None:
+        super().__init__(width=8, hidden=16)
+        self.branch = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, branched: bool = True) -> Tensor:
+        y = super().forward(x)
+        return y + self.branch(x).tanh() if branched else y
+
+
 class Lone(nn.Module):
     """A unit of one weight of two rows, made by `layer(columns, rows, bias=)`."""
 

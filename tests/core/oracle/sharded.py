@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +9,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor, Replicate
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from oracle.cycles import named, run_cycle
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import mesh
 from oracle.reference import Named, compare, expected_gradient
 
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
-STYLES = ("no_sync", "auto_sync", "finish")
 
 
 @dataclass
@@ -41,29 +38,28 @@ class Sharded:
         value.backward()
         return float(value.detach())
 
-    def run_cycle(self, microbatches: int, cycle: int = 0, style: str = "no_sync") -> None:
-        """All microbatches of a cycle up to the finished gradient.
+    def run_cycle(self, microbatches: int, cycle: int = 0) -> None:
+        """All microbatches of this rank up to the finished gradient; all but the last `no_sync`."""
+        rank = mesh(self.group_size).get_local_rank("dp")
+        inputs = [batch(self.name, rank, j, self.dtype, cycle) for j in range(microbatches)]
+        run_cycle(self.model, loss, inputs)
 
-        no_sync: all microbatches but the last inside `no_sync`, then `finish_grad_sync`.
-        auto_sync: `set_model_auto_sync` is switched on for the last one; nothing else is called.
-        finish: nobody says which microbatch is the last; `finish_grad_sync` must work that out.
-        """
-        for j in range(microbatches):
-            last = j == microbatches - 1
-            if style == "auto_sync":
-                self.model.set_model_auto_sync(last)
-            if style == "no_sync" and not last:
-                with self.model.no_sync():
-                    self.backward(j, cycle)
-            else:
-                self.backward(j, cycle)
-        if style != "auto_sync":
-            self.model.finish_grad_sync()
+    def trained(self, steps: int) -> list[Any]:
+        """Losses of both microbatches of every AdamW step, then the whole main weights."""
+        trainable = [p for p in self.model.parameters() if p.requires_grad]
+        optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
+        found: list[Any] = []
+        for step in range(steps):
+            for microbatch in range(2):
+                with self.model.sync() if microbatch else self.model.no_sync():
+                    found.append(self.backward(microbatch, step))
+            optimizer.step()
+            optimizer.zero_grad()
+        return [*found, *self.full_parameters().values()]
 
-    def parameters(self) -> Iterator[tuple[str, Any]]:
+    def parameters(self) -> list[tuple[str, Any]]:
         """Optimizer parameters under the names that the bare module gives them."""
-        for key, parameter in self.model.named_parameters():
-            yield key.removeprefix("module."), parameter
+        return named(self.model)
 
     def full_gradient(self) -> Named:
         """Gradient of every trainable parameter, put together from all shards (a collective)."""
@@ -95,14 +91,6 @@ class Sharded:
             for key, shard in shards.items()
         }
 
-    @contextmanager
-    def collectives(self) -> Iterator[Counter[tuple[str, str]]]:
-        """Counts what goes over the wire inside the block, by (operation, dtype)."""
-        start = len(self.model.wire_log)
-        counted: Counter[tuple[str, str]] = Counter()
-        yield counted
-        counted.update((r.operation, r.dtype) for r in list(self.model.wire_log)[start:])
-
 
 def shard(
     name: str,
@@ -125,3 +113,20 @@ def shard(
         **arguments,
     )
     return Sharded(name, group_size, dtype, model)
+
+
+def weights_seen(toy: Sharded) -> dict[str, torch.Tensor]:
+    """In a rank: every compute weight that a module sees during a forward pass, by name."""
+    names = {id(module): name for name, module in toy.model.module.named_modules()}
+    seen: dict[str, torch.Tensor] = {}
+
+    def note(module: torch.nn.Module, *_: Any) -> None:
+        for child in module.modules():
+            for key, value in child._parameters.items():
+                if value is not None and not hasattr(value, "placements"):
+                    seen[f"{names[id(child)]}.{key}".lstrip(".")] = value.detach().clone()
+
+    for module in toy.model.module.modules():
+        module.register_forward_pre_hook(note)
+    toy.forward()
+    return seen

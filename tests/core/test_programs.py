@@ -1,0 +1,120 @@
+"""Programs of the fuzzer, chosen by hand: paths, nested graphs and parameters that nobody uses.
+
+Each is compared with plain torch after every pass, and its bytes at rest after every cycle. Letters
+of a path say what a unit does: `bench.validate.fuzz.program.LETTERS`.
+"""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from bench.testing.workers import Workers
+from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
+from bench.validate.fuzz.session import outcome_on
+
+#: Five units. By case, one string per rank; the second microbatch swaps the ranks' paths.
+PATHS = {
+    "all run": ("rrrrr", "rrrrr"),
+    "a branch of the last unit": ("rrrrr", "rrrrp"),
+    "a branch of two units": ("rrrrp", "prprr"),
+    "one unit": ("rrrrr", "rrsrr"),
+    "neighbours": ("rrrrr", "rsssr"),
+    "the last units": ("rrrrr", "rrrss"),
+    "the first units": ("rrrrr", "ssrrr"),
+    "different units": ("srrsr", "rrsrr"),
+    "all but one": ("srrrr", "ssssr"),
+    "everything": ("rrrrr", "sssss"),
+    "the same unit": ("rrsrr", "rrsrr"),
+    "a result": ("rrrrr", "rrdrr"),
+    "results and units": ("rdrsr", "rrspd"),
+}
+
+
+def micro(*passes: tuple[str, ...]) -> tuple[Pass, ...]:
+    """A pass for each tuple of paths."""
+    return tuple(Pass("micro", paths) for paths in passes)
+
+
+def on_other_paths(strategy: int, runs: str, prefetch: bool) -> Program:
+    """runs: letter of a unit that runs. An evaluation between microbatches takes another path."""
+    cycles = []
+    for paths in PATHS.values():
+        if runs == "k" and any("d" in path for path in paths):
+            continue  # docs/core-limits.md: the one thing that ranks must not do differently
+        first, second = micro(paths, paths[::-1])
+        found = (first, Pass("evaluate", paths[::-1]), second)
+        cycles.append(
+            Cycle(
+                tuple(
+                    Pass(one.kind, tuple(path.replace("r", runs) for path in one.paths))
+                    for one in found
+                )
+            )
+        )
+    options = (("overlap_param_gather", prefetch),)
+    units = (UnitShape(),) * 5
+    return Program("mfsdp", 2, strategy, options=options, units=units, cycles=tuple(cycles))
+
+
+def unused(strategy: int, allocator: str) -> Program:
+    """Gradients, norms and weights of what nobody used are left alone, as by plain torch."""
+    passes = (
+        (("rrr", "rrr"),),
+        (("ppp", "ppp"),),
+        (("rpp", "prp"),),
+        (("ppp", "ppp"), ("ppp", "ppr")),
+        (("psp", "psp"), ("rsp", "psp")),
+        (("spp", "pps"),),
+    )
+    cycles = tuple(Cycle(micro(*one), clip=1.0) for one in passes)
+    options = (("allocator", allocator),)
+    return Program("mfsdp", 2, strategy, options=options, units=(UnitShape(),) * 3, cycles=cycles)
+
+
+def used_in_turns(strategy: int) -> Program:
+    """What is scaled on its way into the accumulator stands beside what is not.
+
+    Once more each, behind a backward pass that has raised.
+    """
+    failing = Pass("failing", ("rr",), ("backward", 0))
+    uses = (("rr",), ("rs", "rr"), ("rs", "sr"), ("rr", "rs"), ("rs", "sr", "rr"))
+    cycles = [
+        Cycle((*before, *micro(*((path,) for path in paths))))
+        for paths, before in product(uses, ((), (failing,)))
+    ]
+    return Program("mfsdp", 2, strategy, units=(UnitShape(),) * 2, cycles=tuple(cycles))
+
+
+def nested(strategy: int, mode: str, path: str) -> Program:
+    """Nested graphs add to what is reduced over the outer axis as well."""
+    tie = "root" if path == "K" else "unit"
+    units = (UnitShape(tie=tie),) * len(path)
+    return Program("mfsdp", 4, strategy, mode, units=units, cycles=(Cycle(micro((path,))),))
+
+
+DAILY = ((2, "k", True), (3, "c", False))
+ALLOCATORS = ("storage_resize", "temporary", "max_pool")
+PROGRAMS: dict[str, Program] = {
+    **{f"paths {s}{r}{p}": on_other_paths(s, r, p) for s, r, p in DAILY},
+    **{f"unused {s}": unused(s, "storage_resize") for s in range(4)},
+    **{f"unused {allocator}": unused(3, allocator) for allocator in ALLOCATORS[1:]},
+    **{f"used in turns {s}": used_in_turns(s) for s in (0, 1)},
+    **{f"nested {s} {path}": nested(s, "hsdp", path) for s in range(4) for path in ("K", "kr")},
+    **{f"nested hfsdp {path}": nested(3, "hfsdp", path) for path in ("K", "kr")},
+}
+NIGHTLY = {
+    f"paths {s}{r}{p}": on_other_paths(s, r, p)
+    for s, r, p in product(range(4), "rkc", (True, False))
+    if (s, r, p) not in DAILY
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "name", [*PROGRAMS, *(pytest.param(one, marks=pytest.mark.nightly) for one in NIGHTLY)]
+)
+def test_a_program_ends_as_plain_torch(name: str, worlds: Workers) -> None:
+    outcome = outcome_on(worlds, (PROGRAMS | NIGHTLY)[name])
+    assert outcome.kind == "equal", outcome.text
