@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LINK = re.compile(r"\[[^\]\n]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
 SOURCE = re.compile(r"`((?:\w+/)+\w+\.py)`")
+TOP = "(?:bench|mfsdp_core|reports|sweeps|tools|tests|docs)"
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -53,15 +54,47 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
             assert fragment in anchors(file), f"{page.name}: {file.name}#{fragment}"
 
 
-@pytest.mark.parametrize(
-    "page",
-    [page for page in documents() if page.parent.name != "decisions"],  # they tell what was
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
+def named_in(page: Path) -> set[str]:
+    """What a page names in backquotes, outside of its code blocks."""
+    return set(re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())))
+
+
+#: Pages of today: measurements and the changelog name what was, excerpts name files of others.
+CURRENT = [
+    page
+    for page in documents()
+    if page.name != "CHANGELOG.md" and not {"evidence", "logs"} & {*page.relative_to(ROOT).parts}
+]
+
+
+@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
     for name in SOURCE.findall(FENCE.sub("", page.read_text())):
         places = (ROOT, ROOT / "mfsdp_core", page.parent)
         assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_path_that_a_page_names_exists(page: Path) -> None:
+    for name in named_in(page):
+        if re.fullmatch(rf"{TOP}/[\w./*-]*", name):
+            assert any(ROOT.glob(name)), f"{page.name}: {name}"
+
+
+@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_module_and_what_a_page_names_of_it_exists(page: Path) -> None:
+    for name in named_in(page):
+        if not (found := re.match(rf"{TOP}(?:\.\w+)+", name)) or (ROOT / name).exists():
+            continue
+        place, rest = ROOT, found[0].split(".")
+        while rest and (place / rest[0]).is_dir():
+            place /= rest.pop(0)
+        module = place / "__init__.py"
+        if rest and (place / f"{rest[0]}.py").is_file():
+            module = place / f"{rest.pop(0)}.py"
+        text = module.read_text()
+        for attribute in rest:
+            assert re.search(rf"\b{attribute}\b", text), f"{page.name}: {name}"
 
 
 @pytest.mark.parametrize(
