@@ -91,7 +91,7 @@ def _(world: World) -> int:
     return world.run("gate", "gate", "--strict")
 
 
-@scenario("gate", "a cell failed, also where another regressed")
+@scenario("gate", "a cell failed, even if another regressed")
 def _(world: World) -> int:
     record_arms(
         world.store,
@@ -122,7 +122,7 @@ def _(world: World) -> int:
     return world.run("gate", "two", "--baseline", "main")
 
 
-@scenario("gate", "a required metric was measured nowhere")
+@scenario("gate", "a required metric was not measured")
 def _(world: World) -> int:
     record_arms(
         world.store,
@@ -157,7 +157,7 @@ def _(world: World) -> int:
     return world.run("gate", "one", "--baseline", file)
 
 
-@scenario("gate", "a regression beside cells that cannot be compared")
+@scenario("gate", "a regression, and cells that cannot be compared")
 def _(world: World) -> int:
     record_arms(world.store, {None: Arm()}, sweep="before", cells=ONE, noise=0.003)
     record_arms(world.store, {None: Arm(slower=1.3)}, sweep="after", noise=0.003)
@@ -231,7 +231,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a budget that is spent before anything is known")
+@scenario("gate", "a budget that ends before a decision")
 def _(world: World) -> int:
     rng = random.Random(5)
     with timed(world, lambda *_: 10.0 * rng.gauss(1.0, 0.2)):
@@ -241,7 +241,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a budget where nothing that is required needs blocks")
+@scenario("gate", "a budget when no required metric needs blocks")
 def _(world: World) -> int:
     policy = world.folder / "gates.yaml"
     policy.write_text("metrics: {step_time: {gate: advisory}}\n")
@@ -251,7 +251,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a budget that cannot be")
+@scenario("gate", "an invalid budget")
 def _(world: World) -> int:
     both(world, Arm(), cells=ONE)
     file = world.file(TWO_CELLS)
@@ -262,7 +262,7 @@ def _(world: World) -> int:
     return world.run("gate", file, *ARMS, "--budget", "10m", "--confirm", "2")
 
 
-@scenario("gate", "a policy file that is wrong")
+@scenario("gate", "an invalid policy file")
 def _(world: World) -> int:
     both(world, Arm(), cells=ONE)
     policy = world.folder / "gates.yaml"
@@ -315,7 +315,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("noise", "fewer blocks asked for than give an interval")
+@scenario("noise", "fewer blocks than an interval needs")
 def _(world: World) -> int:
     code = world.run("noise", world.file(TWO_CELLS), "--repeat", "5")
     assert "at least 6 blocks" in world.err

@@ -10,7 +10,7 @@ from outcome_scenarios import World, scenario
 from bench.workload import ImportedStep, Provenance, Workload
 
 
-@scenario("compare", "an imported run beside a measured one")
+@scenario("compare", "an imported and a measured run")
 def _(world: World) -> int:
     world.sweep()
     theirs = Workload(framework="megatron-lm", ranks=64)
@@ -33,7 +33,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("compare", "--ignore without HEAD, or --ignore or --policy beside an imported run")
+@scenario("compare", "--ignore without HEAD, or --ignore or --policy with an imported run")
 def _(world: World) -> int:
     world.sweep()
     (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")
@@ -54,14 +54,14 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("import", "the same log once more")
+@scenario("import", "the same log again")
 def _(world: World) -> int:
     (world.folder / "a.csv").write_text("step,loss\n1,2.5\n")
     assert world.run("import", world.folder / "a.csv") == 0
     return world.run("import", world.folder / "a.csv")
 
 
-@scenario("import", "a list of what was imported")
+@scenario("import", "a list of imports")
 def _(world: World) -> int:
     world.sweep()
     return world.run("import")
@@ -93,7 +93,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("import", "a folder or packed files, some without a run")
+@scenario("import", "a folder or compressed files, some without a run")
 def _(world: World) -> int:
     logs = world.folder / "logs"
     logs.mkdir()
@@ -105,14 +105,14 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("report", "imported runs alone")
+@scenario("report", "only imported runs")
 def _(world: World) -> int:
     (world.folder / "page.txt").write_text(_PAGE)
     assert world.run("import", world.folder / "page.txt") == 0
     return world.run("report")
 
 
-@scenario("import", "a file that is not there, a name that is taken, or a fact that is none")
+@scenario("import", "a missing file, a taken name, or an invalid fact")
 def _(world: World) -> int:
     log = world.folder / "a.csv"
     assert world.run("import", log) == 2
@@ -180,7 +180,7 @@ def _(world: World) -> int:
     return world.run("lint", "no-such-run")
 
 
-@scenario("report", "the block of a pull request, or a matrix")
+@scenario("report", "a pull-request block, or a matrix")
 def _(world: World) -> int:
     world.sweep()
     (world.folder / "page.txt").write_text(_EVIDENCE)
@@ -192,7 +192,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("report", "a block of nothing")
+@scenario("report", "an empty block")
 def _(world: World) -> int:
     world.sweep(ddp="crashed", mfsdp="crashed")
     return world.run("report", "--format", "pr")

@@ -14,7 +14,7 @@ def world_without_slurm(world: World, patch: pytest.MonkeyPatch) -> None:
     patch.setenv("XDG_CONFIG_HOME", str(world.folder))
 
 
-@scenario("run", "jobs of a cluster, where there is no Slurm")
+@scenario("run", "cluster jobs without Slurm")
 def _(world: World) -> int:
     with pytest.MonkeyPatch.context() as patch:
         world_without_slurm(world, patch)
@@ -23,7 +23,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("run", "options of jobs without jobs")
+@scenario("run", "job options without jobs")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     assert world.run("run", file, "--launcher", "slrm") == 2
@@ -41,14 +41,14 @@ def _(world: World) -> int:
     return world.run("run", file, "--launcher", "slurm", "--launcher-option", "partiton=gpu")
 
 
-@scenario("cancel", "a sweep that no job makes")
+@scenario("cancel", "a sweep without jobs")
 def _(world: World) -> int:
     assert world.run("cancel", "nothing") == 2
     world.run("run", world.file(TWO_CELLS))
     return world.run("cancel", "two")
 
 
-@scenario("cancel", "jobs that are all over")
+@scenario("cancel", "jobs that have all ended")
 def _(world: World) -> int:
     world.run("run", world.file(TWO_CELLS))
     plan = Plan.from_document(world.store.read_plan("two"))

@@ -118,7 +118,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a sweep from before its id said what its arms are")
+@scenario("gate", "an old sweep whose id has no code hash")
 def _(world: World) -> int:
     from bench.cli import planning, running
     from bench.cli.options import SweepRequest
@@ -169,7 +169,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "settings of the file as arms, failing where the code is new")
+@scenario("gate", "settings in the file as arms, failing with new code")
 def _(world: World) -> int:
     patch = pytest.MonkeyPatch()
     file = world.file(f"{ONE_CELL}interleave: true\n{BY_SETTINGS}")
@@ -205,7 +205,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a sweep file that says something else than when it ran")
+@scenario("gate", "a sweep file that was changed since it ran")
 def _(world: World) -> int:
     file = world.file(ONE_CELL)
     assert world.run("run", file, *SAME, *BLOCKS) == 0
@@ -216,7 +216,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a cell that the file has got since it ran")
+@scenario("gate", "a cell that was added to the file since it ran")
 def _(world: World) -> int:
     assert world.run("run", world.file(TWO_CELLS.replace(", mfsdp", "")), *SAME, *BLOCKS) == 0
     file = world.file(TWO_CELLS)
@@ -250,7 +250,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "a block that a failed run has cost")
+@scenario("gate", "a block lost to a failed run")
 def _(world: World) -> int:
     one = {"zero3": CELLS["zero3"]}
     record_arms(world.store, {"base": Arm(), "head": Arm(states={3: "interrupted"})}, cells=one)
@@ -280,7 +280,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("gate", "blocks that were to confirm a regression and failed")
+@scenario("gate", "confirmation blocks that failed")
 def _(world: World) -> int:
     from outcomes_of_gates import timed
 

@@ -122,7 +122,7 @@ scenarios(
             Row(("tow",), ("no sweep 'tow'", "known sweeps: two"), ran={}),
             Row(("../..",), ("cannot be a folder name",)),
         ),
-        "a results folder that is not one": (
+        "a folder that is not a results folder": (
             Row(("--results", "/dev"), ("not a results folder",)),
             Row(("--results", "absent"), ("not a results folder",)),
         ),
@@ -136,7 +136,7 @@ scenarios(
         "a finished run": (Row(("mfsdp",), (" ok",), ran={}),),
         "a failed run": (Row(("mfsdp",), ("hang: as the test wants",), ran={"mfsdp": "hang"}),),
         "an unknown run": (Row(("fsdp9",), ("no run",), ran={}),),
-        "a part of an id that several runs have": (Row(("debug",), ran={}),),
+        "an ambiguous part of an id": (Row(("debug",), ran={}),),
     },
 )
 
@@ -144,7 +144,7 @@ scenarios(
 scenarios(
     "logs",
     {
-        "a rank that has no log": (Row(("mfsdp", "--rank", 7), ran={}),),
+        "a rank without a log": (Row(("mfsdp", "--rank", 7), ran={}),),
         "an unknown run": (Row(("fsdp9",), ("no run",), ran={}),),
     },
 )

@@ -15,7 +15,7 @@ def _(world: World) -> int:
     return world.run("plan", world.file(f"{TWO_CELLS}arms: {{base: main, head: .}}\n"))
 
 
-@scenario("run", "arms in turn, all runs ok")
+@scenario("run", "interleaved arms, all runs ok")
 def _(world: World) -> int:
     asked = (*SAME, "--interleave", "--repeat", "2", "--seed", "5")
     code = world.run("run", world.file(TWO_CELLS), *asked)
@@ -25,7 +25,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("run", "blocks until all is decided, within a budget")
+@scenario("run", "blocks within a budget, until all is decided")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     asked = (*SAME, "--budget", "5m")
@@ -51,7 +51,7 @@ def _(world: World) -> int:
     return code
 
 
-@scenario("run", "a budget without what it needs")
+@scenario("run", "a budget without its requirements")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     assert world.run("run", file, *SAME, "--policy", "gates.yaml") == 2
@@ -93,7 +93,7 @@ def _(world: World) -> int:
     return 2
 
 
-@scenario("run", "arms that make no comparison, or options that need arms")
+@scenario("run", "arms that cannot be compared, or options that need arms")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     assert world.run("run", file, "--arm", "base=.") == 2
@@ -102,7 +102,7 @@ def _(world: World) -> int:
     return world.run("run", file, *SAME, "--seed", "1")
 
 
-@scenario("run", "another seed than the one that was recorded")
+@scenario("run", "a seed other than the recorded one")
 def _(world: World) -> int:
     file = world.file(TWO_CELLS)
     assert world.run("run", file, *SAME, "--interleave", "--seed", "1") == 0

@@ -95,7 +95,7 @@ def _(world: World) -> int:
     return world.run("plann")
 
 
-@scenario("any", "an error that nobody expected")
+@scenario("any", "an internal error")
 def _(world: World) -> int:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("bench.cli.planning.plan_text", lambda _: 1 / 0)
@@ -236,7 +236,7 @@ def _(world: World) -> int:
     return done.returncode
 
 
-@scenario("run", "a results folder that is not one")
+@scenario("run", "a folder that is not a results folder")
 def _(world: World) -> int:
     (world.folder / "photos").mkdir()
     (world.folder / "photos" / "cat.jpg").touch()
