@@ -16,7 +16,7 @@ from sweeps.progress import RunEnded, RunStarted, StepReached, Subscriber
 from sweeps.resume import CodeIdentity, PastRun, remembered
 
 Launch = Callable[..., RunStatus]
-"""`bench.launch.launch`: starts the ranks of a run and blocks until its record is written.
+"""`bench.launch.run.launch`: starts the ranks of a run and blocks until its record is written.
 
 Called with the resolved run and its folder, `stop`, `on_step`, and `share` where a run
 has a part of the machine.

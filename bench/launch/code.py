@@ -166,17 +166,14 @@ def named_folders(resolved: ResolvedRun) -> tuple[str, ...]:
     return tuple(folder for folder in folders if folder not in installed)
 
 
-def code_identity(
-    resolved: ResolvedRun, root: Path | None = None, *, code: RankCode | None = None
-) -> str:
+def code_identity(resolved: ResolvedRun, code: RankCode | None = None) -> str:
     """16 hex digits that change when the code measured by `resolved` changes.
 
     Args:
         resolved: decides which engine's code counts.
-        root: checkout to look at; None is the one this process runs from.
-        code: an arm's code, instead of `root`.
+        code: of an arm; None is the code of this process.
     """
-    code = code or (own_code() if root is None else RankCode(root, sys.executable))
+    code = code or own_code()
     digest = hashlib.sha256()
     torch, python = code.versions()
     for version in (f"torch {torch}", f"python {python}"):
@@ -193,11 +190,6 @@ def code_identity(
     for line in _added(code, resolved.engine.name):
         digest.update(line.encode() + b"\0")
     return digest.hexdigest()[:_HEX_DIGITS]
-
-
-def measured_files(engine: str, root: Path) -> list[str]:
-    """Paths below `root`, with forward slashes and sorted, of the files that the hash covers."""
-    return sorted(RankCode(root, sys.executable).file_hashes(engine))
 
 
 def _added(code: RankCode, engine: str) -> list[str]:

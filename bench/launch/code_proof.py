@@ -13,10 +13,11 @@ import re
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.launch.code import RankCode, expected_code
+from bench.launch.code import expected_code
 from bench.launch.command import WORKER_MODULE
+from bench.launch.protocol import Order
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB
-from bench.spec import ResolvedRun, known_engine
+from bench.spec import known_engine
 from bench.store import RunFolder, StoreFullError
 from bench.store.atomic import write_json_atomically, write_text_atomically
 from bench.store.layout import RUNTIME, SPEC
@@ -25,23 +26,22 @@ Verdict = Literal["proven", "mismatch"]
 _RANKS = re.compile(rb'^\{"rank": (\d+),', re.MULTILINE)
 
 
-def expect_code(
-    resolved: ResolvedRun, folder: RunFolder, code: RankCode, worker_module: str
-) -> None:
+def expect_code(order: Order) -> None:
     """Write what the ranks compare themselves with, and the spec as their `bench` understands it.
 
     Raises:
         StoreFullError: no space.
     """
+    resolved, code = order.resolved, order.code
     # The worker would load the same a moment later; a stand-in for it may need no torch.
     engine = known_engine(resolved.engine.name).factory.partition(":")[0]
-    imports = ("bench.worker.rank", engine) if worker_module == WORKER_MODULE else ()
-    write_json_atomically(folder.path / EXPECTED, expected_code(resolved, code, imports))
+    imports = ("bench.worker.rank", engine) if order.worker_module == WORKER_MODULE else ()
+    write_json_atomically(order.run_dir / EXPECTED, expected_code(resolved, code, imports))
     if code.unknown_settings:
         document = resolved.model_dump(mode="json")
         for place in code.unknown_settings:
             _drop(document, place)
-        write_text_atomically(folder.path / SPEC, json.dumps(document, indent=2) + "\n")
+        write_text_atomically(order.run_dir / SPEC, json.dumps(document, indent=2) + "\n")
 
 
 def _drop(document: dict[str, Any], place: tuple[str, ...]) -> None:
@@ -87,15 +87,13 @@ def placement(proofs: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
     }
 
 
-def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    """Put the proofs into runtime.json, which the ranks have left; returns its content.
+def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> None:
+    """Put the proofs into runtime.json, which the ranks have left.
 
     A full disk costs this copy, and not the status that is still to be written.
     """
-    runtime = folder.read_runtime()
     if proofs:
-        runtime |= {"placement": placement(proofs)}
+        runtime = folder.read_runtime() | {"placement": placement(proofs)}
         runtime |= {"code_proof": {str(rank): proof for rank, proof in proofs.items()}}
         with contextlib.suppress(StoreFullError):
             write_json_atomically(folder.path / RUNTIME, runtime)
-    return runtime

@@ -6,10 +6,10 @@ import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from bench.launch.code import RankCode, named_folders, own_code
+from bench.launch.code import RankCode, named_folders
 from bench.launch.nccl_logs import nccl_variables
+from bench.launch.protocol import Order
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
-from bench.spec import ResolvedRun
 
 WORKER_MODULE = "bench.worker"
 RUN_DIR_VARIABLE = "MFSDP_BENCH_RUN_DIR"
@@ -38,71 +38,59 @@ SHARED_DEVICE = {
 _FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
-def agent_command(
-    resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None, parent: int | None = None
-) -> list[str]:
+def agent_command(order: Order, parent: int | None = None) -> list[str]:
     """Argument vector of the agent of a node.
 
     Its parent is this process unless `parent` says otherwise (0: whoever starts it). Agent and
-    ranks are those of `code`; what a rank runs first is this harness's own module.
+    ranks are those of the order's code; what a rank runs first is this harness's own module.
     """
     return [
-        (code or own_code()).python,
+        order.code.python,
         "-m",
         "bench.launch.agent",
         str(os.getpid() if parent is None else parent),
-        str(resolved.launch.ranks_per_node),
+        str(order.resolved.launch.ranks_per_node),
         rank_entry.__name__.rpartition(".")[2],
-        str(run_dir),
+        str(order.run_dir),
     ]
 
 
-def rank_environment(
-    resolved: ResolvedRun,
-    run_dir: Path,
-    inherited: Mapping[str, str],
-    code: RankCode | None = None,
-    worker_module: str = WORKER_MODULE,
-) -> dict[str, str]:
+def rank_environment(order: Order, inherited: Mapping[str, str]) -> dict[str, str]:
     """Environment of the agent and the ranks: inherited, then the harness's, then the run's own."""
     variables = {
         name: value
         for name, value in inherited.items()
         if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
     }
-    variables |= launch_variables(resolved, run_dir, inherited, code)
-    return variables | {rank_entry.WORKER_VARIABLE: worker_module}
+    return variables | launch_variables(order, inherited)
 
 
-def launch_variables(
-    resolved: ResolvedRun,
-    run_dir: Path,
-    inherited: Mapping[str, str],
-    code: RankCode | None = None,
-) -> dict[str, str]:
+def launch_variables(order: Order, inherited: Mapping[str, str]) -> dict[str, str]:
     """What the launch adds to the inherited environment."""
-    code = code or own_code()
-    threads = str(resolved.launch.threads_per_rank)
+    resolved, launch = order.resolved, order.resolved.launch
+    threads = str(launch.threads_per_rank)
     added = {
-        # This checkout, and not a folder named `bench` where the user happens to stand.
+        # This checkout, and not a folder named `bench` in the user's current folder.
         "PYTHONSAFEPATH": "1",
-        "PYTHONPATH": python_path(code, inherited, named_folders(resolved)),
-        RUN_DIR_VARIABLE: str(run_dir),
+        "PYTHONPATH": python_path(order.code, inherited, named_folders(resolved)),
+        RUN_DIR_VARIABLE: str(order.run_dir),
+        rank_entry.WORKER_VARIABLE: order.worker_module,
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
     }
-    if resolved.launch.device == "cpu":
+    if launch.device == "cpu":
         added["CUDA_VISIBLE_DEVICES"] = ""
-        if resolved.launch.nodes == 1:
+        if launch.nodes == 1:
             # gloo resolves the host name to find its interface, which fails on machines whose name
             # resolves to nothing; all ranks are on this one. Between nodes, the agents know it.
             added["GLOO_SOCKET_IFNAME"] = inherited.get("GLOO_SOCKET_IFNAME", "lo")
     else:
-        added |= nccl_library({**inherited, **resolved.launch.env})
-    if resolved.launch.ranks_per_device > 1:
+        added |= nccl_library({**inherited, **launch.env})
+    if launch.ranks_per_device > 1:
         added |= SHARED_DEVICE
-    added |= resolved.launch.nccl_variables
-    return added | resolved.launch.env | nccl_variables(resolved)
+    added |= launch.nccl_variables
+    share = {} if order.share is None else order.share.variables()
+    return added | launch.env | nccl_variables(resolved) | share
 
 
 def nccl_library(variables: Mapping[str, str]) -> dict[str, str]:

@@ -24,7 +24,6 @@ from bench.launch.command import agent_command, launch_variables
 from bench.launch.local.launcher import AGENT_LOG
 from bench.launch.local.process_tree import end_run, start_detached
 from bench.launch.protocol import JobState, Order, Symptoms
-from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.remote_end import SIGN_OF_LIFE_SECONDS, WATCHED_VARIABLE, RunFiles
 from bench.launch.rendezvous import NODE_NAME_VARIABLE, NODE_VARIABLE, Rendezvous
 from bench.store.layout import LOGS
@@ -143,16 +142,14 @@ def _write_script(order: Order, hosts: Sequence[str]) -> Path:
     own = {name: value for name, value in os.environ.items() if _HANDED_DOWN.fullmatch(name)}
     variables: dict[str, str] = {
         **own,
-        **launch_variables(order.resolved, order.run_dir, own, order.code),
-        **order.variables,
-        WORKER_VARIABLE: order.worker_module,
+        **launch_variables(order, own),
         WATCHED_VARIABLE: "1",
     }
     if launch.nodes > 1:
         port = random.SystemRandom().randrange(*_PORTS)
         variables |= Rendezvous(_address(hosts[0]), port, launch.nodes).variables()
     names = "".join(f"  {n}) name={shlex.quote(host)} ;;\n" for n, host in enumerate(hosts))
-    command = agent_command(order.resolved, order.run_dir, order.code, parent=0)
+    command = agent_command(order, parent=0)
     script = order.run_dir / LOGS / "agent.sh"
     script.touch(0o600)
     script.write_text(

@@ -9,13 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from bench.launch.code import RankCode, installed_version, own_code
+from bench.launch.code import installed_version
 from bench.launch.command import launch_variables
 from bench.launch.git import git_state
+from bench.launch.protocol import Order
+from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.redaction import redact
 from bench.resolve.environment_names import SETTABLE_PREFIXES
 from bench.resolve.machine import Machine
-from bench.spec import ResolvedRun
 from bench.store.run_folder import utc_now
 
 PACKAGES = (
@@ -32,21 +33,20 @@ PACKAGES = (
     "torchao",
     "megatron-fsdp",
 )
+_LEFT_OUT = ("PYTHONPATH", WORKER_VARIABLE)
 _SHOWN_PREFIXES = (*SETTABLE_PREFIXES, "KMP_", "SLURM_", "TORCHINDUCTOR_")
 _CPUS = Path("/sys/devices/system/cpu")
 _NVIDIA_DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def collect_environment(
-    resolved: ResolvedRun, run_dir: Path, code: RankCode | None = None
-) -> dict[str, Any]:
+def collect_environment(order: Order) -> dict[str, Any]:
     """Facts found without torch, as plain JSON data; what cannot be found is None.
 
     The versions that only a rank knows (CUDA, the NCCL that was loaded) are in its runtime.json,
-    which becomes the entry `runtime`.
+    which a reader gets as the entry `runtime`.
     """
-    machine = Machine.detect()
-    code = code or own_code()
+    machine, code = Machine.detect(), order.code
+    added = launch_variables(order, os.environ)
     return {
         "collected_utc": utc_now(),
         "hostname": machine.hostname,
@@ -68,7 +68,7 @@ def collect_environment(
         "git": git_state(code.root),
         "argv": sys.argv,
         "variables": shown_variables(os.environ),
-        "set_by_launch": redact(_set_by_launch(resolved, run_dir, code)),
+        "set_by_launch": redact({k: v for k, v in added.items() if k not in _LEFT_OUT}),
     }
 
 
@@ -93,11 +93,6 @@ def shown_variables(variables: Mapping[str, str]) -> dict[str, Any]:
     shown = {name: value for name, value in variables.items() if name.startswith(_SHOWN_PREFIXES)}
     redacted: dict[str, Any] = redact(dict(sorted(shown.items())))
     return redacted
-
-
-def _set_by_launch(resolved: ResolvedRun, run_dir: Path, code: RankCode) -> dict[str, str]:
-    added = launch_variables(resolved, run_dir, os.environ, code)
-    return {name: value for name, value in added.items() if name != "PYTHONPATH"}
 
 
 def _first_line(path: Path) -> str | None:

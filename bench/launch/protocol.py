@@ -34,11 +34,6 @@ class Order:
     worker_module: str
     share: Share | None = None
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """For the environment of the ranks, beside those of the run itself."""
-        return {} if self.share is None else self.share.variables()
-
 
 @dataclass(frozen=True)
 class JobState:

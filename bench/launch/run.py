@@ -65,26 +65,22 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         StoreFullError: the status could not be written; every process is gone all the same.
         StoreGoneError: the same, as somebody has removed the folder.
     """
-    code = code or own_code()
+    order = Order(resolved, folder.path, code or own_code(), worker_module, share)
     ranks = resolved.launch.ranks
     with folder:
         if launcher.job is not None:
             folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
         given = {} if share is None else {"share": asdict(share)}
-        environment = collect_environment(resolved, folder.path, code) | given
-        folder.write_environment(environment)
-        expect_code(resolved, folder, code, worker_module)
+        folder.write_environment(collect_environment(order) | given)
+        expect_code(order)
         try:
-            order = Order(resolved, folder.path, code, worker_module, share)
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
             raise
         outcome = _judged(folder, outcome)
         proofs = read_proofs(folder, ranks)
-        # The reader falls back to runtime.json, so this copy must not cost a full disk the status.
-        with contextlib.suppress(StoreFullError):
-            folder.write_environment(environment | {"runtime": keep_proofs(folder, proofs)})
+        keep_proofs(folder, proofs)
         return _write_final(folder, outcome, verdict(proofs, ranks))
 
 

@@ -59,7 +59,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
         environment = {}
-    if "runtime" not in environment:
+    if "runtime" not in environment:  # older records have a copy there
         environment["runtime"] = read_json_object(path / layout.RUNTIME, problems) or {}
     return RunRecord(
         run_id=run_id,

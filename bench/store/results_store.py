@@ -135,9 +135,7 @@ class ResultsStore:
 
         Runs that had to be left out are added to `damaged`.
         """
-        for run_id, path in self._folders():
-            if sweep is not None and read_status(path, []).sweep != sweep:
-                continue
+        for run_id, path in self._folders(sweep):
             try:
                 yield self._read(path, run_id)
             except DamagedRecordError as error:
@@ -154,9 +152,7 @@ class ResultsStore:
     def outlines(self, sweep: str | None = None) -> tuple[list[RunOutline], list[DamagedRun]]:
         """All runs, or those of `sweep`, oldest first, without their samples; and the damaged."""
         outlines, damaged = [], []
-        for run_id, path in self._folders():
-            if sweep is not None and read_status(path, []).sweep != sweep:
-                continue
+        for run_id, path in self._folders(sweep):
             try:
                 outlines.append(read_outline(path, run_id))
             except DamagedRecordError as error:
@@ -192,7 +188,7 @@ class ResultsStore:
         if run in folders:
             return run, folders[run]
         if ":" in run:
-            return self._newest_of_cell(run, folders)
+            return self._newest_of_cell(run)
         matches = [run_id for run_id in folders if run in run_id]
         if len(matches) == 1:
             return matches[0], folders[matches[0]]
@@ -207,19 +203,15 @@ class ResultsStore:
             f"{len(matches)} runs have {run!r} in their id; give more of it:\n  {shown}{more}"
         )
 
-    def _newest_of_cell(self, name: str, folders: dict[str, Path]) -> tuple[str, Path]:
+    def _newest_of_cell(self, name: str) -> tuple[str, Path]:
         sweep, _, cell = name.partition(":")
-        found: tuple[str, Path] | None = None
-        for run_id, path in folders.items():  # oldest first
-            status = read_status(path, [])
-            if (status.sweep, status.cell) == (sweep, cell):
-                found = run_id, path
-        if found is None:
+        found = [(run_id, path) for run_id, path, one in self.statuses(sweep) if one.cell == cell]
+        if not found:
             raise UsageError(
                 f"no run of cell {cell!r} of sweep {sweep!r} in {self.root}: `mfsdp-bench status"
                 f" {sweep}` lists the cells"
             )
-        return found
+        return found[-1]
 
     def write_plan(self, sweep_id: str, document: dict[str, Any]) -> None:
         """Keep the plan of a sweep: all cells, the pruned ones with reasons.
@@ -245,7 +237,7 @@ class ResultsStore:
         document = read_json_object(file, problems)
         if document is None:
             known = ", ".join(self.sweeps()) or "none"
-            runs = sum(read_status(path, []).sweep == sweep_id for _, path in self._folders())
+            runs = len(self._folders(sweep_id))
             if runs or problems:
                 raise UsageError(
                     f"the plan of sweep {sweep_id!r} is lost ({problems[0] if problems else file}),"
@@ -269,8 +261,10 @@ class ResultsStore:
         """The sweep of this id; where there is none, those of this name with any arms."""
         return [name] if name in self.sweeps() else self.sweeps_of_arms(name)
 
-    def _folders(self) -> list[tuple[str, Path]]:
-        """(run id, folder) of every run, oldest first."""
+    def _folders(self, sweep: str | None = None) -> list[tuple[str, Path]]:
+        """(run id, folder) of every run, or of those of a sweep; oldest first."""
+        if sweep is not None:
+            return [(run_id, path) for run_id, path, _ in self.statuses(sweep)]
         folders = [
             (f"{path.parent.name}/{path.name}", path)
             for path in self.root.glob(f"{layout.RUNS}/*/*")

@@ -152,7 +152,7 @@ class World:
         return ResultsStore.open(self.folder / "results", create=True)
 
     def launch(self, resolved, folder, **_: object) -> RunStatus:
-        """In the place of `bench.launch.launch`."""
+        """In the place of `bench.launch.run.launch`."""
         state = self.states.get(folder.status.cell, "ok")
         return self.finish(resolved, folder, state)
 

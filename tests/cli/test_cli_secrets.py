@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from bench.launch.code import own_code
 from bench.launch.command import rank_environment
+from bench.launch.protocol import Order
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
 
@@ -43,7 +45,8 @@ def test_a_password_in_a_url_is_in_no_plan_record_report_or_message(world) -> No
 
 def test_the_ranks_get_the_password_and_the_hash_does_not_know_it(tmp_path) -> None:
     with_password = resolve_anywhere(RunSpec(launch=LaunchSpec(env={"NCCL_PROXY": URL})))
-    assert rank_environment(with_password, tmp_path, {})["NCCL_PROXY"] == URL
+    order = Order(with_password, tmp_path, own_code(), "worker")
+    assert rank_environment(order, {})["NCCL_PROXY"] == URL
     read_back = ResolvedRun.model_validate_json(with_password.model_dump_json())
     assert PASSWORD not in read_back.launch.env["NCCL_PROXY"]
     assert read_back.config_hash == with_password.config_hash

@@ -33,7 +33,7 @@ matrix:
 
 
 class StandIn:
-    """Takes the place of `bench.launch.launch`; says which runs went on at the same time."""
+    """Takes the place of `bench.launch.run.launch`; says which runs went on at the same time."""
 
     def __init__(self) -> None:
         self.shares: dict[str, Share | None] = {}

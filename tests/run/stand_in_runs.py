@@ -57,7 +57,7 @@ def with_end(folder: RunFolder, state: str = "ok", **changes: Any) -> RunStatus:
 
 
 class StandIn:
-    """In the place of `bench.launch.launch`.
+    """In the place of `bench.launch.run.launch`.
 
     ends: the states of the next runs of a cell, block and arm; what is not in it is ok. seen: what
     has run. during: called within each run.

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.launch.code import code_identity, measured_files
+from bench.launch.code import RankCode, code_identity
 from bench.launch.rank_entry.mfsdp_bench_rank import collect, differences
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
@@ -24,6 +24,10 @@ def run_of(engine: str):
             engine=EngineSpec(name=engine), launch=LaunchSpec(ranks=1 if engine == "single" else 2)
         )
     )
+
+
+def identity(engine: str, checkout: Path) -> str:
+    return code_identity(run_of(engine), RankCode(checkout, sys.executable))
 
 
 @pytest.fixture
@@ -72,9 +76,9 @@ def test_a_look_says_where_a_package_and_its_loaded_modules_are(
 
 def engines_that_change(checkout: Path, file: str) -> set[str]:
     engines = ("single", "ddp", "fsdp2", "mfsdp")
-    before = {engine: code_identity(run_of(engine), checkout) for engine in engines}
+    before = {engine: identity(engine, checkout) for engine in engines}
     (checkout / file).write_text("changed = 1\n")
-    after = {engine: code_identity(run_of(engine), checkout) for engine in engines}
+    after = {engine: identity(engine, checkout) for engine in engines}
     return {engine for engine in engines if before[engine] != after[engine]}
 
 
@@ -106,10 +110,10 @@ def test_a_changed_file_changes_the_code_of_the_engines_that_run_it(
 
 
 def test_a_file_that_moves_is_a_change(checkout: Path) -> None:
-    before = code_identity(run_of("mfsdp"), checkout)
+    before = identity("mfsdp", checkout)
     file = checkout / "mfsdp_core/runtime/hooks.py"
     file.rename(file.with_name("renamed.py"))
-    assert code_identity(run_of("mfsdp"), checkout) != before
+    assert identity("mfsdp", checkout) != before
 
 
 def test_the_same_code_has_the_same_identity_wherever_it_lies(
@@ -119,15 +123,15 @@ def test_the_same_code_has_the_same_identity_wherever_it_lies(
 
     copy = tmp_path_factory.mktemp("copy") / "elsewhere"
     shutil.copytree(checkout, copy)
-    assert code_identity(run_of("mfsdp"), copy) == code_identity(run_of("mfsdp"), checkout)
+    assert identity("mfsdp", copy) == identity("mfsdp", checkout)
 
 
 def test_another_version_of_torch_is_other_code(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = code_identity(run_of("ddp"), checkout)
+    before = identity("ddp", checkout)
     monkeypatch.setattr("bench.launch.code.metadata.version", lambda _: "2.99.0")
-    assert code_identity(run_of("ddp"), checkout) != before
+    assert identity("ddp", checkout) != before
 
 
 PACKAGE = {
@@ -198,7 +202,7 @@ def test_everything_that_a_rank_loads_is_covered() -> None:
         text=True,
         check=True,
     ).stdout
-    covered = {str(ROOT / file) for file in measured_files("mfsdp", ROOT)}
+    covered = {str(ROOT / file) for file in RankCode(ROOT, sys.executable).file_hashes("mfsdp")}
     left_out = {
         name
         for name, file in json.loads(output).items()

@@ -4,26 +4,37 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from git_repository import git
 
-from bench.launch.command import agent_command, rank_environment
+from bench.launch import command
+from bench.launch.code import own_code
+from bench.launch.command import WORKER_MODULE, agent_command
 from bench.launch.environment import collect_environment, shown_variables
 from bench.launch.git import git_state
 from bench.launch.heartbeat import Heartbeat
+from bench.launch.protocol import Order
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
 from bench.worker.rank_process import RankProcess
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = resolve_anywhere(RunSpec(launch=LaunchSpec(threads_per_rank=3, env={"NCCL_ALGO": "Ring"})))
-RUN_DIR = Path("/somewhere/runs/x")
+
+
+def order(run: ResolvedRun = RUN) -> Order:
+    return Order(run, Path("/somewhere/runs/x"), own_code(), WORKER_MODULE)
+
+
+def rank_environment(inherited: Mapping[str, str], run: ResolvedRun = RUN) -> dict[str, str]:
+    return command.rank_environment(order(run), inherited)
 
 
 def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() -> None:
-    found = rank_environment(RUN, RUN_DIR, {"HOME": "anywhere", "NCCL_ALGO": "Tree"})
+    found = rank_environment({"HOME": "anywhere", "NCCL_ALGO": "Tree"})
     assert found["HOME"] == "anywhere"
     assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "3"
     assert found["NCCL_ALGO"] == "Ring"
@@ -31,13 +42,13 @@ def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() ->
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"])
 def test_a_rank_does_not_inherit_the_group_of_the_process_that_starts_it(name: str) -> None:
-    assert name not in rank_environment(RUN, RUN_DIR, {name: "3"})
+    assert name not in rank_environment({name: "3"})
 
 
 def test_a_rank_imports_this_checkout_and_not_the_current_folder(tmp_path: Path) -> None:
     (tmp_path / "bench").mkdir()
     (tmp_path / "bench" / "__init__.py").write_text("raise SystemExit('the wrong bench')")
-    environment = rank_environment(RUN, RUN_DIR, os.environ)
+    environment = rank_environment(os.environ)
     done = subprocess.run(
         [sys.executable, "-c", "import bench; print(bench.__file__)"],
         cwd=tmp_path,
@@ -50,14 +61,14 @@ def test_a_rank_imports_this_checkout_and_not_the_current_folder(tmp_path: Path)
 
 
 def test_a_cpu_rank_sees_no_gpu_and_talks_over_loopback() -> None:
-    found = rank_environment(RUN, RUN_DIR, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    found = rank_environment({"CUDA_VISIBLE_DEVICES": "0,1"})
     assert found["CUDA_VISIBLE_DEVICES"] == ""
     assert found["GLOO_SOCKET_IFNAME"] == "lo"
 
 
 def test_a_cuda_rank_keeps_the_devices_that_the_shell_chose() -> None:
     run = resolve_anywhere(RunSpec(launch=LaunchSpec(device="cuda")))
-    found = rank_environment(run, RUN_DIR, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    found = rank_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, run)
     assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
 
 
@@ -68,14 +79,14 @@ def sharing(ranks: int = 4, **changes: object) -> ResolvedRun:
 
 
 def test_ranks_that_share_a_device_ask_nccl_for_it_and_are_not_comparable_in_time() -> None:
-    found = rank_environment(sharing(), RUN_DIR, {"NCCL_LIB": "/new/libnccl.so.2"})
+    found = rank_environment({"NCCL_LIB": "/new/libnccl.so.2"}, sharing())
     assert found["NCCL_MULTI_RANK_GPU_ENABLE"] == "1"
     assert found["LD_PRELOAD"] == "/new/libnccl.so.2"
     assert not sharing().comparable_in_time
     alone = sharing(ranks_per_device=1)
     assert alone.comparable_in_time
-    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in rank_environment(alone, RUN_DIR, {})
-    assert "LD_PRELOAD" not in rank_environment(RUN, RUN_DIR, {"NCCL_LIB": "/new/libnccl.so.2"})
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in rank_environment({}, alone)
+    assert "LD_PRELOAD" not in rank_environment({"NCCL_LIB": "/new/libnccl.so.2"})
 
 
 @pytest.mark.parametrize(
@@ -98,10 +109,10 @@ def test_local_ranks_go_round_the_devices_of_the_launch(
 
 
 def test_the_agent_is_told_its_parent_its_ranks_its_worker_and_its_folder() -> None:
-    command = agent_command(RUN, RUN_DIR)
-    assert command[:3] == [sys.executable, "-m", "bench.launch.agent"]
-    assert command[3:] == [str(os.getpid()), "2", "mfsdp_bench_rank", str(RUN_DIR)]
-    assert rank_environment(RUN, RUN_DIR, {})["MFSDP_BENCH_WORKER"] == "bench.worker"
+    words = agent_command(order())
+    assert words[:3] == [sys.executable, "-m", "bench.launch.agent"]
+    assert words[3:] == [str(os.getpid()), "2", "mfsdp_bench_rank", "/somewhere/runs/x"]
+    assert rank_environment({})["MFSDP_BENCH_WORKER"] == "bench.worker"
 
 
 def test_only_the_variables_of_the_allow_list_are_shown_and_no_secret() -> None:
@@ -124,7 +135,7 @@ def test_the_environment_is_plain_json_with_the_facts_of_the_design(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    found = json.loads(json.dumps(collect_environment(RUN, RUN_DIR)))
+    found = json.loads(json.dumps(collect_environment(order())))
     assert found["hostname"]
     assert found["cpu_name"]
     assert found["cpu_count"] >= 1

@@ -47,13 +47,10 @@ class LocalJob:
     ) -> None:
         self._order = order
         self._kills_before = out_of_memory_kills()
-        environment = rank_environment(
-            order.resolved, order.run_dir, os.environ, order.code, order.worker_module
-        )
         self._agent = start_detached(
-            command or agent_command(order.resolved, order.run_dir, order.code),
+            command or agent_command(order),
             order.run_dir / LOGS / AGENT_LOG,
-            {**environment, **(variables or {}), **order.variables},
+            {**rank_environment(order, os.environ), **(variables or {})},
         )
         self._ended = threading.Event()
         threading.Thread(target=self._wait_for_agent, daemon=True).start()

@@ -70,7 +70,7 @@ class StepJob(SlurmJob):
     def __init__(self, order: Order, settings: SlurmSettings, nodes: list[str]) -> None:
         self._nodes = nodes
         launch = order.resolved.launch
-        agent = agent_command(order.resolved, order.run_dir, order.code, parent=0)
+        agent = agent_command(order, parent=0)
         if settings.container_image is not None:
             agent[0] = settings.container_python
         cpus = os.environ.get("SLURM_CPUS_PER_TASK")
