@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.launch.command import WORKER_MODULE
 from bench.launch.deaths import Deaths
-from bench.launch.forked_ranks import fork_ranks, load_torch
+from bench.launch.forked_ranks import fork_ranks, load_torch, name_callers_cheaply
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
@@ -76,6 +76,7 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    name_callers_cheaply()
     if forks:
         fork_ranks()
     # --standalone lets both the rendezvous and the process group take ports that the kernel found

@@ -19,7 +19,11 @@ from bench.launch.protocol import Order
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB
 from bench.spec import known_engine
 from bench.store import RunFolder, StoreFullError
-from bench.store.atomic import write_json_atomically, write_text_atomically
+from bench.store.atomic import (
+    reporting_failed_writes,
+    write_json_atomically,
+    write_text_atomically,
+)
 from bench.store.layout import RUNTIME, SPEC
 
 Verdict = Literal["proven", "mismatch"]
@@ -36,7 +40,9 @@ def expect_code(order: Order) -> None:
     # The worker would load the same a moment later; a stand-in for it may need no torch.
     engine = known_engine(resolved.engine.name).factory.partition(":")[0]
     imports = ("bench.worker.rank", engine) if order.worker_module == WORKER_MODULE else ()
-    write_json_atomically(order.run_dir / EXPECTED, expected_code(resolved, code, imports))
+    file = order.run_dir / EXPECTED
+    with reporting_failed_writes(file):  # of use only while the run goes on: not forced to disk
+        file.write_text(json.dumps(expected_code(resolved, code, imports), indent=2))
     if code.unknown_settings:
         document = resolved.model_dump(mode="json")
         for place in code.unknown_settings:

@@ -63,6 +63,18 @@ def fork_ranks() -> None:
         elastic.get_subprocess_handler = handler
 
 
+def name_callers_cheaply() -> None:
+    """Have the rendezvous of torchrun name its callers by their frames alone.
+
+    It puts the name into records that nobody reads. To find it, it looks for the source of
+    everything on the stack among all loaded modules, nine times in a run: 0.25 s of processor time.
+    """
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous
+
+    if hasattr(rendezvous, "get_method_name"):
+        rendezvous.get_method_name = lambda depth=2: sys._getframe(depth).f_code.co_name
+
+
 class ForkedRank:
     """What torchrun asks of a `subprocess.Popen`, of a fork of this process.
 

@@ -98,15 +98,19 @@ def collect(expected: dict[str, Any]) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch_version(),
         "packages": {
-            name: located(name.partition("@")[0], wanted["patterns"])
+            name: located(name.partition("@")[0], wanted["patterns"], "root" in wanted)
             for name, wanted in expected["packages"].items()
         },
         "distributions": {name: distribution(name) for name in expected["distributions"]},
     }
 
 
-def located(package: str, patterns: list[str]) -> dict[str, Any]:
-    """Where `package` is imported from, and a hash of its files that match `patterns`."""
+def located(package: str, patterns: list[str], is_placed: bool) -> dict[str, Any]:
+    """Where `package` is imported from, and a hash of its files that match `patterns`.
+
+    is_placed: it has to be in one folder, so that modules of it from elsewhere matter. Of torch
+    there are a thousand, and no such folder.
+    """
     place = origin(package)
     if place is None:
         return {
@@ -120,24 +124,25 @@ def located(package: str, patterns: list[str]) -> dict[str, Any]:
     root = place.parent.parent if place.name == "__init__.py" else place.parent
     files = file_hashes(root, patterns)
     loaded = loaded_files(package)
+    resolved = (Path(file).resolve() for file in loaded) if is_placed else ()
     return {
         "file": str(place),
         "root": str(root),
         "sha256": combined(files),
         "modules": len(loaded),
-        "elsewhere": [str(file) for file in loaded if not file.is_relative_to(root)],
+        "elsewhere": [str(file) for file in resolved if not file.is_relative_to(root)],
         "files": files,
     }
 
 
-def loaded_files(package: str) -> list[Path]:
+def loaded_files(package: str) -> list[str]:
     """Files of the modules of `package` that this process has loaded."""
     members = [
         getattr(module, "__file__", None)
         for name, module in sorted(sys.modules.items())
         if name.partition(".")[0] == package
     ]
-    return [Path(file).resolve() for file in members if file is not None]
+    return [file for file in members if file is not None]
 
 
 def origin(package: str) -> Path | None:
