@@ -94,7 +94,7 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
     grouping, pools = "tests/core/test_plan_fine_grained.py", "tests/core/test_plan_pools.py"
     silent = f"{grouping}::test_an_explicit_setting_overrides_the_rule"
     numbers = f"{grouping}::test_a_run_that_leaves_it_open_has_the_name_of_what_the_rule_chooses"
-    also = f"{pools}::test_no_pool_that_takes_every_unit_is_smaller_than_the_max_pool"
+    also = f"{pools}::test_a_pool_of_nothing_is_empty"
     beside = f"{pools}::test_arguments_that_contradict_are_refused"
     tests = {
         grouping: {silent: own, f"{numbers}[1]": own | other, f"{numbers}[2]": own | other},
@@ -110,10 +110,11 @@ def test_a_mutant_meets_tests_of_its_line_those_with_numbers_first_and_every_fil
 def test_lines_that_ranks_of_a_test_execute_are_noted(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
-    core, file = noting_core(tmp_path), "tests/core/conformance/test_user_buffer_groups.py"
+    core, file = noting_core(tmp_path), "tests/core/conformance/test_transports_conform.py"
+    test = f"{file}::test_a_group_of_several_names_is_registered_once_and_agrees_on_all_ranks"
     assert all((core / one.relative_to(CORE)).read_text() == one.read_text() for one in SOURCES)
     with fork_server.workers(1, tmp_path) as workers:
-        (ran,) = workers.run(run_pytest, str(tmp_path), (file,), True, seconds=120.0)
+        (ran,) = workers.run(run_pytest, str(tmp_path), (test,), True, seconds=120.0)
     assert ran.failed is None
     (lines,) = ran.lines.values()
     assert lines["comm/symmetric.py"]
