@@ -7,6 +7,7 @@ these names. They describe; nothing in this package reads them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,8 +44,10 @@ def mark(managed: ManagedParameter, index: FSDPDistributedIndex) -> None:
 def mark_for_kernels(managed: ManagedParameter, bucket: Bucket) -> None:
     """What fused layers read on a parameter, see [Note: fused weight gradients]."""
     raw: Any = managed.raw
-    raw.get_main_grad = MainGradient(bucket, managed.raw)
+    raw.get_main_grad = _no_main_gradient
     if bucket.gradients is not None:
+        index = next(i for i, p in enumerate(bucket.parameters) if p is managed)
+        raw.get_main_grad = partial(bucket.gradients.target, index)
         raw.overwrite_main_grad = not bucket.gradients.holds_whole
         raw.grad_added_to_main_grad = False
         raw.zero_out_wgrad = len(managed.holders) > 1
@@ -133,19 +136,10 @@ class ParamAndGradBuffer:
             self._user_buffers.close()
 
 
-class MainGradient:
-    """`parameter.get_main_grad()`: where a fused kernel writes the parameter's gradient."""
+def _no_main_gradient() -> torch.Tensor:
+    """`get_main_grad()` of a frozen parameter.
 
-    def __init__(self, bucket: Bucket, raw: nn.Parameter) -> None:
-        self._gradients = bucket.gradients
-        self._index = next(i for i, p in enumerate(bucket.parameters) if p.raw is raw)
-
-    def __call__(self) -> torch.Tensor:
-        """The parameter's part of the buffer.
-
-        Raises:
-            LifecycleError: the parameter is frozen.
-        """
-        if self._gradients is None:
-            raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")
-        return self._gradients.target(self._index)
+    Raises:
+        LifecycleError: always.
+    """
+    raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")

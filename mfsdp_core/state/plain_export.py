@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -65,17 +66,19 @@ def save_safetensors(
     library = together(group, _safetensors, CheckpointError)
     tensors = _own_tensors(model)
     files = _split(tensors, dtype, max_file_bytes)
-    partial = from_first(group, lambda: folder.begin(path, overwrite=overwrite), CheckpointError)
+    unfinished = from_first(group, lambda: folder.begin(path, overwrite=overwrite), CheckpointError)
     is_first = dist.get_rank(group) == 0
     try:
         for file, names in files.items():
             part = _gathered({name: tensors[name] for name in names}, dtype, keep=is_first)
-            write = _Writer(library, part, partial / file)
+            write = partial(
+                library.torch.save_file, part, unfinished / file, metadata={"format": "pt"}
+            )
             from_first(group, write, CheckpointError)
-        from_first(group, lambda: _finish(partial, path, files), CheckpointError)
+        from_first(group, lambda: _finish(unfinished, path, files), CheckpointError)
     except BaseException:
         if is_first:
-            folder.discard(partial)
+            folder.discard(unfinished)
         raise
 
 
@@ -108,18 +111,6 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
     stored = together(group, compare, CheckpointError)
     together(group, lambda: _read_all(tensors, stored), CheckpointError)
     model.load_state_dict(model.state_dict())
-
-
-class _Writer:
-    """Writes one file where it is called."""
-
-    def __init__(self, library: ModuleType, tensors: dict[str, torch.Tensor], file: Path) -> None:
-        self._library = library
-        self._tensors = tensors
-        self._file = file
-
-    def __call__(self) -> None:
-        self._library.torch.save_file(self._tensors, self._file, metadata={"format": "pt"})
 
 
 def _own_values(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
@@ -179,13 +170,13 @@ def _split(
     }
 
 
-def _finish(partial: Path, path: Path, files: Mapping[str, list[str]]) -> None:
+def _finish(unfinished: Path, path: Path, files: Mapping[str, list[str]]) -> None:
     if len(files) > 1:
         places = {name: file for file, names in files.items() for name in names}
-        total = sum((partial / file).stat().st_size for file in files)
+        total = sum((unfinished / file).stat().st_size for file in files)
         document = {"metadata": {"total_size": total}, "weight_map": places}
-        (partial / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
-    folder.commit(partial, path, {}, folder.digests(partial, 0, 1))
+        (unfinished / INDEX).write_text(json.dumps(document, indent=1), encoding="utf-8")
+    folder.commit(unfinished, path, {}, folder.digests(unfinished, 0, 1))
 
 
 def _stored_slices(library: ModuleType, path: Path) -> dict[str, Any]:
