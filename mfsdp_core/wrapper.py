@@ -34,10 +34,8 @@ from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import ShardingRequest, request_of_wrapper, shard_module
 from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
 from mfsdp_core.state.described import describe_modules
-from mfsdp_core.state.framework_calls import AnswersFrameworks, refuse_moves
-from mfsdp_core.state.later_parameters import refuse_later_parameters
+from mfsdp_core.state.guards import GuardedModule, guard
 from mfsdp_core.state.model_state import load_model_state
-from mfsdp_core.state.module_copy import allow_copies, refuse_pickling
 from mfsdp_core.state.owner import OWNER
 
 
@@ -45,7 +43,7 @@ def _nobody() -> None:
     """Who owns a parameter that no sharded model does."""
 
 
-class MegatronFSDP(AnswersFrameworks):
+class MegatronFSDP(GuardedModule):
     """A sharded model, as `fully_shard_model` returns it.
 
     The constructor takes upstream's arguments. Those that `fully_shard_model` has too mean the
@@ -148,9 +146,7 @@ class MegatronFSDP(AnswersFrameworks):
         parameters = [managed for bucket in self._buckets() for managed in bucket.parameters]
         holders = [holder for managed in parameters for holder, _ in managed.holders]
         describe_modules(holders)
-        refuse_moves(holders)
-        allow_copies(unit.module for unit in self._units())
-        refuse_later_parameters(module)
+        guard(module, (unit.module for unit in self._units()), holders)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -407,19 +403,6 @@ class MegatronFSDP(AnswersFrameworks):
             self.reset_mixed_precision_policy(previous)
 
     # --- state --------------------------------------------------------------------------------
-
-    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
-        """Refuse: hooks and buffers would be shared with the copy.
-
-        Raises:
-            LifecycleError: always.
-        """
-        raise LifecycleError(
-            "the wrapper of a sharded model cannot be copied. Copy the module in it, as in "
-            "AveragedModel(model.module), copy its state_dict(), or shard a second module."
-        )
-
-    __reduce_ex__ = refuse_pickling
 
     @torch.no_grad()
     def load_state_dict(
