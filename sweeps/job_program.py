@@ -15,10 +15,10 @@ from pathlib import Path
 from types import FrameType
 
 from bench.launch.code import code_identity
-from bench.launch.protocol import QueuedJob
 from bench.launch.run import launch
 from bench.launch.slurm.controller import own_job, why_this_job_ends
 from bench.launch.slurm.launcher import SlurmLauncher
+from bench.launch.slurm.queue import QueuedJob
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.watch import StopRequest
 from bench.record import FINISHED_GOOD, RunOutline

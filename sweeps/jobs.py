@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 
 from bench.errors import UsageError
 from bench.launch.code import RankCode
-from bench.launch.protocol import Queue, QueuedJob
+from bench.launch.slurm.queue import QueuedJob, SlurmQueue
 from bench.record import RunStatus
 from bench.redaction import redact_text
 from bench.spec import LaunchSpec
@@ -103,7 +103,7 @@ class Submission:
     at the queue.
     """
 
-    queue: Queue
+    queue: SlurmQueue
     codes: Codes
     settings: Mapping[str, Any]
     request: Callable[[str, Path, LaunchSpec, int], Any]
@@ -221,7 +221,7 @@ class JobsSeen:
         }
 
 
-def see_jobs(store: ResultsStore, sweep: str, queue: Queue) -> JobsSeen:
+def see_jobs(store: ResultsStore, sweep: str, queue: SlurmQueue) -> JobsSeen:
     """Ask the queue once about all jobs of a sweep.
 
     An array whose submission was cut off is found by its name, or else forgotten.

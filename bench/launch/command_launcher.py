@@ -209,7 +209,7 @@ class CommandJob:
                 return self._ended(failed)
             if now >= deadline:
                 return JobState("running")
-            running = next(c for c in self._clients.values() if c.poll() is None)
+            running = next(self._clients[host] for host, code in codes.items() if code is None)
             try:
                 running.wait(max(0.0, min(deadline, last_words if failed else now + 0.5) - now))
             except subprocess.TimeoutExpired:

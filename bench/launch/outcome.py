@@ -75,14 +75,14 @@ def gather_evidence(
         for rank in sorted({*reports, *codes})
     ]
     first = min((one.first_seconds for one in failures), default=math.inf)
-    culprit = _ended_agent(by_node, _hosts(folder), first)
+    ended = _ended_agent(by_node, _hosts(folder), first)
     return EndEvidence(
         agent_exit_code=end.exit_code,
-        agent_place=end.detail if culprit is None else culprit[1],
-        agent_gone=culprit is not None and culprit[0] is None,
+        agent_place=end.detail if ended is None else ended[1],
+        agent_gone=ended is not None and ended[0] is None,
         failures=tuple(sorted(failures, key=lambda one: one.reported_seconds)),
         # Where a rank has failed on one node, the agents of the others are ended for it.
-        agent_signal=culprit[0] if culprit else signals[0] if signals and not codes else None,
+        agent_signal=ended[0] if ended else signals[0] if signals and not codes else None,
         steps=steps,
         steps_expected=steps_expected,
         kernel_oom_kills=end.kernel_oom_kills,

@@ -3,15 +3,15 @@
 `bench.launch.run` takes a run from its folder to its final status with any launcher. How processes
 are found, watched and ended is the launcher's own business: a process tree and a lock that the
 kernel frees on one machine (`bench.launch.local`), the controller's word in a job of a cluster
-(`bench.launch.slurm`). A queue is what such jobs wait in: it is asked from outside of them.
+(`bench.launch.slurm`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Literal, Protocol, Self
 
 from bench.launch.code import RankCode
 from bench.launch.share import Share
@@ -106,38 +106,3 @@ class Launcher(Protocol):
 
     def start(self, order: Order) -> Job:
         """Start the processes of a run."""
-
-
-@dataclass(frozen=True)
-class QueuedJob:
-    """A job as its queue sees it.
-
-    phase: `ended` also where the queue knows it no more. reason: why it waits. state: of a run that
-    the end of this job has cut off, and `detail` in words.
-    """
-
-    phase: Phase
-    reason: str = ""
-    nodes: str = ""
-    state: RunState = "interrupted"
-    detail: str = ""
-
-
-class Queue(Protocol):
-    """Holds jobs until there are nodes for them; nobody has to wait beside it."""
-
-    @property
-    def most_at_once(self) -> int:
-        """Jobs that one `submit` takes."""
-
-    def submit(self, request: Any, count: int) -> str:
-        """Hand over `count` jobs alike; the id of their array. Job n of it is ID_n."""
-
-    def find(self, name: str) -> str | None:
-        """Id of the array that was submitted under `name`; None if there is none."""
-
-    def look(self, jobs: Collection[str]) -> Mapping[str, QueuedJob]:
-        """How each of `jobs` is; one question for all of them."""
-
-    def cancel(self, arrays: Collection[str]) -> None:
-        """Have arrays ended; returns before they are."""

@@ -91,7 +91,7 @@ class Watch:
     def _hang(self, allowed_seconds: float, now: float) -> Outcome:
         """Name the process that holds the others up, as far as the evidence goes."""
         seen = self._job.symptoms()
-        guilty, evidence = self._suspect(seen)
+        rank, evidence = self._suspect(seen)
         circumstances = self._circumstances(seen, now)
         self._job.ask_for_stacks()
         time.sleep(_STACK_SECONDS)
@@ -99,7 +99,7 @@ class Watch:
             "hang",
             f"no rank finished a step for {allowed_seconds:g} s {self._progress()}; {evidence}"
             f"{circumstances}; stacks are in logs/rank<N>.log",
-            guilty,
+            rank,
         )
 
     def _suspect(self, seen: Symptoms) -> tuple[int | None, str]:

@@ -17,9 +17,14 @@ import psutil
 import pytest
 
 from bench.errors import UsageError
-from bench.launch.command_launcher import checked_template, read_hosts
+from bench.launch import command_launcher
+from bench.launch.code import own_code
+from bench.launch.command_launcher import CommandJob, checked_template, read_hosts
 from bench.launch.process import RANK_NAME
+from bench.launch.protocol import Order
 from bench.record import FINISHED_GOOD, RunRecord
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import RunSpec
 from bench.store import ResultsStore
 
 CHECKOUT = Path(__file__).parents[2]
@@ -253,3 +258,27 @@ def test_a_file_of_hosts_that_cannot_be_is_refused(tmp_path: Path, text: str, sa
     (tmp_path / "hosts").write_text(text)
     with pytest.raises(UsageError, match=says):
         read_hosts(tmp_path / "hosts")
+
+
+def test_a_command_that_ends_between_two_looks_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Client:
+        pid = 0
+        looks = iter([None])
+
+        def poll(self) -> int | None:
+            return next(self.looks, 255)
+
+        def wait(self, _seconds: float) -> int:
+            return 255
+
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "agent.log").write_text("no route\n")
+    monkeypatch.setattr(command_launcher, "start_detached", lambda *_: Client())
+    order = Order(resolve_anywhere(RunSpec()), tmp_path, own_code(), "worker")
+    job = CommandJob(order, ["far"], {"far": ["ssh"]})
+    end = job.wait(30.0)
+    job._over.set()
+    assert (end.phase, end.state, end.exit_code) == ("ended", "interrupted", 255)
+    assert "no route" in end.detail

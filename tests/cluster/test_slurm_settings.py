@@ -12,12 +12,12 @@ import pytest
 
 from bench.errors import UsageError
 from bench.launch.code import own_code
-from bench.launch.protocol import Order, QueuedJob
+from bench.launch.protocol import Order
 from bench.launch.rendezvous import Rendezvous, node_number
 from bench.launch.slurm.controller import ControllerSilentError, why_this_job_ends
 from bench.launch.slurm.launcher import StepJob
 from bench.launch.slurm.nodes import node_of_cluster
-from bench.launch.slurm.queue import SlurmQueue
+from bench.launch.slurm.queue import QueuedJob, SlurmQueue
 from bench.launch.slurm.settings import SlurmSettings, read_profile, slurm_settings
 from bench.launch.slurm.submission import JobRequest, _command_line, _executor
 from bench.resolve.resolution import resolve_anywhere

@@ -8,7 +8,7 @@ from threading import Event
 import pytest
 
 from bench.errors import UsageError
-from bench.launch.protocol import QueuedJob
+from bench.launch.slurm.queue import QueuedJob
 from bench.record import RunStatus
 from bench.resolve import Machine
 from bench.spec import LaunchSpec

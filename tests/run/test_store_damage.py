@@ -18,22 +18,9 @@ RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
     folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
+    samples = [StepSample(step, 1.0, 1.0, 1.0, 0.1, 8, 0, 1) for step in range(1, steps + 1)]
     for rank in range(RUN.launch.ranks):
-        for step in range(1, steps + 1):
-            append_samples(
-                folder,
-                rank,
-                StepSample(
-                    step=step,
-                    milliseconds=1.0,
-                    loss=1.0,
-                    grad_norm=1.0,
-                    learning_rate=0.1,
-                    tokens=8,
-                    wire_bytes=0,
-                    rss_bytes=1,
-                ),
-            )
+        append_samples(folder, rank, *samples)
     folder.write_environment({})
     (folder.path / "memory.json").write_text("{}")
     folder.write_status(folder.status.model_copy(update={"state": "ok"}))

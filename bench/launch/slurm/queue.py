@@ -4,18 +4,35 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Final
 
-from bench.launch.protocol import QueuedJob
+from bench.launch.protocol import Phase
 from bench.launch.slurm.controller import OUTCOMES, ControllerSilentError, ask, lost_nodes
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.slurm.submission import MAX_ARRAY, JobRequest, submit_array
+from bench.record import RunState
 
 _WAITING: Final = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"})
 _ALIVE: Final = frozenset({
     "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
     "RESIZING",
 })  # fmt: skip
+
+
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job as its queue sees it.
+
+    phase: `ended` also where the queue knows it no more. reason: why it waits. state: of a run that
+    the end of this job has cut off, and `detail` in words.
+    """
+
+    phase: Phase
+    reason: str = ""
+    nodes: str = ""
+    state: RunState = "interrupted"
+    detail: str = ""
 
 
 class SlurmQueue:
