@@ -80,7 +80,7 @@ KNOWN_FAILURES: Final = (
     KnownFailure(
         ("fsdp2",),
         "a unit runs twice in a pass, each time under `checkpoint(use_reentrant=True)`",
-        "**silently wrong**: what its first run adds to the gradient is lost (0.36 of 0.72)",
+        "**silently wrong**: the gradient of its first run is lost (0.36 of 0.72)",
         script=f"{_FUZZ}/fsdp2-unit-twice-under-reentrant-checkpoints.py",
         kind="differs",
         features=_any("letter K"),
@@ -93,8 +93,8 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp2",),
-        "HSDP, `set_requires_all_reduce(False)` for a microbatch in which other weights of a unit"
-        " have a gradient than in the last one",
+        "HSDP, `set_requires_all_reduce(False)` for a microbatch that gives gradients to other "
+        "weights of a unit than the last one does",
         "**silently wrong**: the gradient of one weight is lost, or added to that of another",
         script="upstream/fsdp2-other-branch-in-the-last-microbatch.py",
     ),
@@ -165,7 +165,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp1",),
-        "a unit that takes part under `no_sync`, and has no gradient in the pass that reduces"
+        "a unit that is used under `no_sync` but has no gradient in the reducing pass"
         " (here: a reentrant checkpoint of an input that needs none)",
         "**silently wrong**: a gradient is off by 0.15 of 0.64",
         script=f"{_FUZZ}/fsdp1-unit-under-reentrant-checkpoint.py",
@@ -174,7 +174,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp1",),
-        "a weight that a unit and the root share, `NO_SHARD`",
+        "a weight shared by a unit and the root, `NO_SHARD`",
         "**silently wrong**: a gradient is off by 0.22 of 0.68",
         by_design=True,
         script=f"{_FUZZ}/fsdp1-tied-weight.py",
@@ -183,7 +183,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp1",),
-        "a frozen layer beside trained ones, sharded, FP64, then"
+        "a frozen layer among trained ones, sharded, FP64, then"
         " `summon_full_params(with_grads=True)`",
         "a rank without a gradient gathers zeros of torch's default dtype; a process is aborted",
         script=f"{_FUZZ}/fsdp1-frozen-layer-and-whole-gradients.py",
@@ -197,7 +197,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("fsdp1",),
-        "tied weights, `NO_SHARD`, computed in BF16 beside FP32 weights, two microbatches",
+        "tied weights, `NO_SHARD`, BF16 compute with FP32 weights, two microbatches",
         "raises: a gradient in BF16 is assigned to a weight in FP32",
         cases="no_shard/2/tied/bf16/k*",
         check="runs to its end",
@@ -245,7 +245,7 @@ KNOWN_FAILURES: Final = (
     KnownFailure(
         ("ddp",),
         "`static_graph=True`, the first pass under `no_sync`",
-        '`INTERNAL ASSERT FAILED`, "please report a bug"; pytorch#187732, open, mends it',
+        '`INTERNAL ASSERT FAILED`, "please report a bug"; pytorch#187732 (open) fixes it',
         script=f"{_FUZZ}/ddp-static-graph-and-no-sync.py",
         kind="raised",
         said="INTERNAL ASSERT FAILED",
@@ -253,8 +253,8 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         (*_DDP, "single", "fsdp1", "fsdp2", "simple_fsdp"),
-        "a state dict that lacks an entry is loaded",
-        "an error, but what it has was loaded, as by every `nn.Module`",
+        "a state dict with a missing entry is loaded",
+        "an error, but the other entries were loaded, as by every `nn.Module`",
         by_design=True,
         cases="*/reloaded",
         check="computed weights",
@@ -298,8 +298,7 @@ KNOWN_FAILURES: Final = (
     KnownFailure(
         ("deepspeed",),
         "a unit twice under `checkpoint(use_reentrant=True)`",
-        "stages 1 and 2 refuse it in words, as in DeepSpeed#988; an assertion without words in"
-        " stage 3",
+        "stages 1 and 2 refuse it, as in DeepSpeed#988; an assertion without message in stage 3",
         _DEEPSPEED,
         script=f"{_FUZZ}/deepspeed-unit-twice-under-reentrant-checkpoint.py",
         kind="raised",
@@ -318,7 +317,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("deepspeed",),
-        "a pass ends with an exception, and the loop goes on",
+        "a pass ends with an exception, and training continues",
         'raises: "has already been reduced" in stages 1 and 2, "unknown parameter type" in stage 3',
         _DEEPSPEED,
         script=f"{_FUZZ}/deepspeed-exception-in-a-backward-pass.py",
@@ -328,7 +327,7 @@ KNOWN_FAILURES: Final = (
     ),
     KnownFailure(
         ("megatron_fsdp_v2",),
-        "a weight of a unit takes no part in the forward pass",
+        "a weight of a unit is not used in the forward pass",
         "**silently wrong**: no gradient of the unit is reduced",
         _V2,
         script="upstream/megatron-fsdp-v2-unused-weight.py",
@@ -338,8 +337,8 @@ KNOWN_FAILURES: Final = (
     KnownFailure(
         ("megatron_fsdp_v2",),
         "two units or more under `checkpoint`",
-        "**silently wrong**: all but the first stay whole after the backward pass, and the next"
-        " pass has weights from before the step; mended later (#6153)",
+        "**silently wrong**: all but the first stay unsharded after the backward pass, and the "
+        "next pass uses weights from before the step; fixed later (#6153)",
         _V2,
         cases="*/recomputed/*",
         check="gradients",

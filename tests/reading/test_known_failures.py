@@ -191,7 +191,7 @@ def test_the_summary_marks_every_failure_known_or_new_a_line_each() -> None:
     begin = lines.index(f"ddp: 1 cases passed, 2 failed (1 known, 1 new); what is known: {PAGE}")
     first, second, *others = lines[begin + 1 :]
     assert first == "  new    ddp/no_shard/2/stack/fp64/k3: gradients"
-    assert second.startswith("  known  a state dict that lacks an entry is loaded: ")
+    assert second.startswith("  known  a state dict with a missing entry is loaded: ")
     assert second.endswith("(in 1 cases)")
     assert len(others) == sum("ddp" in one.engines for one in KNOWN_FAILURES) - 1
     assert all(line.endswith("(no case asks it)") for line in others)

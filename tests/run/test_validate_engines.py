@@ -68,7 +68,7 @@ def test_weights_that_stayed_gathered_after_an_evaluation_are_loaded_into(
     (verdict,) = judged(fork_server, case)
     known = of_case("fsdp2", case.id, verdict.failures)
     assert known is not None, verdict.failures
-    assert known.does == "a state dict that lacks an entry is loaded"
+    assert known.does == "a state dict with a missing entry is loaded"
 
 
 def test_a_case_whose_optional_package_is_absent_is_skipped_in_words(
