@@ -1,21 +1,30 @@
-# Commands of the repository. Each one creates or refreshes .venv first, and only when it must.
+# Commands of the repository. Each one first creates or refreshes .venv if needed.
 #
-#   make demo | test | check | bench | gpu-check | gpu-wheels | nightly | mutation | faults | venv | clean
-#   make oldest-torch         a step, checkpoints and shards on the oldest torch (4 GB are kept in ~/.cache)
-#   make cuda-build-check     CUDA builds of the oldest and the newest torch, without a GPU (5 GB each, kept)
+#   make demo               train a small sweep on two CPU ranks and write an HTML report
+#   make test               all tests that this machine can run
+#   make check              format, lint, types, import contracts
+#   make nightly            the long matrices, and properties with new random draws
+#   make bench              step times against other engines, and the harness's own costs
+#   make mutation           which cases and tests notice which change of the core
+#   make faults             injected faults, on real process trees and a local Slurm
+#   make gpu-check          check a GPU machine, without network (docs/gpu.md)
+#   make gpu-wheels         download the wheels that gpu-check needs
+#   make oldest-torch       train with the oldest supported torch (4 GB, kept in ~/.cache)
+#   make cuda-build-check   check CUDA builds of the oldest and newest torch, without a GPU (5 GB each, kept)
+#   make venv | clean       create .venv; delete caches
 #
-# PYTHON=/path/to/python3   interpreter that .venv is made with (3.11 or later)
-# VENV=path                 another environment than .venv
-# TORCH=torch==2.13.0       which torch to install; without it the CPU build is tried first
-# WORKERS=2                 processes that `make test` and `make nightly` spread the files over
-# DRAWS=1763877600          what `make nightly` draws its examples from; the time if not given
-# SEED=1 SAMPLE=30          mutants of `make mutation`: which, and how many
-# MINUTES=600               after which `make mutation` ends; the next one goes on
+# PYTHON=/path/to/python3   interpreter for .venv (3.11 or later)
+# VENV=path                 an environment other than .venv
+# TORCH=torch==2.13.0       the torch to install; by default the CPU build, if there is one
+# WORKERS=2                 processes of `make test` and `make nightly`
+# DRAWS=1763877600          seed of `make nightly`; by default the time
+# SEED=1 SAMPLE=30          mutants of `make mutation`: seed and number
+# MINUTES=600               time limit of `make mutation`; the next call continues
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
-# DEVICE=cpu                tries `make gpu-check` out without a GPU; PARTS="core speed" runs some parts
-# GPU_PYTHON=python3        the GPU image's own Python, which has torch with CUDA
-# WHEELS_FOR=3.12           Python that `make gpu-wheels` fetches wheels for
-# NCCL=13                   CUDA that `make gpu-wheels` fetches a newer NCCL for, to share a GPU
+# DEVICE=cpu                runs `make gpu-check` without a GPU; PARTS="core speed" runs some parts
+# GPU_PYTHON=python3        the GPU machine's own Python, with a CUDA build of torch
+# WHEELS_FOR=3.12           Python version of the wheels of `make gpu-wheels`
+# NCCL=13                   also download a newer NCCL for this CUDA version, to share a GPU between ranks
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -48,7 +57,7 @@ PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2x
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
 
 help:
-	@sed -n '2,19s/^# \{0,1\}//p' Makefile
+	@sed -n '3,27s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
