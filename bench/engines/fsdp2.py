@@ -17,6 +17,8 @@ on the meta device is drawn and sharded unit by unit ([Note: models on the meta 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 import torch.distributed as dist
@@ -95,18 +97,13 @@ class Fsdp2Engine(StockEngine):
     def memory_by_category(self) -> dict[str, int]:
         """Sharded tensors as measured; gathered weights by the schedule; buffers as allocated.
 
-        Gathered weights at most: everything for optim_grads; else the root, two layers (the
-        running and the prefetched one), and all parts that are kept for the backward pass.
-        Communication: the largest gather plus the largest reduction (input and output), as
-        fully_shard asked for them.
+        Gathered weights: the root, and of the layers `gathered_at_once`. Communication: the largest
+        gather plus the largest reduction (input and output), as fully_shard asked for them.
         """
         root, layers = self._unit_bytes
-        resident = layers[:2] if self._reshard_after_forward else layers
-        if self._reshard_after_forward not in (True, False):
-            resident = [*resident, sum(layers) // self._reshard_after_forward]
         communication = self._all_gather.largest_bytes + self._reduce_scatter.largest_bytes
         return self.persistent_bytes() | {
-            "compute_weights": root + sum(resident),
+            "compute_weights": root + gathered_at_once(layers, self._reshard_after_forward),
             "communication_buffers": communication,
         }
 
@@ -125,6 +122,18 @@ class Fsdp2Engine(StockEngine):
     def code_path(self) -> str:
         """The file of torch's fully_shard."""
         return inspect.getfile(inspect.unwrap(fully_shard))
+
+
+def gathered_at_once(layers: Sequence[int], reshard_after_forward: bool | int) -> int:
+    """The most bytes of layers that are gathered at one time, from the bytes of each in order.
+
+    All of them, or a layer and the next one, which is prefetched. With a number, also the parts
+    that are kept for the backward pass.
+    """
+    if reshard_after_forward is False:
+        return sum(layers)
+    kept = 0 if reshard_after_forward is True else sum(layers) // reshard_after_forward
+    return max(map(sum, pairwise(layers)), default=sum(layers)) + kept
 
 
 def _reshard_after_forward(strategy: StrategyName) -> bool:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
-from bench.engines.fsdp2 import _reshard_after_forward
+from bench.engines.fsdp2 import _reshard_after_forward, gathered_at_once
 from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine, engine_factory
@@ -98,6 +98,20 @@ def test_autocast_is_used_only_where_compute_and_main_dtype_differ():
 def test_a_dtype_that_autocast_cannot_compute_in_is_refused():
     with pytest.raises(UnsupportedError, match="not in fp64 on fp32 weights"):
         autocast(dtypes("fp64", "fp32"), torch.device("cpu"))
+
+
+@pytest.mark.parametrize(
+    ("layers", "reshard", "most"),
+    [
+        ([4, 1, 6, 3], True, 9),  # 6 while 3 is prefetched
+        ([4, 1, 6, 3], False, 14),
+        ([4, 1, 6, 3], 2, 9 + 7),
+        ([5], True, 5),
+        ([], True, 0),
+    ],
+)
+def test_fsdp2_has_at_most_a_layer_and_the_next_one_gathered(layers, reshard, most):
+    assert gathered_at_once(layers, reshard) == most
 
 
 def test_fsdp2_refuses_a_strategy_that_it_does_not_have():
