@@ -1,10 +1,10 @@
 """What an engine costs the host per unit and pass: the record, and the numbers made of it.
 
 [Note: host time] A run with `measure.host_time` takes passes behind everything else that it
-measures: forward and backward of a decoder of 8 layers so small that its arithmetic is no matter,
-under the run's engine with the run's settings and ranks, and in turn the same decoder without an
-engine. The time is processor time of the threads that run Python and the dispatcher (the main one
-and autograd's), which does not go on while they sleep for a link. What the decoder alone takes is
+measures: forward and backward of a decoder with 8 layers, so small that its arithmetic hardly
+counts, under the run's engine, settings and ranks, in turn with the same decoder without an engine.
+The time is processor time of the threads that run Python and the dispatcher (the main one and
+autograd's), which does not go on while they sleep for a link. What the decoder alone takes is
 subtracted. Optimizer steps lie between passes and do not count.
 """
 

@@ -34,7 +34,7 @@ class MetricRule:
     tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
     relative distance between curves, None meaning the bound of the dtype policy. direction: "both"
     calls every change beyond the tolerance a regression. named: whether the file asks for it; a
-    required metric that was named and cannot be measured is not passed over.
+    required metric that is named in the file must be measured.
     """
 
     gate: Requirement

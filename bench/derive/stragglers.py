@@ -21,7 +21,7 @@ _LEAST_LAG = 5e-3
 
 @dataclass(frozen=True)
 class Lag:
-    """How one rank or node stands against the others of its run.
+    """How one rank or node compares with the others of its run.
 
     milliseconds: median over steps of its time, of a node that of its slowest rank. last: steps in
     which it was last, out of `steps`; expected: of equal ranks. lag_milliseconds: median of how

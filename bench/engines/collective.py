@@ -8,8 +8,8 @@ torch's allocator (`plain`), or in a pool of NCCL's that is registered before th
 
 [Note: exact values] Every element is a small whole number that depends on its index and its rank,
 and sums stay below what the narrowest dtype counts exactly (256 in BF16). So the result is known to
-the last bit, whatever the order of the sum, and a slice that comes from another rank or lies
-elsewhere is seen.
+the last bit, whatever the order of the sum, and a slice from a wrong rank or at a wrong place is
+detected.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from mfsdp_core.streams import Streams
 _EXACT: Final = 256
 _LEVELS: Final = 7
 _PATTERN: Final = 13
-#: Looked at together, so that looking takes little memory beside buffers of any size.
+#: Compared at a time, so that a check takes little memory besides buffers of any size.
 CHECKED_ELEMENTS = 1 << 24
 _BUCKET: Final = "buffer"
 
 
 class WrongValuesError(BenchError):
-    """A collective did not bring what it should have brought."""
+    """A collective gave a wrong result."""
 
 
 class ExactValues:
-    """What each of `ranks` ranks brings, element by element; see [Note: exact values]."""
+    """The values that each of `ranks` ranks contributes; see [Note: exact values]."""
 
     def __init__(self, ranks: int, device: torch.device) -> None:
         self._sparse = -(-ranks // _EXACT)
@@ -57,7 +57,7 @@ class ExactValues:
         self._sums = torch.stack([self.of(period, rank) for rank in range(ranks)]).sum(0)
 
     def of(self, index: Tensor, rank: Tensor | int) -> Tensor:
-        """What `rank` brings."""
+        """The contribution of `rank`."""
         values = (index + 3 * rank) * 5 % _PATTERN % (self._levels + 1)
         return torch.where((index + rank) % self._sparse == 0, values, 0).float()
 
@@ -154,7 +154,7 @@ class CollectiveEngine(TimedCollective):
         Leaves zeros, so that any number of operations can follow.
 
         Raises:
-            WrongValuesError: an element is another one than it should be; names the first.
+            WrongValuesError: an element is wrong; names the first one.
         """
         rank, operation = self._communicator.rank, self._settings.operation
         is_gather = operation == "all_gather"
@@ -172,7 +172,7 @@ class CollectiveEngine(TimedCollective):
         self.synchronize()
 
     def memory_by_category(self) -> dict[str, int]:
-        """Operand and result; what a transport needs besides is its own."""
+        """Operand and result, without the memory of a transport."""
         buffers = {tensor.data_ptr(): tensor.nbytes for tensor in (self._full, self._own)}
         return {"communication_buffers": sum(buffers.values())}
 

@@ -1,13 +1,13 @@
 """Engine `deepspeed`: the package DeepSpeed, ZeRO stages 1 to 3, with an optimizer of torch.
 
-BF16 accumulates and steps in FP32; of stage 1 its BF16_Optimizer is then in charge. What it does by
-default, or does not, and is undone here so that it starts where the other engines start:
+BF16 accumulates and steps in FP32; of stage 1 its BF16_Optimizer is then in charge. Some of
+its behaviour is undone here, so that it starts where the other engines start:
 - it clips every step at a norm of 1: that is off, and the loop clips the shards here;
 - main weights are made of weights that were rounded to BF16: the FP32 values are copied in;
 - it casts buffers to BF16, rotary tables among them: they stay as they were;
 - on a CPU it compiles an extension that adds up past gloo: that is off;
-- stage 3 puts its own linear layer in the place of torch's, for whatever runs in the process from
-  then on: torch's is put back when the engine is gone, or another is built.
+- stage 3 replaces torch's linear layer for everything in the process: it is restored when the
+  engine is gone, or another is built.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class DeepSpeedEngine(Engine):
 
 
 def _package() -> Any:
-    """DeepSpeed, silent, and without the extension that would be compiled on a CPU.
+    """DeepSpeed, silenced, and without the extension that it would compile on a CPU.
 
     It calls collectives by names that torch has deprecated, in every step.
     """
@@ -133,7 +133,7 @@ def _package() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         package = importlib.import_module("deepspeed")
-    # It remembers the process groups of an engine before, which may be gone.
+    # It remembers process groups of an earlier engine, which may be gone.
     package.comm.comm.cdb = None
     for name, value in list(vars(package.utils.groups).items()):
         if isinstance(value, dist.ProcessGroup):
@@ -146,7 +146,7 @@ def _package() -> Any:
 
 
 def _put_back_linear(package: Any) -> None:
-    """Unless an engine is there that has replaced it; the package remembers torch's."""
+    """Unless an engine still uses the replacement; the package remembers torch's."""
     newest = DeepSpeedEngine._newest
     if newest is None or newest() is None:
         remembers = package.runtime.zero.partition_parameters.InsertPostInitMethodToModuleSubClasses

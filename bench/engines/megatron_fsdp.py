@@ -1,10 +1,10 @@
 """Engine `megatron_fsdp`: the package megatron-fsdp 0.6.1 behind its first API. CUDA only.
 
-What the package does that is undone here, so that it starts where the other engines start:
+Some behaviour of the package is undone here, so that it starts where the other engines start:
 - `fully_shard_optimizer` takes a step with gradients of zeros to make optimizer state, which counts
   as a step and decays weights: it is taken at a learning rate of 0, and its state is dropped;
 - main weights are made from weights in the compute dtype: the FP32 values are copied in.
-It has no function that clips: the norm is taken over the shards here.
+It has no function for clipping, so the norm is computed over the shards here.
 """
 
 from __future__ import annotations

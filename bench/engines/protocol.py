@@ -1,4 +1,4 @@
-"""What the training loop asks of an engine, and nothing more.
+"""What the training loop needs from an engine, and nothing more.
 
 An engine is built from a model (same values on every rank; `bench.models.units` says which modules
 are units; called with tokens and targets it returns the mean loss), a resolved run and a device. It
@@ -22,16 +22,16 @@ from bench.spec import ResolvedRun
 UNTOLD: Final[dict[str, int | None]] = dict.fromkeys(
     ("compute_weights", "gradients", "communication_buffers")
 )
-"""What an engine holds beside shards and optimizer state, where its package does not say it."""
+"""Memory besides shards and optimizer state, of engines whose package does not report it."""
 
 
 class Reported(Protocol):
-    """What a record says of whatever was measured."""
+    """What a record says about anything that was measured."""
 
     def memory_by_category(self) -> Mapping[str, int | None]:
         """The most bytes on this rank by category of `bench.meters.memory`.
 
-        None: held, and nobody says how much, so that no sum is taken for the whole.
+        None: in use, but of unknown size, so that no sum counts as the total.
         """
 
     def pool_plan(self) -> dict[str, Any] | None:
@@ -84,7 +84,7 @@ class Engine(Reported, Protocol):
 
 
 class Waitable(Protocol):
-    """An operation that was issued."""
+    """An issued operation."""
 
     def wait(self) -> object:
         """Let the current stream wait for its end; on a CPU return afterwards."""
@@ -103,10 +103,10 @@ class TimedCollective(Reported, Protocol):
         """Return once the device has done everything."""
 
     def check(self) -> None:
-        """Run it once on values whose result is known; raises where the result is another."""
+        """Run it once on values with a known result; raises if the result differs."""
 
     def close(self) -> None:
-        """Give back what must go before the process group."""
+        """Release what must be released before the process group."""
 
 
 EngineFactory = Callable[[nn.Module, ResolvedRun, torch.device], Engine]

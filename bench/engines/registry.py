@@ -22,7 +22,7 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
     Every engine but those of one process needs an initialised default process group.
 
     Raises:
-        ConfigError: nobody offers the engine, or its factory is not where its row says, or takes
+        ConfigError: no engine has this name, or its factory is not where its row says, or takes
             other arguments.
     """
     row = known_engine(resolved.engine.name)

@@ -1,4 +1,4 @@
-"""Does everything that touches the same memory have an order? A happens-before checker.
+"""Is everything that touches the same memory ordered? A happens-before checker.
 
 Vector clocks: each stream counts its own operations and knows how far it has waited for others. Two
 operations that overlap in memory, one of them a write, must be ordered: the later one's stream has
@@ -43,7 +43,7 @@ def recorded_order(streams: Streams) -> Iterator[StreamOrder]:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """What an operation did to memory: which stream, and its how manieth operation."""
+    """One access of an operation to memory. time: its number on the stream."""
 
     stream: str
     time: int
@@ -68,7 +68,7 @@ class Race:
 
 @dataclass
 class StreamOrder(Observer):
-    """Clocks, accesses and what was wrong."""
+    """Clocks, accesses, and the races that were found."""
 
     races: list[Race] = field(default_factory=list)
     operations: int = 0
@@ -178,7 +178,7 @@ def _overlap(a: Span, b: Span) -> bool:
 
 
 class Operations(TorchDispatchMode):
-    """Tells a `StreamOrder` what every operation reads and writes."""
+    """Reports to a `StreamOrder` what every operation reads and writes."""
 
     def __init__(self, order: StreamOrder) -> None:
         super().__init__()

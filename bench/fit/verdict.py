@@ -8,7 +8,7 @@ from typing import Final, Self
 from bench.fit.prediction import Prediction
 from bench.resolve.machine import Machine
 
-#: For the CUDA context, NCCL's buffers and the workspaces of libraries, which nobody predicts here.
+#: For the CUDA context, NCCL's buffers and library workspaces, which are not predicted.
 HEADROOM_BYTES: Final = 2 * 2**30
 
 

@@ -1,7 +1,7 @@
 """Logs of Megatron-LM and Megatron-Bridge: iteration lines, memory lines, the block of arguments.
 
 Lines as `training_log`, `report_memory` and `_print_args` print them, in all versions; whatever
-stands before them, as the prefix of `srun -l`, is passed over. Bridge prints the same iteration
+stands before them, such as the prefix of `srun -l`, is ignored. Bridge prints the same iteration
 line, memory in GB of 1e9 bytes under names of its own, and a line of step time above it.
 """
 

@@ -2,7 +2,7 @@
 
 A label (a comment, a bullet or a heading) directly above lines of a run, or a line alone above the
 fence of a code block, opens a run and names it;
-everything else about the text is passed over. A log without labels is one run.
+everything else in the text is ignored. A log without labels is one run.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Who called: the innermost frame that is the engine's, or else that of whoever called torch.
+"""Call sites: the innermost frame of the engine, or else of the caller of torch.
 
-Frames of torch and of Python's library are passed over, but for those of torch's files that are the
-engine under test (`EngineRow.torch_code`).
+Frames of torch and of Python's library are skipped, except torch's files that are the engine under
+test (`EngineRow.torch_code`).
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ class CallSites:
         self._folders = sorted(folders, key=len, reverse=True)
 
     def of_code(self, code: CodeType) -> str | None:
-        """The name of a function; None for one that is passed over."""
+        """The name of a function; None for one that is skipped."""
         if code not in self._known:
             self._known[code] = self._named(code)
         return self._known[code]
 
     def of_frame(self, frame: FrameType | None) -> tuple[str, int]:
-        """The site that `frame` works for, and its line; ("", 0) if nobody called."""
+        """The site that `frame` works for, and its line; ("", 0) if there is none."""
         while frame is not None:
             site = self.of_code(frame.f_code)
             if site is not None:

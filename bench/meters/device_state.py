@@ -99,7 +99,7 @@ class DeviceState:
         return cls(properties.name, f"GPU-{properties.uuid}")
 
     def after_step(self) -> Reading | None:
-        """What changes from step to step; None where nobody tells."""
+        """What changes from step to step; None if it is unknown."""
         if self._device is None:
             return None
         self._last = self._read()

@@ -1,9 +1,9 @@
-"""Timeline of what an engine holds during one step: who took how many bytes when.
+"""Timeline of an engine's memory in one step: what took how many bytes, and when.
 
 [Note: the recorded step] It is step 2: optimizer state and pools exist by then, so the step is like
 any later one, and the steady-state rule never counts the first two steps, so recording costs no
-number anything. Outside of it nobody subscribes to the ledger, and booking costs what it always
-does.
+number anything. Outside of it nothing subscribes to the ledger, so booking costs no more than
+usual.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def _draw(
 
 
 def _keep_drawn(parameter: Any, value: Tensor) -> None:
-    """Let whoever makes main weights of a rounded parameter have its values, and drop them."""
+    """Offer the exact values of a rounded parameter to whoever creates its main weights."""
     alive = weakref.ref(parameter)
 
     def forget() -> None:

@@ -1,7 +1,7 @@
-"""Linear layers of torchao or of Transformer Engine in the place of torch's, with the same values.
+"""Linear layers of torchao or Transformer Engine instead of torch's, with the same values.
 
-Those of a decoder's layers are exchanged; embedding, norms and head stay torch's. Names of
-parameters stay as they were. Neither package is imported before a run asks for it.
+Those of a decoder's layers are replaced; embedding, norms and head stay torch's. Parameters keep
+their names. Neither package is imported before a run needs it.
 """
 
 from __future__ import annotations

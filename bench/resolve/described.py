@@ -1,4 +1,4 @@
-"""A machine that somebody describes, for plans of what will run elsewhere."""
+"""A machine that the user describes, to plan runs for another place."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Known(NamedTuple):
     memory_bytes: int
 
 
-#: By the word for it on a command line; datasheets of NVIDIA, and its list of compute capabilities.
+#: By its name on the command line; datasheets of NVIDIA, and its list of compute capabilities.
 KNOWN_DEVICES: Final = {
     "A100": _Known("NVIDIA A100-SXM4-80GB", (8, 0), 80 * 10**9),
     "L40S": _Known("NVIDIA L40S", (8, 9), 48 * 10**9),
@@ -34,7 +34,7 @@ def described_machine(device: str, gpus: int, gpus_per_node: int = 8) -> Machine
     """`gpus` devices in nodes of `gpus_per_node`; fewer are one node.
 
     Raises:
-        UsageError: nobody here knows the device, or the nodes would not be full.
+        UsageError: an unknown device, or nodes that would not be full.
     """
     known = KNOWN_DEVICES.get(device.upper())
     if known is None:

@@ -65,11 +65,11 @@ def _no_bf16(run: ResolvedRun, machine: Machine) -> str | None:
 
 
 def _too_little_memory(run: ResolvedRun, machine: Machine) -> str | None:
-    """CPU ranks that cannot fit end as victims of the kernel, and may take others with them.
+    """The kernel kills CPU ranks that do not fit, and perhaps other processes too.
 
     The bound counts only weights, gradients and optimizer state (`state_bytes`), so it never
-    refuses what fits. On CUDA running out of memory harms nobody and is a result, so it is left to
-    the run. Of shards on two axes that do not go together nobody knows the bytes.
+    refuses what fits. On CUDA, running out of memory is a harmless result, so the run may show it.
+    Shards on two axes that do not go together cannot be counted.
     """
     if run.launch.device != "cpu" or any(outer_axis(run, machine)):
         return None

@@ -44,7 +44,7 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     """The engine with its strategy and its way of gathering chosen.
 
     Raises:
-        ConfigError: nobody offers an engine of this name, or its transport is gone.
+        ConfigError: no engine has this name, or its transport is gone.
     """
     if spec.engine.asked("transport") == "same_host":
         raise ConfigError(

@@ -90,7 +90,7 @@ def load(import_path: str) -> Any:
         sys.path.insert(0, str(code.root))
     try:
         return getattr(importlib.import_module(module), name)
-    except Exception as error:  # it is somebody's code, which may do anything
+    except Exception as error:  # the user's code, which may do anything
         raise UsageError(f"{import_path} cannot be loaded: {error!r}") from error
 
 

@@ -24,7 +24,7 @@ class Machine:
 
     cpu_count: cores that this process may use (its affinity). memory_bytes: of the machine, or of
     the container if that has less. cuda_devices: the visible ones, in CUDA's numbering. nodes: how
-    many of its kind a run may take. described: by somebody, so what is installed is not known.
+    many such nodes a run may use. described: by the user, so installed packages are unknown.
     """
 
     cpu_count: int
@@ -42,7 +42,7 @@ class Machine:
 
     @classmethod
     def detect(cls) -> Machine:
-        """Look at this machine. Never raises: what cannot be found counts as absent."""
+        """Inspect this machine. Never raises: what cannot be found counts as absent."""
         return cls(
             cpu_count=len(os.sched_getaffinity(0)),
             memory_bytes=_memory_bytes(),

@@ -71,7 +71,7 @@ class _Facts(NamedTuple):
 
 
 def state_bytes_of_all_ranks(run: ResolvedRun) -> int | None:
-    """Sum over the ranks of `run`; None where nobody knows its model, or what its engine keeps."""
+    """Sum over the ranks of `run`; None if the model or the engine's memory is unknown."""
     facts = _Facts.of(run)
     if facts is None or known_engine(run.engine.name).state is None:
         return None
@@ -89,7 +89,7 @@ def state_bytes_by_category(run: ResolvedRun, rank: int = 0) -> dict[str, int]:
 
     Rank 0 has no less than others.
 
-    Empty where nobody knows the model, or what the engine keeps.
+    Empty if the model or the engine's memory is unknown.
     """
     facts = _Facts.of(run)
     return {} if facts is None else _by_category(facts, rank)
@@ -126,8 +126,8 @@ def gather_bytes(run: ResolvedRun) -> dict[str, int]:
 
     Beside tensor or expert parallelism: of what one rank of such a group holds of them.
 
-    Empty where nobody knows: the engine is not the core, the model is the user's own, or nothing is
-    gathered. Every use of a unit gathers as much again, so gathers of a step are multiples of it.
+    Empty if the engine is not the core, the model is the user's own, or nothing is gathered. Every
+    use of a unit gathers as much again, so gathers of a step are multiples of it.
     """
     if run.shape is None or core_settings(run.engine) is None or not SHARDED[run.strategy]:
         return {}

@@ -41,10 +41,10 @@ class EngineSpec(SharedSettings):
     @model_validator(mode="before")
     @classmethod
     def _sort_settings(cls, data: Any) -> Any:
-        """Each flat setting to the engine it belongs to; what no engine has stays and is refused.
+        """Sort flat settings by engine; pydantic refuses what no engine has.
 
         Raises:
-            ValidationError: a setting has a value that its engine does not take.
+            ValidationError: an engine does not accept the value of its setting.
         """
         if not isinstance(data, dict) or "settings" in data:
             return data
@@ -73,7 +73,7 @@ class EngineSpec(SharedSettings):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _core_schema: Any, _handler: Any) -> dict[str, Any]:
-        """As it is written: the settings of all engines beside the shared ones."""
+        """As written in a file: the settings of all engines next to the shared ones."""
         schema = SharedSettings.model_json_schema()
         properties = schema["properties"]
         names = {"enum": list(engine_names())}
@@ -96,7 +96,7 @@ class EngineSpec(SharedSettings):
         return getattr(self if name in SHARED_SETTINGS else self.settings, name, None)
 
     def asked(self, name: str) -> Any:
-        """The value that a request has for a setting of any engine; its default if it says none."""
+        """The requested value of a setting of any engine, or its default."""
         if name in SHARED_SETTINGS or name in type(self.settings).model_fields:
             return self.setting(name)
         models = own_settings().get(name)
@@ -109,7 +109,7 @@ class EngineSpec(SharedSettings):
 
 
 def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
-    """The first of `schemas`, which takes what any of them takes."""
+    """The first of `schemas`, widened to accept what any of them accepts."""
     values = dict.fromkeys(value for one in schemas for value in one.get("enum", ()))
     return schemas[0] | ({"enum": list(values)} if values else {})
 
@@ -131,10 +131,10 @@ def _is_open(model: type[EngineSettings]) -> bool:
 
 
 def _taken(models: tuple[type[EngineSettings], ...], key: str, value: Any) -> Any:
-    """`value` as the first of `models` that takes it has it.
+    """`value` as parsed by the first of `models` that accepts it.
 
     Raises:
-        ValidationError: none takes it.
+        ValidationError: none accepts it.
     """
     refusals: list[ValidationError] = []
     for model in models:

@@ -19,7 +19,7 @@ IMPORT_PATH_FORM = "package.module:factory"
 class SwitchesOfAnyEngine(MfsdpSettings):
     """What an engine given by its import path may read: the switches of mfsdp, all of them.
 
-    It refuses (`UnsupportedError`) what it has no counterpart for.
+    It refuses (`UnsupportedError`) what it does not support.
     """
 
 
@@ -29,10 +29,10 @@ def is_import_path(name: str) -> bool:
 
 
 def find_engine(name: str) -> EngineRow | None:
-    """The row of an engine; None if nobody offers one of this name.
+    """The row of an engine; None if no engine has this name.
 
     Raises:
-        ConfigError: a package offers it, and what it offers is not a row.
+        ConfigError: a package offers the name, but its entry point is not a row.
     """
     for row in TABLE:
         if row.name == name:
@@ -46,7 +46,7 @@ def known_engine(name: str) -> EngineRow:
     """The row of an engine.
 
     Raises:
-        ConfigError: nobody offers one of this name.
+        ConfigError: no engine has this name.
     """
     row = find_engine(name)
     if row is None:
@@ -69,7 +69,7 @@ def engine_rows() -> tuple[EngineRow, ...]:
 
 
 def forget_entry_points() -> None:
-    """Look again at what is installed, as after a package has come or gone."""
+    """Read the installed packages again, after one was added or removed."""
     for known in (engine_rows, own_settings, _entry_points, _offered):
         known.cache_clear()
 

@@ -19,7 +19,7 @@ from bench.spec.names import (
 
 
 class SharedSettings(Frozen):
-    """What every engine is asked."""
+    """Settings that every engine has."""
 
     name: str = "mfsdp"
     """The engine; package.module:factory runs code of that module in the ranks."""
@@ -81,13 +81,13 @@ class EngineRow:
     to split a model that it shards beside. one_process: it has no process group, and one rank
     consumes the whole global batch. devices: what it runs on.
     needs: modules that must be installed. install: the command that does it. state: how
-    `bench.resolve.state_bytes` counts what it holds; None where nobody knows. code: files that are
+    `bench.resolve.state_bytes` counts its memory; None if unknown. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
     figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
-    the meta device, and draws and shards one unit after another. established: a yardstick that the
-    numerics of others may be judged by. trains: whether it trains a model; else it is timed by
-    itself.
+    the meta device, and draws and shards one unit after another. established: a reference that the
+    numerics of others may be compared with. trains: whether it trains a model; if not, it is timed
+    by itself.
     """
 
     name: str
