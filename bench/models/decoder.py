@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from bench.models.norm import RMSNorm
 from bench.spec import ModelShape
 
 LEFT_OUT = -100
@@ -45,7 +46,7 @@ class Decoder(nn.Module):
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocab, shape.hidden)
         self.layers = nn.ModuleList(layers)
-        self.norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         self.exact_values: dict[str, Tensor] = {}
         self.precision: Callable[[], AbstractContextManager[object]] = nullcontext

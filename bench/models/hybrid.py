@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from bench.models.decoder import LEFT_OUT, Decoder, recomputed
 from bench.models.experts import Experts, SquaredReLU
 from bench.models.llama import Attention
+from bench.models.norm import RMSNorm
 from bench.models.state_space import Mamba
 from bench.spec import PREDICTION, HybridShape, ModelShape, Recompute
 
@@ -47,7 +48,7 @@ class HybridBlock(nn.Module):
     def __init__(self, shape: ModelShape, letter: str, recompute: Recompute) -> None:
         super().__init__()
         self.recompute_all = recompute == "full"
-        self.norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         if letter in _MIXERS and shape.hybrid is not None:
             self.mixer, made = _MIXERS[letter]
             self.add_module(self.mixer, made(shape, shape.hybrid, recompute))
@@ -69,7 +70,7 @@ class PredictionBlock(HybridBlock):
 
     def __init__(self, shape: ModelShape, letter: str, recompute: Recompute) -> None:
         super().__init__(shape, letter, recompute)
-        self.embedded_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.embedded_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.join = nn.Linear(2 * shape.hidden, shape.hidden, bias=False)
 
     def forward(self, x: Tensor, embedded: Tensor) -> Tensor:  # type: ignore[override]

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from bench.models.decoder import Decoder, recomputed
+from bench.models.norm import RMSNorm
 from bench.models.rotary import RotaryCache, RotaryTables, apply_rotary
 from bench.spec import ModelShape, Recompute
 
@@ -72,9 +73,9 @@ class TransformerLayer(nn.Module):
     def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
         super().__init__()
         self.recompute_all = recompute == "full"
-        self.attention_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.attention = Attention(shape, recompute_core=recompute == "selective")
-        self.feed_forward_norm = nn.RMSNorm(shape.hidden, shape.norm_eps)
+        self.feed_forward_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.feed_forward = FeedForward(shape)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.models.norm import GroupedRMSNorm
 from bench.spec import HybridShape
 
 
@@ -66,23 +67,6 @@ def _chunked(x: Tensor, chunk: int) -> Tensor:
         x = F.pad(x, (0, 0) * (x.dim() - 2) + (0, missing))
     out: Tensor = x.unflatten(1, (-1, chunk))
     return out
-
-
-class GroupedRMSNorm(nn.Module):
-    """RMSNorm within each of `groups` equal groups of channels, with one weight per channel."""
-
-    def __init__(self, size: int, groups: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(size))
-        self.groups = groups
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., size] to the same shape."""
-        grouped = x.unflatten(-1, (self.groups, -1))
-        normed = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps)
-        out: Tensor = normed.flatten(-2) * self.weight
-        return out
 
 
 class Mamba(nn.Module):
