@@ -10,28 +10,27 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
 from reports.findings import Findings, find
-from reports.gates.target_verdicts import targets_of
 from reports.renderers import html, markdown
 from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
-from reports.sections.arms import arms_section
+from reports.sections.arms import arms_section, targets_section
+from reports.sections.beside_steps import (
+    checkpoints_section,
+    communication_section,
+    counts_section,
+)
 from reports.sections.cell_table import cells_section
-from reports.sections.checkpoints import checkpoints_section
 from reports.sections.collectives import collectives_section
-from reports.sections.communication import communication_section
 from reports.sections.comparison import comparison
-from reports.sections.counts import counts_section
-from reports.sections.gradient_sums import gradient_sums_section
 from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
 from reports.sections.method import method
-from reports.sections.nccl import nccl_section
+from reports.sections.nccl import gradient_sums_section, nccl_section
 from reports.sections.nodes import nodes_section
 from reports.sections.parity import parity_section
 from reports.sections.phases import phases_section
 from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
-from reports.sections.target_table import targets_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
 from reports.sections.what_ran import what_ran
@@ -39,10 +38,6 @@ from reports.views.sweep_view import load_sweeps
 
 HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"
-
-
-def _validation(findings: Findings) -> Section | None:
-    return None if findings.store is None else validation_section(findings.store)
 
 
 SECTIONS: list[Callable[[Findings], Section | None]] = [
@@ -63,7 +58,7 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     communication_section,
     gradient_sums_section,
     nccl_section,
-    _validation,
+    validation_section,
     unmeasured,
     method,
     reproduce,
@@ -107,7 +102,7 @@ def write_report(
     """
     out = _made_folder(Path(out_dir).expanduser().absolute())
     views = load_sweeps(store, sweep_ids) if sweep_ids else []
-    findings = find(views, reference, targets_of(store, views), store)
+    findings = find(store, views, reference)
     written, figures = write_document(build_document(findings), out)
     return ReportPaths(
         html=written / HTML_NAME,

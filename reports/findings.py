@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
+from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.comparisons.change import Change, change_between, memory_metric
+from reports.comparisons.change import Change, Flag, change_between, memory_metric, tradeoff_flags
 from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
-from reports.comparisons.tradeoffs import Flag, tradeoff_flags
-from reports.gates.default_judgements import judged_arms
-from reports.gates.gate import GateResult
-from reports.gates.target_verdicts import TargetResult
+from reports.gates.gate import GateResult, gate
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Sides, sides_of_arms
+from reports.gates.policy import Policy
+from reports.gates.target_verdicts import TargetResult, targets_of
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
@@ -29,7 +31,7 @@ class Findings:
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
     on different hardware than what they would be compared with. within_policy: cells without arms
     against the reference of their own dtype policy, problem and number of ranks. targets: of all
-    sweeps. store: the results folder, for what stands beside the records of runs.
+    sweeps, judged. store: the results folder, for what stands beside the records of runs.
     judged: arms, block by block.
     """
 
@@ -43,9 +45,9 @@ class Findings:
     parity: tuple[ParityGroup, ...]
     flags: tuple[Flag, ...]
     memory_metric: Metric | None
-    targets: tuple[TargetResult, ...] = ()
-    store: ResultsStore | None = None
-    judged: tuple[GateResult, ...] = ()
+    targets: tuple[TargetResult, ...]
+    store: ResultsStore
+    judged: tuple[GateResult, ...]
 
     def is_reference(self, cell: Cell) -> bool:
         """Whether other cells are compared with `cell`."""
@@ -84,12 +86,9 @@ class Findings:
 
 
 def find(
-    sweeps: Sequence[SweepView],
-    reference_name: str | None = None,
-    targets: Sequence[TargetResult] = (),
-    store: ResultsStore | None = None,
+    store: ResultsStore, sweeps: Sequence[SweepView], reference_name: str | None = None
 ) -> Findings:
-    """Compute all comparisons; `targets` are those of the sweeps, judged; `store` has the sweeps.
+    """Compute all comparisons of `sweeps`, which are in `store`.
 
     Raises:
         UsageError: `reference_name` is no cell that was measured.
@@ -113,16 +112,34 @@ def find(
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in trained if cell.n]),
-        targets=tuple(targets),
+        targets=tuple(targets_of(store, sweeps)),
         store=store,
         judged=_judged(store, sweeps),
     )
 
 
-def _judged(store: ResultsStore | None, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
-    if store is None or not any(len(view.arms) > 1 for view in sweeps):
-        return ()
-    return tuple(judged_arms(store, sweeps))
+def _judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
+    """Every other arm against the first, by the default policy, where any can be compared."""
+    found = []
+    for sweep in sweeps:
+        for head in sweep.arms:
+            base = base_arm(sweep.arms)
+            if head == base:
+                continue
+            try:
+                sides = sides_of_arms(store, sweep.id, base, head)
+            except UsageError:  # the plan cannot be read; the section on what is missing says so
+                continue
+            found += [_gate(store, sides)] if sides.pairs else []
+    return tuple(judged for judged in found if not judged.nothing_comparable)
+
+
+def _gate(store: ResultsStore, sides: Sides) -> GateResult:
+    try:
+        return gate(sides, Policy(), calibrations(store))
+    except UsageError as error:  # a damaged calibration does not cost the report
+        judged = gate(sides, Policy(), lambda _: None)
+        return replace(judged, notes=(*judged.notes, f"the noise calibration: {error}"))
 
 
 def _training(cells: Sequence[Cell]) -> list[Cell]:

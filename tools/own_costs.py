@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.store import ResultsStore, layout, samples
-from reports.statistics.interval import subset_means, trimmed
+from reports.statistics.interval import Rearrangements, subset_means
 from tools.many_cells import CELLS, write_cells
 from tools.nccl_log import KINDS, write_log
 
@@ -154,7 +154,7 @@ def told(what: str, values: Sequence[float], text: Callable[[float], str]) -> st
     if not values:
         return f"{what}: nothing recorded"
     line = f"{what}: median {text(median(values))}"
-    interval = trimmed(subset_means(values), 0.05)
+    interval = Rearrangements(subset_means(values)).interval(0.05)
     if interval is None:
         return f"{line}, n={len(values)}, too few for an interval"
     return f"{line}, {text(interval[0])} to {text(interval[1])} (95 %, n={len(values)})"

@@ -13,9 +13,7 @@ from bench.cli.policies import read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports.comparisons import logs
-from reports.comparisons.imported import CAPTION, of_cell, of_import, side_by_side
-from reports.comparisons.imported import to_data as to_data_beside
+from reports.comparisons import imported
 from reports.gates import gate_text
 from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
@@ -60,11 +58,11 @@ def show_comparison(asked: CompareRequest) -> Answer:
     if asked.arms:
         raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
     base, head = (_called(store, name) for name in (asked.base, asked.head))
-    if imported := {base, head} & {*store.imports.ids()}:
+    if logs := {base, head} & {*store.imports.ids()}:
         for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
             if given:
                 raise UsageError(
-                    f"{option} is for verdicts, and beside the imported run {min(imported)} there"
+                    f"{option} is for verdicts, and beside the imported run {min(logs)} there"
                     " are none; leave it out"
                 )
         return _beside(store, base, head, form)
@@ -113,32 +111,32 @@ def _called(store: ResultsStore, name: str) -> str:
 def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
     """Runs of which one at least is imported: numbers beside each other, and no verdict."""
     known = store.imports.ids()
-    imported = {name: store.imports.read(name) for name in (base, head) if name in known}
+    logs = {name: store.imports.read(name) for name in (base, head) if name in known}
     shown = [
         one
         for name in (base, head)
         for one in (
-            [of_import(imported[name])]
-            if name in imported
-            else [of_cell(cell) for cell in load_side(store, name) if cell.finished]
+            [imported.of_import(logs[name])]
+            if name in logs
+            else [imported.of_cell(cell) for cell in load_side(store, name) if cell.finished]
         )
     ]
-    two = (imported[base], imported[head]) if {base, head} <= imported.keys() else None
+    two = (logs[base], logs[head]) if {base, head} <= logs.keys() else None
 
     def document() -> dict[str, Any]:
-        data = {"side_by_side": to_data_beside(shown), "verdicts": None}
-        return data | ({} if two is None else {"parity": logs.parity_data(*two)})
+        data = {"side_by_side": imported.to_data(shown), "verdicts": None}
+        return data | ({} if two is None else {"parity": imported.steps_data(*two)})
 
     def text() -> str:
         render = _TABLES[form]
-        parts = [render(side_by_side(shown)), CAPTION]
+        parts = [render(imported.side_by_side(shown)), imported.CAPTION]
         if two is not None:
             tables = (
-                logs.parity_table(logs.differences(*two)),
-                logs.change_table(logs.changes(*two)),
+                imported.differences_table(imported.step_differences(*two)),
+                imported.changes_table(imported.step_changes(*two)),
             )
             parts += [render(table) for table in tables if table.rows]
-            parts.append(logs.CAPTION)
+            parts.append(imported.STEPS_CAPTION)
         parts[-1] = "\n".join([parts[-1], *absence_lines(shown)])
         return "\n\n".join(part.rstrip("\n") for part in parts)
 

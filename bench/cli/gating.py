@@ -22,11 +22,10 @@ from bench.cli.verbs.judge import GateRequest
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from bench.store.documents import read_document
-from reports.gates import gate_text, github
+from reports.gates import ci, gate_text
 from reports.gates.baseline import Baseline, read_baseline
 from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
-from reports.gates.junit import to_junit
 from reports.gates.noise import calibrations
 from reports.gates.pairing import (
     arms_of_sweep,
@@ -62,7 +61,7 @@ def run_gate(request: GateRequest) -> Answer:
         result = _confirmed(store, sweep, request, result)
     now = datetime.now(UTC)
     _write_files(result, request, now)
-    annotations = github.annotation_lines(result) if request.github else []
+    annotations = ci.annotation_lines(result) if request.github else []
     code = gate_code(result, strict=request.strict)
 
     def document() -> dict[str, Any]:
@@ -199,7 +198,7 @@ def _confirmed(
 def _write_files(result: GateResult, request: GateRequest, now: datetime) -> None:
     markdown = gate_text.to_markdown(result, now)
     if request.junit is not None:
-        console.write_file(request.junit, to_junit(result, strict=request.strict))
+        console.write_file(request.junit, ci.to_junit(result, strict=request.strict))
     if request.markdown is not None:
         console.write_file(request.markdown, markdown)
     if request.github:
@@ -212,7 +211,7 @@ def _append(path: Path, markdown: str) -> None:
     try:
         size = path.stat().st_size if path.exists() else 0
         with path.open("a", encoding="utf-8") as stream:
-            stream.write(github.summary(markdown, size))
+            stream.write(ci.summary(markdown, size))
     except OSError as error:
         console.note(f"warning: the step summary {path} cannot be written: {error.strerror}")
 

@@ -75,13 +75,20 @@ class _CellDocument(BaseModel):
         for curve in cell.curves:  # repeats are often bitwise equal: one stands for all of them
             runs = curves[curve.digest].runs + 1 if curve.digest in curves else 1
             curves[curve.digest] = _Losses(runs=runs, **asdict(curve))
+        counts: dict[str, dict[str, list[int]]] = {}
+        for name, row in by_name(cell.counts.rows if cell.counts else ()).items():
+            counts.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
         plain = {name: getattr(cell, name) for name in cls.model_fields if hasattr(cell, name)}
-        numbers = {
-            name: [_kept(value) for value in found.values()] for name, found in cell.values.items()
+        kept = {
+            "values": {
+                name: [_kept(value) for value in found.values()]
+                for name, found in cell.values.items()
+            },
+            "losses": list(curves.values()),
+            "nodes": tuple(sorted(cell.nodes)),
+            "counts": counts,
         }
-        kept = {**plain, "values": numbers, "losses": list(curves.values())}
-        kept["nodes"] = tuple(sorted(cell.nodes))
-        return cls(**{**kept, "counts": _kept_counts(cell.counts)})
+        return cls(**{**plain, **kept})
 
     def samples(self, hardware: HardwareKey) -> CellSamples:
         """The cell, measured on `hardware`; its numbers have lost their blocks."""
@@ -104,13 +111,6 @@ class _CellDocument(BaseModel):
 def _kept(value: float) -> float:
     """Four decimals, and six digits of what is smaller: a collective takes microseconds."""
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.6g}")
-
-
-def _kept_counts(counts: StepCounts | None) -> dict[str, dict[str, list[int]]]:
-    found: dict[str, dict[str, list[int]]] = {}
-    for name, row in by_name(counts.rows if counts else ()).items():
-        found.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
-    return found
 
 
 def _read_counts(kept: Mapping[str, Mapping[str, Sequence[int]]]) -> StepCounts | None:
@@ -190,7 +190,8 @@ def make_baseline(name: str, sweep: str, saved_utc: str, cells: Sequence[CellSam
     if len(kinds) > 1:
         found = "; ".join(sorted(kind.describe() for kind in kinds))
         raise NotComparableError(f"{sweep} was measured on different hardware: {found}")
-    return Baseline(name, sweep, saved_utc, tuple(_thinned(cell) for cell in cells))
+    thinned = (replace(cell, curves=tuple(map(_thinned, cell.curves))) for cell in cells)
+    return Baseline(name, sweep, saved_utc, tuple(thinned))
 
 
 def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
@@ -249,8 +250,7 @@ def promote(
         line += f": {why}"
     if current is None:
         return replace(candidate, name=name, history=(*candidate.history, line))
-    reason = _differs(candidate, current)
-    if reason:
+    if reason := _differs(candidate, current):
         raise NotComparableError(
             f"{candidate.name} cannot take the place of {name}: {reason}; give it another name"
         )
@@ -262,19 +262,16 @@ def _differs(candidate: Baseline, current: Baseline) -> str:
         return (
             f"hardware differs: {candidate.hardware.describe()} and {current.hardware.describe()}"
         )
-    ours = {(cell.config_hash, cell.schema_version): cell.name for cell in candidate.cells}
-    theirs = {(cell.config_hash, cell.schema_version): cell.name for cell in current.cells}
-    missing = [name for key, name in theirs.items() if key not in ours]
+    ours = {(cell.config_hash, cell.schema_version) for cell in candidate.cells}
+    missing = [
+        cell.name for cell in current.cells if (cell.config_hash, cell.schema_version) not in ours
+    ]
     if missing:
         return f"configurations differ: {', '.join(missing)} is not in {candidate.name}"
     return ""
 
 
-def _thinned(cell: CellSamples) -> CellSamples:
-    return replace(cell, curves=tuple(_thinned_curve(curve) for curve in cell.curves))
-
-
-def _thinned_curve(curve: LossCurve) -> LossCurve:
+def _thinned(curve: LossCurve) -> LossCurve:
     count = len(curve.steps)
     if count <= CURVE_POINTS:
         return curve

@@ -13,18 +13,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from bench.derive.metrics import Metric, MetricRule
+from bench.derive.metrics import MetricRule
 from reports.gates.gate import Calibrations, case_of
 from reports.gates.judgement import MetricSamples, Verdict, sequential_verdict
 from reports.gates.pairing import Pair
 from reports.gates.policy import Policy
-from reports.statistics.multiplicity import adjusted
-from reports.statistics.sample_size import smallest_deciding_n
-from reports.statistics.sequential import (
-    PRIOR_SPREAD,
-    sequence_of,
-    typical_starts,
-)
+from reports.statistics.deciding import adjusted, smallest_deciding_n
+from reports.statistics.sequential import PRIOR_SPREAD, sequence_of, typical_starts
 
 
 @dataclass(frozen=True)
@@ -62,23 +57,21 @@ def statuses(
     """
     found = []
     for metric, rule in policy.active():
-        if needs_blocks(metric, rule):
+        if metric.judge == "interval" and rule.gate == "required":
             cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
             cases = [case for case in cases if not case.why_no_ratio]
             found += statuses_of(cases, metric.name, rule, policy.alpha, cells)
     return found
 
 
-def needs_blocks(metric: Metric, rule: MetricRule) -> bool:
-    """Whether the metric keeps a budget going: required, and different from run to run."""
-    return metric.judge == "interval" and rule.gate == "required"
-
-
 def statuses_of(
     cases: Sequence[MetricSamples], metric: str, rule: MetricRule, alpha: float, cells: int
 ) -> list[ComparisonStatus]:
     """The comparisons of one metric, with the verdicts of `judge_intervals` and no intervals."""
-    differences = [_differences(case) for case in cases]
+    differences = [
+        tuple(math.log(b) - math.log(a) for a, b in zip(*case.samples, strict=True))
+        for case in cases
+    ]
     sequences = [sequence_of(found) for found in differences]
     bands = [math.log1p(case.tolerance) for case in cases]
     beyond = [
@@ -141,11 +134,6 @@ def next_cell(
         if total <= seconds_left:
             fitting.append(cell)
     return min(fitting or ordered[:1], key=lambda cell: starts[cell])
-
-
-def _differences(case: MetricSamples) -> tuple[float, ...]:
-    base, head = case.samples
-    return tuple(math.log(b) - math.log(a) for a, b in zip(base, head, strict=True))
 
 
 def _more_starts(found: Sequence[float], band: float, alpha: float, cells: int) -> float:

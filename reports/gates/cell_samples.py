@@ -40,8 +40,8 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain.
-    tokens_per_step: of a collective, bytes. interleaved: the blocks were run in turn with the other
-    arm's. not_steady: finished runs without a time. why_not_steady: reasons of those, each once.
+    tokens_per_step: of a collective, bytes. not_steady: finished runs without a time.
+    why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
     held between two steps. nodes: of a cluster, of all runs.
     """
@@ -57,7 +57,6 @@ class CellSamples:
     values: Mapping[str, Mapping[int, float]]
     curves: tuple[LossCurve, ...]
     loss_bound: float
-    interleaved: bool = False
     not_steady: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
@@ -74,15 +73,13 @@ class CellSamples:
         return self.of(STEP_TIME)
 
 
-def cell_samples(
-    cell: Cell, runs: Sequence[Run] | None = None, *, interleaved: bool = False
-) -> CellSamples:
-    """Samples of `cell`, of its finished runs or of those in `runs` (at least one).
+def cell_samples(cell: Cell) -> CellSamples:
+    """Samples of the finished runs of `cell`.
 
     Raises:
         ValueError: no finished run.
     """
-    counted = list(cell.finished if runs is None else runs)
+    counted = cell.finished
     if not counted:
         raise ValueError(f"{cell.name} has no finished run")
     record = counted[0].record
@@ -104,7 +101,6 @@ def cell_samples(
         values=values,
         curves=tuple(LossCurve.of(losses(run.record)) for run in counted),
         loss_bound=tolerance_for(record.resolved).bound,
-        interleaved=interleaved,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
         why_not_steady=_why_not_steady(counted),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
-from bench.derive.counts import COUNTED, CountRow, Rates, StepCounts, by_name
+from bench.derive.counts import COUNTED, CountRow, StepCounts, by_name
 from bench.derive.metrics import Metric, MetricRule
 from reports.gates.judgement import Judgement, judge_values, unmeasured
 from reports.gates.pairing import Pair
@@ -29,7 +30,6 @@ class Rise:
 
     name: str
     amount: int
-    count: int
     allowed: int = 0
     reason: str = ""
 
@@ -44,8 +44,7 @@ def judge_count(
         side = "base" if not before else "head"
         why = f"{side} has no counts; run it with `--set measure.counts=true`"
         return unmeasured(pair.label, metric, rule, why)
-    of_row = COUNTED[metric.name][1]
-    rises = _rises(base.counts, head.counts, of_row, allowed)
+    rises = _rises(base.counts, head.counts, COUNTED[metric.name][1], allowed)
     waived = sum(rise.allowed for rise in rises)
     lowered = [value - waived for value in after]
     judged = judge_values(pair.label, metric, rule, before, lowered, tolerance=0.0)
@@ -58,88 +57,77 @@ def judge_count(
         return replace(judged, verdict="inconclusive", reason=why)
     if judged.verdict == "regressed":
         return replace(judged, reason=_why(metric, rises, base.counts, head.counts))
-    notes = [f"{_size(metric, r.allowed)} of {r.name} allowed ({r.reason})" for r in rises]
-    kept = [text for text, rise in zip(notes, rises, strict=True) if rise.allowed]
-    return replace(judged, reason="; ".join([judged.reason, *kept]).removeprefix("; "))
+    notes = [
+        f"{_size(metric, rise.allowed)} of {rise.name} allowed ({rise.reason})"
+        for rise in rises
+        if rise.allowed
+    ]
+    return replace(judged, reason="; ".join([judged.reason, *notes]).removeprefix("; "))
 
 
 def unused(allowed: Sequence[AllowedRise], pairs: Sequence[Pair]) -> list[str]:
     """Rises that a policy allows and no cell has: somebody should take them out."""
-    found = []
-    for one in allowed:
-        rose = any(
-            pair.base.counts
-            and pair.head.counts
-            and _grown(pair.base.counts, pair.head.counts, one.operation)
-            for pair in pairs
-        )
-        if not rose and any(pair.head.counts for pair in pairs):
-            found.append(f"the policy allows more of {one.operation}, and no cell does more of it")
-    return found
-
-
-def _grown(base: StepCounts, head: StepCounts, name: str) -> bool:
-    before, after = by_name(base.rows).get(name), by_name(head.rows).get(name)
-    if after is None:
-        return False
-    return before is None or after.count > before.count or after.bytes > before.bytes
+    counted = [(pair.base.counts, pair.head.counts) for pair in pairs if pair.head.counts]
+    rose = {
+        rise.name
+        for base, head in counted
+        if base is not None and head is not None
+        for amount in ("count", "bytes")
+        for rise in _rises(base, head, attrgetter(amount), ())
+    }
+    return [
+        f"the policy allows more of {one.operation}, and no cell does more of it"
+        for one in allowed
+        if counted and one.operation not in rose
+    ]
 
 
 def _rises(
     base: StepCounts, head: StepCounts, of_row: _OfRow, allowed: Sequence[AllowedRise]
 ) -> list[Rise]:
     """Names that add more to a metric than before, the largest first."""
-    before, after = by_name(base.rows), by_name(head.rows)
+    before = by_name(base.rows)
     wanted = {one.operation: one for one in allowed}
     found = []
-    for name, row in after.items():
-        old = before.get(name)
+    for name, row in by_name(head.rows).items():
+        old, one = before.get(name), wanted.get(name)
         amount = of_row(row) - (of_row(old) if old else 0)
         count = row.count - (old.count if old else 0)
-        if amount > 0:
-            found.append(_allowed(Rise(name, amount, count), wanted.get(name)))
+        if amount <= 0:
+            continue
+        granted = 0
+        if one is not None and count > 0:
+            granted = int(amount * min(1.0, one.count / count))
+        elif one is not None:
+            granted = min(amount, one.bytes or 0)
+        found.append(Rise(name, amount, granted, one.reason if one else ""))
     return sorted(found, key=lambda rise: -rise.amount)
-
-
-def _allowed(rise: Rise, one: AllowedRise | None) -> Rise:
-    if one is None:
-        return rise
-    if rise.count > 0:
-        share = min(1.0, one.count / rise.count)
-        return replace(rise, allowed=int(rise.amount * share), reason=one.reason)
-    return replace(rise, allowed=min(rise.amount, one.bytes or 0), reason=one.reason)
 
 
 def _why(metric: Metric, rises: Sequence[Rise], base: StepCounts, head: StepCounts) -> str:
     """`aten._to_copy float32>bfloat16 +4 from a.py:f line 12 (+4), about 0.2 ms of a step; ...`."""
     left = [rise for rise in rises if rise.amount > rise.allowed]
-    texts = [_one(metric, rise, base, head) for rise in left[:_MOST_NAMED]]
+    texts = []
+    for rise in left[:_MOST_NAMED]:
+        text = f"{rise.name} {_size(metric, rise.amount - rise.allowed)}"
+        if rise.allowed:
+            text += f" beyond the {_size(metric, rise.allowed)} that is allowed"
+        sites = _sites(metric, rise.name, base, head)
+        text += f" from {', '.join(sites)}" if sites else ""
+        cost = _milliseconds(rise.name, base, head)
+        text += f", about {quantity.significant(cost, 2)} ms of a step" if cost else ""
+        texts.append(text)
     more = len(left) - _MOST_NAMED
     return "; ".join(texts + ([f"and {more} more names"] if more > 0 else []))
 
 
-def _one(metric: Metric, rise: Rise, base: StepCounts, head: StepCounts) -> str:
-    of_row = COUNTED[metric.name][1]
-    text = f"{rise.name} {_size(metric, rise.amount - rise.allowed)}"
-    if rise.allowed:
-        text += f" beyond the {_size(metric, rise.allowed)} that is allowed"
-    sites = _sites(metric, rise.name, base, head, of_row)
-    if sites:
-        text += f" from {', '.join(sites)}"
-    cost = _milliseconds(rise.name, base, head)
-    return text + (f", about {quantity.significant(cost, 2)} ms of a step" if cost else "")
-
-
 def _size(metric: Metric, amount: float) -> str:
-    if metric.unit == "bytes":
-        return f"+{amount:,.0f} bytes"
-    return f"+{amount:,.0f}"
+    return f"+{amount:,.0f}" + (" bytes" if metric.unit == "bytes" else "")
 
 
-def _sites(
-    metric: Metric, name: str, base: StepCounts, head: StepCounts, of_row: _OfRow
-) -> list[str]:
+def _sites(metric: Metric, name: str, base: StepCounts, head: StepCounts) -> list[str]:
     """Who calls it more often than before; who calls it at all where the base does not say."""
+    of_row = COUNTED[metric.name][1]
     before: dict[str, int] = {}
     for row in base.rows:
         if row.name == name:
@@ -158,10 +146,9 @@ def _sites(
 
 def _milliseconds(name: str, base: StepCounts, head: StepCounts) -> float | None:
     """What more of `name` costs per rank and step by the head's calibration."""
-    rates: Rates | None = head.rates
     after, before = by_name(head.rows).get(name), by_name(base.rows).get(name)
-    if rates is None or after is None:
+    if head.rates is None or after is None:
         return None
-    more = rates.milliseconds(after) - (rates.milliseconds(before) if before else 0.0)
-    cost = more / head.ranks
+    cost = head.rates.milliseconds(after)
+    cost = (cost - (head.rates.milliseconds(before) if before else 0.0)) / head.ranks
     return cost if cost > _VISIBLE_MILLISECONDS else None

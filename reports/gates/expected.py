@@ -6,7 +6,7 @@ file gets numbers of its configurations and of the code that its arms are now, o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -52,12 +52,12 @@ def checked(
     Raises:
         NotComparableError: a cell has another configuration or measured other code.
     """
-    wrong = []
-    for pair in sides.pairs:
-        samples = (pair.base, pair.head)[-len(arms) :]
-        for arm, side in zip(arms, samples, strict=True):
-            found = _difference(side, arm, expected)
-            wrong += [found] if found else []
+    wrong = [
+        found
+        for pair in sides.pairs
+        for arm, side in zip(arms, (pair.base, pair.head)[-len(arms) :], strict=True)
+        if (found := _difference(side, arm, expected))
+    ]
     if wrong:
         hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise NotComparableError(
@@ -66,7 +66,7 @@ def checked(
         )
     known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
     known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
-    missing = _cells(expected, arms) - known
+    missing = {cell for cell, arm in expected.runs if arm in arms} - known
     if only:
         missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
     return replace(sides, failed=sides.failed + tuple((cell, NOT_RUN) for cell in sorted(missing)))
@@ -100,7 +100,3 @@ def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> st
 
 def _cell(samples: CellSamples, arm: str | None) -> str:
     return samples.name.removesuffix(f" [{arm}]")
-
-
-def _cells(expected: Expected, arms: Iterable[str | None]) -> set[str]:
-    return {cell for cell, arm in expected.runs if arm in arms}

@@ -22,15 +22,8 @@ from typing import Literal
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, MetricRule
 from reports.renderers import quantity
-from reports.statistics.estimate import (
-    RatioEstimate,
-    SequentialEstimate,
-    estimate_paired,
-    estimate_sequential,
-    estimate_unpaired,
-)
-from reports.statistics.multiplicity import adjusted
-from reports.statistics.sample_size import smallest_deciding_n
+from reports.statistics.deciding import adjusted, smallest_deciding_n
+from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
 from reports.statistics.sequential import ConfidenceSequence
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
@@ -132,8 +125,9 @@ def judge_intervals(
     """
     told = [case for case in cases if not case.why_no_ratio]
     estimates = [estimated(case, alpha) for case in told]
-    bands = [math.log1p(case.tolerance) for case in told]
-    beyond = [e.p_beyond(band) for e, band in zip(estimates, bands, strict=True)]
+    beyond = [
+        one.p_beyond(math.log1p(case.tolerance)) for one, case in zip(estimates, told, strict=True)
+    ]
     judged = iter(
         _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
         for case, estimate, p in zip(told, estimates, adjusted(beyond), strict=True)
@@ -162,7 +156,10 @@ def judge_values(
     """
     before, after = median(base), median(head)
     ratio = after / before if before else (1.0 if after == before else math.inf)
-    verdict = _side(math.log(ratio) if ratio > 0 else -math.inf, math.log1p(tolerance), rule)
+    change = math.log(ratio) if ratio > 0 else -math.inf
+    verdict: Verdict = "equivalent"
+    if abs(change) > math.log1p(tolerance) + _ROUNDING:
+        verdict = direction_of(change > 0, rule.direction)
     reason = ""
     if verdict != "equivalent" and min(max(base), max(head)) >= max(min(base), min(head)):
         verdict = "inconclusive"
@@ -185,13 +182,6 @@ def judge_values(
     )
 
 
-def _side(log_ratio: float, band: float, rule: MetricRule) -> Verdict:
-    """What a change that is known exactly means."""
-    if abs(log_ratio) <= band + _ROUNDING:
-        return "equivalent"
-    return direction_of(log_ratio > 0, rule.direction)
-
-
 def direction_of(up: bool, direction: Direction) -> Verdict:
     """What a change beyond the tolerance means."""
     if direction == "both":
@@ -202,10 +192,7 @@ def direction_of(up: bool, direction: Direction) -> Verdict:
 def estimated(case: MetricSamples, alpha: float) -> RatioEstimate:
     """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
     if case.paired and case.blocks:
-        base, head = case.samples
-        if case.sequential:
-            return estimate_sequential(base, head, alpha)
-        return estimate_paired(base, head, alpha)
+        return estimate_paired(*case.samples, alpha, sequential=case.sequential)
     return estimate_unpaired(list(case.base.values()), list(case.head.values()), alpha)
 
 
@@ -218,15 +205,17 @@ def _interval_judgement(
     p: float,
     tests: int,
 ) -> Judgement:
-    band = math.log1p(case.tolerance)
+    band, interval = math.log1p(case.tolerance), estimate.interval
     verdict: Verdict = "inconclusive"
-    if isinstance(estimate, SequentialEstimate):
-        verdict = sequential_verdict(estimate.sequence, band, p, estimate.alpha, rule.direction)
-    elif estimate.interval is not None and p <= estimate.alpha:
+    if isinstance(estimate.known, ConfidenceSequence):
+        verdict = sequential_verdict(estimate.known, band, p, estimate.alpha, rule.direction)
+    elif interval is not None and p <= estimate.alpha:
         verdict = direction_of(estimate.log_ratio > 0, rule.direction)
-    elif estimate.interval is not None and _inside(estimate.interval, band):
+    elif interval is not None and -band <= interval[0] and interval[1] <= band:
         verdict = "equivalent"
-    time_ratio, throughput_ratio = _speed(metric, estimate.ratio, case.tokens_ratio)
+    ratio, mirrored = estimate.ratio, case.tokens_ratio / estimate.ratio
+    speeds = {STEP_TIME.name: (ratio, mirrored), THROUGHPUT.name: (mirrored, ratio)}
+    time_ratio, throughput_ratio = speeds.get(metric.name, (None, None))
     return Judgement(
         cell=case.cell,
         metric=metric.name,
@@ -235,8 +224,8 @@ def _interval_judgement(
         reason=_why(verdict, case, estimate, p, tests),
         base=math.exp(median(estimate.base)),
         head=math.exp(median(estimate.head)),
-        ratio=estimate.ratio,
-        interval=_exp(estimate.interval),
+        ratio=ratio,
+        interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
         tolerance=case.tolerance,
         floor=case.floor,
         n_base=len(estimate.base),
@@ -266,23 +255,6 @@ def sequential_verdict(
         return direction_of(known.p_above(band) <= known.p_below(-band), direction)
     inside = max(known.p_above(-band), known.p_below(band)) <= alpha / 2
     return "equivalent" if inside else "inconclusive"
-
-
-def _speed(
-    metric: Metric, ratio: float, tokens_ratio: float
-) -> tuple[float, float] | tuple[None, None]:
-    """The ratios of step time and of throughput, of which `ratio` is one."""
-    if metric == STEP_TIME:
-        return ratio, tokens_ratio / ratio
-    return (tokens_ratio / ratio, ratio) if metric == THROUGHPUT else (None, None)
-
-
-def _inside(interval: tuple[float, float], band: float) -> bool:
-    return -band <= interval[0] and interval[1] <= band
-
-
-def _exp(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    return None if interval is None else (math.exp(interval[0]), math.exp(interval[1]))
 
 
 def _why(

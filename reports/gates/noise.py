@@ -21,8 +21,8 @@ from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples
 from reports.renderers import quantity
+from reports.statistics.deciding import smallest_deciding_n
 from reports.statistics.estimate import estimate_paired
-from reports.statistics.sample_size import smallest_deciding_n
 
 NOISE_VERSION = 1
 OLD_AFTER_DAYS = 30
@@ -156,20 +156,16 @@ def calibrate(
     for one, other in pairs:
         if (one.code, one.config_hash) != (other.code, other.config_hash):
             raise UsageError(f"{one.name}: the two sides are not the same code and configuration")
-        blocks = sorted(set(one.step_milliseconds) & set(other.step_milliseconds))
-        if len(blocks) < FEWEST_BLOCKS:
+        found = [_calibrated(one, other, metric) for metric in _CALIBRATED]
+        if found[0] is None:
+            blocks = one.of(STEP_TIME).keys() & other.of(STEP_TIME).keys()
             short.append(f"{one.name} has {len(blocks)}")
-            continue
-        cells += [
-            _calibrated(one, other, metric, both)
-            for metric in _CALIBRATED
-            if len(both := sorted(set(one.of(metric)) & set(other.of(metric)))) >= FEWEST_BLOCKS
-        ]
+        else:
+            cells += [noise for noise in found if noise is not None]
     if not cells:
-        found = "; ".join(short) or "no cell was measured"
+        what = "; ".join(short) or "no cell was measured"
         raise NothingMeasuredError(
-            f"no noise floor: at least {FEWEST_BLOCKS} blocks with steady times are needed "
-            f"({found})"
+            f"no noise floor: at least {FEWEST_BLOCKS} blocks with steady times are needed ({what})"
         )
     first = pairs[0][0]
     return NoiseCalibration(first.hardware, measured_utc, sweep, first.commit, tuple(cells))
@@ -185,23 +181,19 @@ def age_in_words(days: float) -> str:
     return f"{round(days)} days ago"
 
 
-def _calibrated(
-    one: CellSamples, other: CellSamples, metric: Metric, blocks: Sequence[int]
-) -> CellNoise:
-    base = [one.of(metric)[block] for block in blocks]
-    head = [other.of(metric)[block] for block in blocks]
-    estimate = estimate_paired(base, head, ALPHA)
+def _calibrated(one: CellSamples, other: CellSamples, metric: Metric) -> CellNoise | None:
+    """None where too few blocks have the metric."""
+    base, head = one.of(metric), other.of(metric)
+    blocks = sorted(base.keys() & head.keys())
+    if len(blocks) < FEWEST_BLOCKS:
+        return None
+    sides = [base[block] for block in blocks], [head[block] for block in blocks]
+    estimate = estimate_paired(*sides, ALPHA)
     if estimate.interval is None:
         raise ValueError(f"{len(blocks)} blocks give no interval")
-    return CellNoise(
-        cell=one.name,
-        config_hash=one.config_hash,
-        blocks=len(blocks),
-        change=estimate.ratio - 1,
-        low=math.exp(estimate.interval[0]) - 1,
-        high=math.exp(estimate.interval[1]) - 1,
-        metric=metric.name,
-    )
+    low, high = (math.exp(end) - 1 for end in estimate.interval)
+    change = estimate.ratio - 1
+    return CellNoise(one.name, one.config_hash, len(blocks), change, low, high, metric.name)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -14,13 +14,10 @@ from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
-from reports.views.sweep_view import SweepView, load_side, load_sweeps
+from reports.views.plan import Codes, PrunedCell, plan_of
+from reports.views.sweep_view import load_side, load_sweeps
 
 NOT_RUN = "it was planned and has not run"
-
-
-Codes = Mapping[tuple[str, str | None], str]
-"""Cell and arm -> the code that its runs are to have measured."""
 
 
 @dataclass(frozen=True)
@@ -120,20 +117,19 @@ def sides_of_arms(
     Raises:
         UsageError: an unknown sweep or arm, or a sweep without arms.
     """
-    view = load_sweeps(store, [sweep])[0]
-    records = [record for record in store.records(sweep=sweep) if record.status.arm]
+    plan = plan_of(store, sweep)
     before, after = arms_of_sweep(store, sweep, base, head)
-    plan = _plan(store, sweep)
-    wanted = _planned_codes(plan) if codes is None else codes
-    records = [record for record in records if _is_of(wanted, record)]
+    wanted = plan.codes if codes is None else codes
+    records = [one for one in store.records(sweep=sweep) if one.status.arm and _is_of(wanted, one)]
     blocks = complete_blocks(records, [before, after])
-    names = list(dict.fromkeys([*_texts(plan.get("cells"), "id"), *blocks]))
-    sequential = bool(plan.get("until_decided"))
+    names = list(dict.fromkeys([*plan.cells, *blocks]))
     pairs, failed, notes = [], [], []
     for name in names:
         members = [r for r in records if r.status.cell == name]
         if blocks.get(name):
-            pairs.append(pair_of_arms(name, blocks[name], before, after, sequential=sequential))
+            pairs.append(
+                pair_of_arms(name, blocks[name], before, after, sequential=plan.until_decided)
+            )
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
@@ -146,9 +142,9 @@ def sides_of_arms(
         head=f"{sweep} [{after}]",
         pairs=tuple(pairs),
         failed=tuple(failed),
-        pruned=_pruned(view),
+        pruned=_pruned(plan.pruned),
         notes=tuple(notes),
-        source=view.source,
+        source=plan.source,
     )
 
 
@@ -246,7 +242,7 @@ def sides_of_baseline(
         names = (cell.resolved.config_hash, former_config_hash(cell.resolved))
         base = next((by_config.pop(name) for name in names if name in by_config), None)
         if not cell.finished:
-            failed.append((cell.name, _unfinished(cell)))
+            failed.append((cell.name, f"no finished run ({states_of(cell)})"))
         elif base is None:
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
@@ -274,7 +270,7 @@ def arms_of_sweep(
 
 def planned_arms(store: ResultsStore, sweep: str) -> list[str]:
     """Arms of the plan, in order."""
-    return _texts(_plan(store, sweep).get("arms"), "name")
+    return list(plan_of(store, sweep).arms)
 
 
 def two_arms(
@@ -308,26 +304,18 @@ def pair_of_arms(
     name: str, blocks: Sequence[Block], base: str, head: str, *, sequential: bool = False
 ) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
-    interleaved = all(is_interleaved(block) for block in blocks)
-
-    def side(arm: str) -> CellSamples:
-        runs = [Run.of(block[arm]) for block in blocks]
-        cell = Cell(f"{name} [{arm}]", tuple(runs))
-        return cell_samples(cell, runs, interleaved=interleaved)
-
-    sides = side(base), side(head)
-    return Pair(name, *sides, paired=interleaved, sequential=sequential)
-
-
-def _unfinished(cell: Cell) -> str:
-    return f"no finished run ({states_of(cell)})"
+    before, after = (
+        cell_samples(Cell(f"{name} [{arm}]", tuple(Run.of(block[arm]) for block in blocks)))
+        for arm in (base, head)
+    )
+    return Pair(name, before, after, all(map(is_interleaved, blocks)), sequential)
 
 
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
     label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
     for cell in (head, base):
         if not cell.finished:
-            return label, f"{cell.name}: {_unfinished(cell)}"
+            return label, f"{cell.name}: no finished run ({states_of(cell)})"
     return Pair(label, cell_samples(base), cell_samples(head), paired=False)
 
 
@@ -372,17 +360,6 @@ def _is_of(codes: Codes, record: RunRecord) -> bool:
     return codes.get((status.cell or "", status.arm), status.code) == status.code
 
 
-def _planned_codes(plan: Mapping[str, object]) -> Codes:
-    """What the arms of a plan were when it was made; empty for plans that do not say."""
-    arms = plan.get("arms")
-    return {
-        (cell, str(arm.get("name"))): str(code)
-        for arm in (arms if isinstance(arms, list) else [])
-        if isinstance(arm, Mapping)
-        for cell, code in dict(arm.get("codes") or {}).items()
-    }
-
-
 def _lost_to_a_failure(members: Sequence[RunRecord], like: Block) -> str:
     """The first block that ends with a failed run of an arm of `like`; empty if none does.
 
@@ -404,24 +381,16 @@ def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
         return sides
     view = load_sweeps(store, [sides.head])[0]
     not_run = tuple((name, NOT_RUN) for name in view.not_run)
-    return replace(sides, failed=sides.failed + not_run, pruned=_pruned(view), source=view.source)
+    return replace(
+        sides, failed=sides.failed + not_run, pruned=_pruned(view.pruned), source=view.source
+    )
 
 
-def _pruned(view: SweepView) -> tuple[tuple[str, str], ...]:
-    return tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in view.pruned)
+def _pruned(cells: Sequence[PrunedCell]) -> tuple[tuple[str, str], ...]:
+    return tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in cells)
 
 
 def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
     text = f"no cell of configuration {cell.resolved.config_hash} in the baseline"
     same = [other for other in kept if other.name == cell.name]
     return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text
-
-
-def _plan(store: ResultsStore, sweep: str) -> Mapping[str, object]:
-    return store.read_plan(sweep) if sweep in store.sweeps() else {}
-
-
-def _texts(items: object, key: str) -> list[str]:
-    if not isinstance(items, list):
-        return []
-    return [str(item[key]) for item in items if isinstance(item, Mapping) and key in item]

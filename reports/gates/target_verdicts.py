@@ -22,14 +22,17 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.derive.blocks import Block, complete_blocks
-from bench.derive.metrics import Metric, target_metrics
+from bench.derive.metrics import MetricRule, target_metrics
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.gates.cell_samples import shared_metric
-from reports.gates.judgement import MetricSamples, estimated
-from reports.gates.pairing import Pair, pair_of_arms
+from reports.gates.gate import case_of
+from reports.gates.judgement import estimated
+from reports.gates.pairing import pair_of_arms
+from reports.gates.policy import DEFAULT_ALPHA
 from reports.renderers import quantity
 from reports.renderers.table import Row, RowKind, Table
+from reports.views.plan import SweepPlan, parsed_plan
 from reports.views.sweep_view import SweepView
 
 TargetVerdict = Literal["met", "missed", "undecided", "unmeasured"]
@@ -79,17 +82,17 @@ def judge_targets(store: ResultsStore, sweep: str) -> list[TargetResult]:
     Raises:
         UsageError: there is no such sweep.
     """
-    plan = store.read_plan(sweep)
+    plan = parsed_plan(store.read_plan(sweep))
     targets = _planned(plan)
-    if not targets:
-        return []
-    records = [record for record in store.records(sweep=sweep) if record.status.arm]
-    results = []
-    for target in targets:
-        blocks = complete_blocks(records, [target.base, target.head]).get(target.cell, [])
-        sequential = bool(plan.get("until_decided"))
-        results.append(_judged(target, blocks, sequential=sequential))
-    return results
+    records = [one for one in store.records(sweep=sweep) if one.status.arm] if targets else []
+    return [
+        _judged(
+            target,
+            complete_blocks(records, [target.base, target.head]).get(target.cell, []),
+            sequential=plan.until_decided,
+        )
+        for target in targets
+    ]
 
 
 def targets_of(store: ResultsStore, sweeps: Sequence[SweepView]) -> list[TargetResult]:
@@ -139,11 +142,10 @@ class _Planned(BaseModel):
     at_most: float
 
 
-def _planned(plan: Mapping[str, Any]) -> list[_Planned]:
+def _planned(plan: SweepPlan) -> list[_Planned]:
     """Those that can be understood; a plan may be damaged."""
-    items = plan.get("targets")
     found = []
-    for item in items if isinstance(items, list) else []:
+    for item in plan.targets:
         with suppress(ValidationError):
             found.append(_Planned.model_validate(item))
     return found
@@ -174,32 +176,17 @@ def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> T
     measured = replace(result, base=base, head=head, ratio=ratio, blocks=len(both), reason="")
     if metric.judge in ("ratio", "count"):
         return replace(measured, verdict="met" if ratio <= target.at_most else "missed")
-    return _by_interval(measured, pair, metric)
-
-
-def _by_interval(result: TargetResult, pair: Pair, metric: Metric) -> TargetResult:
-    if not pair.paired:
-        return replace(result, verdict="undecided", reason="the runs were not interleaved")
-    case = MetricSamples(
-        pair.label,
-        pair.base.of(metric),
-        pair.head.of(metric),
-        paired=True,
-        tolerance=0.0,
-        sequential=pair.sequential,
-    )
-    if case.why_no_ratio:
-        return replace(result, verdict="undecided", reason=case.why_no_ratio)
-    interval = estimated(case, 0.05).interval
+    case = case_of(pair, metric, MetricRule("required", 0.0, "lower_is_better"), lambda _: None)
+    why = case.why_no_ratio if pair.paired else "the runs were not interleaved"
+    interval = None if why else estimated(case, DEFAULT_ALPHA).interval
     if interval is None:
-        have = quantity.counted(result.blocks, "block")
-        why = f"too few for an interval: {have}, 6 are needed"
-        return replace(result, verdict="undecided", reason=why)
+        have = quantity.counted(len(both), "block")
+        why = why or f"too few for an interval: {have}, 6 are needed"
+        return replace(measured, verdict="undecided", reason=why)
     low, high = (math.exp(end) for end in interval)
-    verdict: TargetVerdict = "missed" if low > result.at_most else "undecided"
-    if high <= result.at_most:
-        verdict = "met"
-    return replace(result, verdict=verdict, interval=(low, high))
+    verdict: TargetVerdict = "missed" if low > target.at_most else "undecided"
+    verdict = "met" if high <= target.at_most else verdict
+    return replace(measured, verdict=verdict, interval=(low, high))
 
 
 def _row(result: TargetResult) -> Row:

@@ -14,7 +14,7 @@ _ABOVE = 6
 """Lines of text, at most, between a claim and the run that it is about."""
 
 _PERCENT = re.compile(
-    r"(?P<about>~|≈|about |around |roughly |nearly |circa )?\s*(?P<sign>[+\-\u2212])?"
+    r"(?P<about>~|≈|about |around |roughly |nearly |circa )?\s*[+\-\u2212]?"
     r"(?P<number>\d+(?:\.\d+)?)\s?%"
 )
 _TIMES = re.compile(r"(?<![\w.])(?P<number>\d+(?:\.\d+)?)\s?[x×](?![\w/])")  # noqa: RUF001
@@ -61,7 +61,6 @@ class Claim:
     unit: Literal["%", "x"]
     number: float
     half: float
-    signed: bool = False
 
     def fits(self, value: float | None) -> bool:
         """Whether a computed number, without its sign, is the claimed one within its digits."""
@@ -149,8 +148,7 @@ def _claims(at: int, line: str) -> list[Claim]:
         clause = line[max(0, match.start() - 40) : match.end() + 40]
         own: Kind = next((one for one, words in _WORDS if words.search(clause)), kind)
         half = _half(match["number"]) * (2 if match["about"] else 1)
-        signed = match["sign"] is not None
-        found.append(Claim(at, line.strip(), own, "%", float(match["number"]), half, signed))
+        found.append(Claim(at, line.strip(), own, "%", float(match["number"]), half))
     for match in _TIMES.finditer(line) if speed is not None else ():
         number = float(match["number"])
         found.append(Claim(at, line.strip(), "speed-up", "x", number, _half(match["number"])))

@@ -13,6 +13,7 @@ from bench.derive.metrics import ALLOCATOR_PEAK, GRAD_NORM, LOSS, STEP_TIME, TFL
 from bench.spec import ModelShape
 from bench.store.imports import ImportedRun
 from reports.comparisons.imported import counted
+from reports.comparisons.imported import of_import as of_log
 from reports.nccl import grammar
 from reports.views.cells import Cell
 from reports.views.machine import describe_hardware
@@ -100,9 +101,8 @@ def of_import(
     """That of a run that was read from a log; `model`: what the text states for all its runs."""
     steps = [step for step in counted(run) if step.milliseconds is not None] or list(run.steps)
     last = run.steps[-1] if run.steps else None
-    times = [step.milliseconds for step in steps if step.milliseconds is not None]
     rates = [one.teraflops_per_device for one in steps if one.teraflops_per_device is not None]
-    work, origin = run.workload, run.provenance
+    shown, work, origin = of_log(run), run.workload, run.provenance
     stated = work.model or model
     mfu = None if last is None else last.extra.get("mfu")
     speeds = [
@@ -122,19 +122,19 @@ def of_import(
         " ".join((origin.label, *(f"{k}={v}" for k, v in work.settings.items()))),
         1,
         last.step if last is not None and last.step else None,
-        median(times) if times else None,
+        shown.milliseconds,
         median(rates) if rates else None,
-        next((step.loss for step in reversed(run.steps) if step.loss is not None), None),
+        shown.loss,
         next((step.grad_norm for step in reversed(run.steps) if step.grad_norm is not None), None),
         max((one.device_allocated_bytes or 0 for one in run.steps), default=0) or None,
-        max((one.device_peak_bytes or 0 for one in run.steps), default=0) or None,
+        shown.peak_bytes,
         stated,
         work.seq_len,
         work.ranks,
         work.device,
         work.global_batch,
         mfu if isinstance(mfu, float) else None,
-        median(speeds) if speeds and not times else None,
+        median(speeds) if speeds and shown.milliseconds is None else None,
         source=origin.source,
         lines=() if last is None else last.lines,
         nccl=nccl,

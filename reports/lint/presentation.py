@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
-from reports.gates.github import annotation
+from reports.gates.ci import annotation
 from reports.lint.check import Linted
 from reports.lint.evidence import Evidence
 from reports.lint.pairs import EvidencePair
@@ -60,23 +61,10 @@ def to_github(linted: Linted) -> list[str]:
 def to_data(linted: Linted) -> dict[str, Any]:
     """Plain data; changes are in per cent where their names say so."""
     return {
-        "findings": [_finding(one) for one in linted.findings],
+        "findings": [asdict(one) for one in linted.findings],
         "runs": [_run(one) for one in linted.runs],
         "comparisons": [_pair(one) for one in linted.pairs],
         "open": len(linted.open),
-    }
-
-
-def _finding(one: LintFinding) -> dict[str, Any]:
-    return {
-        "rule": one.rule,
-        "run": one.run,
-        "source": one.source,
-        "lines": list(one.lines),
-        "values": dict(one.values),
-        "text": one.text,
-        "level": one.level,
-        "silenced": one.silenced,
     }
 
 
@@ -102,11 +90,8 @@ def _pair(pair: EvidencePair) -> dict[str, Any]:
 
 
 def _by_rule(linted: Linted) -> dict[str, list[LintFinding]]:
-    found: dict[str, list[LintFinding]] = {}
-    for rule in RULES:
-        if own := [one for one in linted.findings if one.rule == rule]:
-            found[rule] = own
-    return found
+    found = {rule: [one for one in linted.findings if one.rule == rule] for rule in RULES}
+    return {rule: own for rule, own in found.items() if own}
 
 
 def _where(one: LintFinding) -> str:

@@ -11,10 +11,10 @@ from typing import Any, Literal
 
 from bench.derive.peaks import PEAKS, DevicePeak
 from bench.spec import ModelShape
-from reports.comparisons.tradeoffs import SPEED_THRESHOLD
+from reports.comparisons.change import SPEED_THRESHOLD
 from reports.lint.claims import CHANGES, Beside, Claim, beside
 from reports.lint.evidence import Evidence, Solution
-from reports.lint.pairs import EvidencePair, all_above, pairs
+from reports.lint.pairs import EvidencePair, all_above, devices_of, pairs
 
 _MEMORY = 0.005
 _LOSS = 0.005
@@ -38,11 +38,11 @@ class LintFinding:
 
     rule: str
     run: str
+    source: str
+    lines: tuple[int, ...]
+    values: Mapping[str, Any]
     text: str
-    lines: tuple[int, ...] = ()
-    values: Mapping[str, Any] = field(default_factory=dict)
     level: Literal["warning", "note"] = "warning"
-    source: str = ""
     silenced: str | None = None
 
 
@@ -137,18 +137,12 @@ def tradeoff(subject: Subject) -> Iterator[LintFinding]:
     for pair in subject.pairs():
         said = subject.beside(pair.head)
         speed, values = pair.throughput or 0.0, pair.values()
-        grown = max(
-            (values.get("allocated_change_percent", 0.0), "allocated"),
-            (values.get("max_allocated_change_percent", 0.0), "max_allocated"),
-        )[0]
-        least = min(
-            values.get("allocated_change_percent", 0.0),
-            values.get("max_allocated_change_percent", 0.0),
-        )
+        memory = [values.get(name, 0.0) for name in _MEMORIES]
+        faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
         if not pair.devices_differ:
-            if speed >= SPEED_THRESHOLD and grown >= 100 * _MEMORY and not said.names("memory"):
+            if faster and max(memory) >= 100 * _MEMORY and not said.names("memory"):
                 yield _of_pair("tradeoff", pair, "faster, but more memory, which is not said")
-            if speed <= -SPEED_THRESHOLD and least <= -100 * _MEMORY and (not said.names("time")):
+            if slower and min(memory) <= -100 * _MEMORY and not said.names("time"):
                 yield _of_pair("tradeoff", pair, "less memory, but slower, which is not said")
         moved = pair.change(lambda run: run.loss)
         same_step = pair.base.iteration == pair.head.iteration
@@ -299,8 +293,7 @@ def norm_scale(subject: Subject) -> Iterator[LintFinding]:
     """Gradient norms that differ by the number of devices, or by its root."""
     for pair in subject.pairs():
         before, after = pair.base.grad_norm, pair.head.grad_norm
-        solved = pair.head.solution
-        devices = pair.head.devices or (solved.devices if solved else None)
+        devices = devices_of(pair.head)
         if not before or not after or not devices or devices < 4:  # noqa: PLR2004 - else by chance
             continue
         factor = max(after / before, before / after)
@@ -318,10 +311,7 @@ def norm_scale(subject: Subject) -> Iterator[LintFinding]:
 def unlike_machines(subject: Subject) -> Iterator[LintFinding]:
     """Base and head on different machines, or on different numbers of devices."""
     for pair in subject.pairs():
-        devices = [
-            run.devices or (run.solution.devices if run.solution else None)
-            for run in (pair.base, pair.head)
-        ]
+        devices = [devices_of(run) for run in (pair.base, pair.head)]
         if pair.devices_differ:
             text = f"{devices[1]} devices are compared with {devices[0]}"
             values: dict[str, Any] = {"base_devices": devices[0], "head_devices": devices[1]}
@@ -380,9 +370,8 @@ def _finding(
     values: Mapping[str, Any],
     lines: tuple[int, ...] | None = None,
 ) -> LintFinding:
-    return LintFinding(
-        rule, run.name, text, run.lines if lines is None else lines, values, source=run.source
-    )
+    own = run.lines if lines is None else lines
+    return LintFinding(rule, run.name, run.source, own, values, text)
 
 
 def _of_pair(
@@ -395,16 +384,14 @@ def _of_pair(
 ) -> LintFinding:
     whole = f"{text}: {_in_words(pair)}" if words else text
     computed = {"base": pair.base.name, **(values or {}), **pair.values()}
-    against = f" (against {pair.base.shown})"
-    return LintFinding(
-        rule, pair.head.name, whole + against, pair.lines, computed, source=pair.head.source
-    )
+    against = f"{whole} (against {pair.base.shown})"
+    return LintFinding(rule, pair.head.name, pair.head.source, pair.lines, computed, against)
 
 
 def _of_claim(run: Evidence, claim: Claim, text: str, values: Mapping[str, Any]) -> LintFinding:
     computed = {"claimed": claim.number, "unit": claim.unit, **values}
     lines = tuple(sorted({*run.lines, claim.line} - {0}))
-    return LintFinding("claim_mismatch", run.name, text, lines, computed, source=run.source)
+    return _finding("claim_mismatch", run, text, computed, lines)
 
 
 def _in_words(pair: EvidencePair) -> str:

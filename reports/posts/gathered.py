@@ -74,7 +74,7 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
     ]
     parity = [_parity_of(subject.pairs())] if deltas else []
     if sweeps:
-        measured = find(load_sweeps(store, sweeps), store=store)
+        measured = find(store, load_sweeps(store, sweeps))
         kernels = {name: proof.text for name, proof in proofs(measured).items()}
         axes = axes_of(measured.finished)
         found += (

@@ -10,7 +10,7 @@ from reports.renderers.document import Block, Bullets, Paragraph, Section, Table
 
 def imported_section(findings: Findings) -> Section | None:
     """None where nothing was imported."""
-    if findings.store is None or not (ids := findings.store.imports.ids()):
+    if not (ids := findings.store.imports.ids()):
         return None
     shown, damaged = [], []
     for one in ids:

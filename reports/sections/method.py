@@ -6,7 +6,7 @@ from bench.derive.flops import FORMULA, HYBRID_FORMULA
 from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
-from reports.comparisons.tradeoffs import SPEED_THRESHOLD, threshold
+from reports.comparisons.change import SPEED_THRESHOLD, threshold
 from reports.findings import Findings
 from reports.renderers.document import Bullets, Section
 

@@ -1,4 +1,4 @@
-"""Which NCCL kernels ran in the evidence runs of a sweep; derived from their logs when read."""
+"""Which NCCL kernels ran, and in which dtype gradients were added up; from logs when read."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ from pathlib import Path
 
 from reports.findings import Findings
 from reports.nccl.audit import Audit, RunAudit, audit_run
-from reports.nccl.expectations import expectations_of, shortfalls, verdict_text
-from reports.nccl.presentation import (
-    bytes_table,
-    reading_facts,
-    reason_lines,
-    rows_table,
-)
+from reports.nccl.expectations import expectations_of, shortfalls, steady_rows, verdict_text
+from reports.nccl.presentation import bytes_table, reading_facts, reason_lines, rows_table
+from reports.nccl.sums import gradient_sums
 from reports.renderers.document import (
     Block,
     Bullets,
@@ -27,6 +23,7 @@ from reports.renderers.document import (
 )
 from reports.renderers.table import Table
 from reports.views.cells import Cell
+from reports.views.machine import entries
 
 _MOST_ROWS = 200
 
@@ -55,8 +52,6 @@ def proofs(findings: Findings) -> dict[str, Proof]:
 
 def audits(findings: Findings) -> Iterator[tuple[Cell, Cell | None, Audit | None]]:
     """Every cell, the cell whose runs logged what it does, and the first log that can be read."""
-    if findings.store is None:
-        return
     runs = findings.store.root / "runs"
     logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
     for cell in findings.cells:
@@ -84,7 +79,7 @@ def _audited(run: Path) -> RunAudit:
 def nccl_section(findings: Findings) -> Section | None:
     """One part per cell with an evidence run; None where no cell has one."""
     cells = [cell for cell in findings.cells if cell.resolved.measure.nccl == "evidence"]
-    if not cells or findings.store is None:
+    if not cells:
         return None
     blocks: list[Block] = [
         Paragraph(
@@ -119,3 +114,35 @@ def _cell(cell: Cell, runs: Path) -> list[Block]:
             blocks.append(Details("Lines that prove it, and what is missing", quotes))
         blocks.append(Details("What was read", "\n".join(reading_facts(audit))))
     return blocks
+
+
+def gradient_sums_section(findings: Findings) -> Section | None:
+    """None where no finished cell sends gradients in 16 bits through NCCL."""
+    rows = []
+    for cell, _, audit in audits(findings):
+        if not cell.finished:
+            continue
+        version = entries(cell.finished[0].record.environment, "runtime").get("nccl")
+        logged = [] if audit is None else steady_rows(cell.resolved, audit)
+        sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
+        rows += [
+            (
+                cell.name,
+                str(version or "unknown"),
+                one.axis,
+                one.text,
+                one.sent,
+                one.summed,
+                one.why,
+            )
+            for one in sums
+        ]
+    if not rows:
+        return None
+    introduction = (
+        "NCCL adds up gradients that travel in 16 bits in FP32 only in symmetric kernels: within "
+        "one NVLink domain from 2.27.3 on, reduce-scatter over several nodes from 2.29.7 on, "
+        "all-reduce over several nodes never. Unknown is an answer."
+    )
+    table = Table.of("cell | NCCL | axis | reduction | sent as | summed in | why", rows, left=7)
+    return Section("sums", "Gradient sums", (Paragraph(introduction), TableBlock(table)))

@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from statistics import fmean
 
 from bench.derive.metrics import LOSS, STEP_TIME
-from reports.comparisons.change import Change, change_text
-from reports.comparisons.tradeoffs import threshold
+from bench.errors import UsageError
+from bench.store import ResultsStore
+from reports.comparisons.change import Change, change_text, threshold
 from reports.findings import Findings
-from reports.gates.default_judgements import judged_cells
-from reports.gates.gate import GateResult
-from reports.gates.judgement import Judgement
-from reports.gates.policy import DEFAULT_ALPHA
+from reports.gates.cell_samples import cell_samples
+from reports.gates.gate import GateResult, case_of
+from reports.gates.judgement import Judgement, judge_intervals
+from reports.gates.noise import calibrations
+from reports.gates.pairing import Pair
+from reports.gates.policy import DEFAULT_ALPHA, Policy
 from reports.renderers import quantity
-from reports.statistics.sample_size import smallest_deciding_n
+from reports.statistics.deciding import smallest_deciding_n
 
 _NONE = "No recommendation: "
 
@@ -147,7 +150,7 @@ def _of_cells(findings: Findings) -> str:
             f"{_NONE}one run of a cell gives no interval; {needed} of each could decide "
             f"(--repeat {needed})."
         )
-    return _of_judged(changes, judged_cells(changes, findings.store))
+    return _of_judged(changes, _judged(changes, findings.store))
 
 
 def fastest_so_far(findings: Findings) -> list[str]:
@@ -183,6 +186,22 @@ def _in_parity(findings: Findings, changes: Sequence[Change]) -> list[Change]:
 
 def _is_single(changes: Sequence[Change]) -> bool:
     return any(min(change.base.n, change.head.n) == 1 for change in changes)
+
+
+def _judged(changes: Sequence[Change], store: ResultsStore) -> list[Judgement]:
+    """The step time of every head, with its interval; runs of two cells are never in turn."""
+    policy = Policy()
+    rule = policy.rules[STEP_TIME.name]
+    pairs = [
+        Pair(one.head.name, cell_samples(one.base), cell_samples(one.head), paired=False)
+        for one in changes
+    ]
+    try:
+        known = calibrations(store)
+        cases = [case_of(pair, STEP_TIME, rule, known) for pair in pairs]
+    except UsageError:
+        cases = [case_of(pair, STEP_TIME, rule, lambda _: None) for pair in pairs]
+    return judge_intervals(cases, STEP_TIME, rule, policy.alpha)
 
 
 def _of_judged(changes: Sequence[Change], judged: Sequence[Judgement]) -> str:

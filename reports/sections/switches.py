@@ -1,42 +1,164 @@
-"""What a switch of the engine changes: numbers to the last bit, and memory."""
+"""Cells that differ in one switch of the engine only: what it changes in numbers and memory."""
 
 from __future__ import annotations
 
-from reports.comparisons.switches import SwitchDifference, SwitchGroup, setting_text, switch_groups
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from bench.record import RunRecord
+from bench.spec import POOLS
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Heading, Paragraph, Section, TableBlock
 from reports.renderers.table import Row, Table
+from reports.views.cells import Cell
+from reports.views.reference import unusual_settings
 
-_EXPLANATIONS = {
-    "allocator": (
+
+@dataclass(frozen=True)
+class Switch:
+    """settings: what makes it up, the one that is shown first.
+
+    must_agree: whether it may not change a single bit of any loss.
+    """
+
+    title: str
+    settings: tuple[str, ...]
+    explanation: str
+    must_agree: bool = True
+
+    @property
+    def name(self) -> str:
+        """The setting that is shown."""
+        return self.settings[0]
+
+
+SWITCHES = (
+    Switch(
+        "Allocators",
+        ("allocator", "double_buffer", "pool_slots"),
         "An allocator decides where buffers lie and when their memory is free, never what is in "
-        "them: losses and gradient norms must have the same bits in every cell."
+        "them: losses and gradient norms must have the same bits in every cell.",
     ),
-    "transport": (
+    Switch(
+        "Reducers",
+        ("transport",),
         "point_to_point sends gradients in their communication dtype and adds them up locally in "
         "FP32, in the order of ranks; native leaves order and rounding of the sum to the backend. "
         "The gradient norm of the first step, where both have the same weights, shows the rounding "
         "of one reduction; later steps show what training makes of it. Runs do not record the "
         "exact sum: that point_to_point is the FP32 sum of the BF16 contributions, bit by bit, on "
-        "2 and 4 ranks, is what tests/core/test_oracle_dtypes.py checks."
+        "2 and 4 ranks, is what tests/core/test_oracle_dtypes.py checks.",
+        must_agree=False,
     ),
-    "gather_precision": (
+    Switch(
+        "Gathering by module",
+        ("fine_grained_gather",),
+        "Gathering by module or by unit decides when weights arrive, never what is in them: losses "
+        "and gradient norms must have the same bits in every cell.",
+    ),
+    Switch(
+        "Gathers of quantised weights",
+        ("gather_precision",),
         "Weights gathered as codes of their recipe, or in the compute dtype and quantised on "
         "arrival with the same scales, are the same weights: losses and gradient norms must have "
-        "the same bits in every cell. What differs is what travels."
+        "the same bits in every cell. What differs is what travels.",
     ),
-    "fine_grained_gather": (
-        "Gathering by module or by unit decides when weights arrive, never what is in them: losses "
-        "and gradient norms must have the same bits in every cell."
-    ),
-}
-_TITLES = {
-    "allocator": "Allocators",
-    "transport": "Reducers",
-    "fine_grained_gather": "Gathering by module",
-    "gather_precision": "Gathers of quantised weights",
-}
+)
+"""In the order in which a report shows them."""
+
+
+@dataclass(frozen=True)
+class SwitchDifference:
+    """A cell against the first of its group; None where it cannot be said.
+
+    Relative differences are the largest over steps and ranks; exact: every loss and gradient norm
+    of every rank has the same bits.
+    """
+
+    cell: Cell
+    exact: bool
+    loss: float | None
+    grad_norm: float | None
+    first_grad_norm: float | None
+    peak_bytes: int | None
+
+
+@dataclass(frozen=True)
+class SwitchGroup:
+    """Cells that are equal but for `switch`; `base` has its default, or is nearest to it."""
+
+    switch: Switch
+    base: SwitchDifference
+    others: tuple[SwitchDifference, ...]
+
+
+def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
+    """Finished cells that differ in one switch only, group by group, switch by switch."""
+    found = []
+    for switch in SWITCHES:
+        groups: dict[str, list[Cell]] = {}
+        for cell in cells:
+            if cell.finished:
+                groups.setdefault(_without(cell, switch), []).append(cell)
+        for members in groups.values():
+            values = {
+                tuple(cell.resolved.engine.setting(one) for one in switch.settings)
+                for cell in members
+            }
+            if len(values) > 1:
+                base = min(members, key=unusual_settings)
+                others = (_difference(cell, base) for cell in members if cell is not base)
+                found.append(SwitchGroup(switch, _difference(base, base), tuple(others)))
+    return found
+
+
+def _without(cell: Cell, switch: Switch) -> str:
+    document = json.loads(cell.resolved.canonical_json())
+    for setting in switch.settings:
+        document["engine"].pop(setting, None)
+    return json.dumps(document, sort_keys=True)
+
+
+def _difference(cell: Cell, base: Cell) -> SwitchDifference:
+    one, other = cell.finished[0].record, base.finished[0].record
+    losses = _pairs(one, other, "loss")
+    norms = _pairs(one, other, "grad_norm")
+    summary = cell.finished[0].summary
+    return SwitchDifference(
+        cell=cell,
+        exact=bool(losses) and all(a == b for a, b in (*losses, *norms)),
+        loss=_largest(losses),
+        grad_norm=_largest(norms),
+        first_grad_norm=_largest(norms[:1]),
+        peak_bytes=summary.ledger_peak_bytes if summary.ledger_is_measured else None,
+    )
+
+
+def _pairs(one: RunRecord, other: RunRecord, field: str) -> list[tuple[float, float]]:
+    """Values of both runs, step by step and rank by rank; only steps that both have."""
+    pairs = []
+    for rank in sorted(one.steps.keys() & other.steps.keys()):
+        for a, b in zip(one.steps[rank], other.steps[rank], strict=False):
+            first, second = getattr(a, field), getattr(b, field)
+            if first is not None and second is not None:
+                pairs.append((float(first), float(second)))
+    return pairs
+
+
+def _largest(pairs: Sequence[tuple[float, float]]) -> float | None:
+    if not pairs:
+        return None
+    return max(abs(a - b) / abs(b) if b else abs(a - b) for a, b in pairs)
+
+
+def _setting(cell: Cell, switch: Switch) -> str:
+    """The value of a switch in a cell: `max_pool, 2 slots`."""
+    engine = cell.resolved.engine
+    value = engine.setting(switch.name)
+    pooled = switch.name == "allocator" and value in POOLS
+    return f"{value}, {engine.setting('pool_slots')} slots" if pooled else str(value)
 
 
 def switches_section(findings: Findings) -> Section | None:
@@ -45,10 +167,10 @@ def switches_section(findings: Findings) -> Section | None:
     if not groups:
         return None
     blocks: list[Block] = []
-    for switch, title in _TITLES.items():
+    for switch in SWITCHES:
         same = [group for group in groups if group.switch == switch]
         if same:
-            blocks += [Heading(title), Paragraph(_EXPLANATIONS[switch])]
+            blocks += [Heading(switch.title), Paragraph(switch.explanation)]
             blocks += [TableBlock(_table(group)) for group in same]
     return Section("switches", "One switch at a time", tuple(blocks))
 
@@ -56,30 +178,28 @@ def switches_section(findings: Findings) -> Section | None:
 def switch_sentences(findings: Findings) -> list[str]:
     """For the headline: whether allocators agree to the last bit, by how much reducers differ."""
     groups = switch_groups(findings.finished)
-    sentences = [_agreement(group) for group in groups if group.must_agree]
-    return sentences + _distances([group for group in groups if not group.must_agree])
+    sentences = [_agreement(group) for group in groups if group.switch.must_agree]
+    return sentences + _distances([group for group in groups if not group.switch.must_agree])
 
 
-def _distances(groups: list[SwitchGroup]) -> list[str]:
+def _distances(groups: Sequence[SwitchGroup]) -> list[str]:
     """One sentence per gradient communication dtype, the largest difference of its groups."""
     by_dtype: dict[str, list[SwitchGroup]] = {}
     for group in groups:
         by_dtype.setdefault(group.base.cell.resolved.dtypes.grad_comm, []).append(group)
-    return [_distance(dtype, same) for dtype, same in by_dtype.items()]
-
-
-def _distance(dtype: str, groups: list[SwitchGroup]) -> str:
-    found = [one for group in groups for one in group.others]
-    norms = [one.first_grad_norm for one in found if one.first_grad_norm is not None]
-    losses = [one.loss for one in found if one.loss is not None]
-    switch = groups[0].switch
-    others = ", ".join(dict.fromkeys(setting_text(one.cell, switch) for one in found))
-    base = setting_text(groups[0].base.cell, switch)
-    return (
-        f"{_TITLES[switch]} with {dtype} gradients on the wire: {others} against {base}: gradient "
-        f"norm of the first step up to {quantity.difference(max(norms, default=None))} apart, "
-        f"losses up to {quantity.difference(max(losses, default=None))} (relative)."
-    )
+    sentences = []
+    for dtype, same in by_dtype.items():
+        found, switch = [one for group in same for one in group.others], same[0].switch
+        norms = [one.first_grad_norm for one in found if one.first_grad_norm is not None]
+        losses = [one.loss for one in found if one.loss is not None]
+        others = ", ".join(dict.fromkeys(_setting(one.cell, switch) for one in found))
+        sentences.append(
+            f"{switch.title} with {dtype} gradients on the wire: {others} against "
+            f"{_setting(same[0].base.cell, switch)}: gradient norm of the first step up to "
+            f"{quantity.difference(max(norms, default=None))} apart, "
+            f"losses up to {quantity.difference(max(losses, default=None))} (relative)."
+        )
+    return sentences
 
 
 def _agreement(group: SwitchGroup) -> str:
@@ -90,7 +210,7 @@ def _agreement(group: SwitchGroup) -> str:
         if broken
         else f"the same bits in {quantity.counted(len(cells), 'cell')}"
     )
-    text = f"{_TITLES[group.switch]}: losses and gradient norms have {same}"
+    text = f"{group.switch.title}: losses and gradient norms have {same}"
     peaks = [found for found in cells if found.peak_bytes is not None]
     if not peaks:
         return f"{text}."
@@ -103,8 +223,8 @@ def _agreement(group: SwitchGroup) -> str:
 
 def _table(group: SwitchGroup) -> Table:
     return Table.of(
-        f"cell | {group.switch} | losses and gradient norms | loss differs by | grad norm, step 1"
-        " | grad norm, any step | memory peak of a step",
+        f"cell | {group.switch.name} | losses and gradient norms | loss differs by"
+        " | grad norm, step 1 | grad norm, any step | memory peak of a step",
         [_row(found, group) for found in (group.base, *group.others)],
         left=3,
     )
@@ -113,10 +233,10 @@ def _table(group: SwitchGroup) -> Table:
 def _row(found: SwitchDifference, group: SwitchGroup) -> Row:
     is_base = found is group.base
     verdict = "the same bits" if found.exact else "not the same bits"
-    broken = not is_base and not found.exact and group.must_agree
+    broken = not is_base and not found.exact and group.switch.must_agree
     texts = (
         found.cell.name,
-        setting_text(found.cell, group.switch),
+        _setting(found.cell, group.switch),
         "compared with" if is_base else verdict,
         quantity.difference(None if is_base else found.loss),
         quantity.difference(None if is_base else found.first_grad_norm),

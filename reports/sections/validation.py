@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from bench.known_failures import PAGE, known_failures
 from bench.store import ResultsStore
 from bench.verdict import ValidationRecord
+from reports.findings import Findings
 from reports.renderers.document import Block, Details, Heading, Paragraph, Section, TableBlock
 from reports.renderers.validation_text import (
     bug_table,
@@ -18,10 +19,10 @@ from reports.renderers.validation_text import (
 )
 
 
-def validation_section(store: ResultsStore) -> Section | None:
+def validation_section(findings: Findings) -> Section | None:
     """None where nothing was validated into this folder."""
-    checked = store.validations.newest(with_bugs=False)
-    injected = store.validations.newest(with_bugs=True)
+    validations = findings.store.validations
+    checked, injected = (validations.newest(with_bugs=bugs) for bugs in (False, True))
     blocks: list[Block] = []
     if checked is not None:
         blocks += _checked(checked)
@@ -34,14 +35,12 @@ def validation_section(store: ResultsStore) -> Section | None:
     return Section("validation", "Correctness", tuple(blocks)) if blocks else None
 
 
-def verdict_lines(
-    store: ResultsStore | None, engines: Iterable[str]
-) -> tuple[tuple[str, str], ...]:
+def verdict_lines(store: ResultsStore, engines: Iterable[str]) -> tuple[tuple[str, str], ...]:
     """Of each engine, whether it was right: its newest validation, and how much of it that was.
 
     Nothing where there is none.
     """
-    newest = {e: store.validations.newest(with_bugs=False, engine=e) for e in engines if store}
+    newest = {e: store.validations.newest(with_bugs=False, engine=e) for e in engines}
     return tuple(
         (
             engine,

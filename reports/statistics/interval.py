@@ -18,6 +18,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -55,20 +56,34 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
     return np.sort(np.concatenate(found)) if found else np.zeros(0)
 
 
-def trimmed(typical: np.ndarray, alpha: float) -> Interval | None:
-    """From the k-th smallest to the k-th largest: what the test does not reject at `alpha`.
+@dataclass(frozen=True)
+class Rearrangements:
+    """What a permutation test inverts to: `typical` is sorted, by one of the functions above."""
 
-    None where nothing can be cut. Exact for differences that are symmetric around the true change.
-    """
-    # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
-    cut = math.floor(alpha / 2 * (typical.size + 1) + 1e-9)
-    if cut < 1:
-        return None
-    return float(typical[cut - 1]), float(typical[-cut])
+    typical: np.ndarray
+
+    def interval(self, alpha: float) -> Interval | None:
+        """From the k-th smallest to the k-th largest: what the test does not reject at `alpha`.
+
+        None where nothing can be cut. Exact for differences that are symmetric around the true
+        change.
+        """
+        # The small addition keeps 0.05 / 2 * 40 = 1 from being rounded down to 0.
+        cut = math.floor(alpha / 2 * (self.typical.size + 1) + 1e-9)
+        if cut < 1:
+            return None
+        return float(self.typical[cut - 1]), float(self.typical[-cut])
+
+    def p_above(self, bound: float) -> float:
+        """One-sided p-value of "the change is at most `bound`"; that of the permutation test."""
+        return _p_above(self.typical, bound)
+
+    def p_below(self, bound: float) -> float:
+        """One-sided p-value of "the change is at least `bound`"."""
+        return _p_above(-self.typical[::-1], -bound)
 
 
-def p_above(typical: np.ndarray, bound: float) -> float:
-    """One-sided p-value of "the true value is at most `bound`"; equal to the permutation test's."""
+def _p_above(typical: np.ndarray, bound: float) -> float:
     return float(1 + np.searchsorted(typical, bound, side="right")) / (typical.size + 1)
 
 

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from bench.errors import UsageError
 from bench.record import RunRecord
 from bench.store import DamagedRun, ResultsStore
 from reports.views.cells import Cell, make_cell
-
-
-@dataclass(frozen=True)
-class PrunedCell:
-    """A cell that could not run where the sweep was planned."""
-
-    name: str
-    rule: str
-    reason: str
+from reports.views.plan import Codes, PrunedCell, SweepPlan, parsed_plan
 
 
 @dataclass(frozen=True)
@@ -51,7 +42,7 @@ def base_arm(arms: Sequence[str]) -> str:
 def load_sweeps(
     store: ResultsStore,
     sweep_ids: Sequence[str],
-    codes: Mapping[tuple[str, str | None], str] | None = None,
+    codes: Codes | None = None,
 ) -> list[SweepView]:
     """Read the sweeps. Cell names get the sweep's id in front where there are several sweeps.
 
@@ -73,9 +64,7 @@ def load_sweeps(
     ]
 
 
-def load_side(
-    store: ResultsStore, name: str, codes: Mapping[tuple[str, str | None], str] | None = None
-) -> list[Cell]:
+def load_side(store: ResultsStore, name: str, codes: Codes | None = None) -> list[Cell]:
     """The cells that `name` stands for; of a whole sweep, those of `codes` as in `load_sweeps`.
 
     Raises:
@@ -106,23 +95,21 @@ def _load(
     sweep_id: str,
     records: Sequence[RunRecord],
     prefix: str,
-    codes: Mapping[tuple[str, str | None], str],
+    codes: Codes,
     *,
     lost: Sequence[str],
 ) -> SweepView:
     own = [record for record in records if record.status.sweep == sweep_id]
     problems: list[str] = []
+    plan = SweepPlan()
     try:
-        plan: Mapping[str, Any] = store.read_plan(sweep_id)
+        plan = parsed_plan(store.read_plan(sweep_id))
     except UsageError as error:
         if not own:
             raise
         problems.append(f"the plan of {sweep_id} cannot be read: {error}")
-        plan = {}
-    planned = _planned(plan)
-    by_cell = _members(own, planned, records) if planned else _by_name(own)
-    planned_arms = [_text(item, "name") for item in _items(plan, "arms")]
-    arms = _arms(planned_arms, own)
+    by_cell = _members(own, plan.cells, records) if plan.cells else _by_name(own)
+    arms = _arms(plan.arms, own)
     by_cell = _with_arms_in_order(by_cell, arms)
     cells = [
         make_cell(
@@ -135,20 +122,14 @@ def _load(
     problems.extend(lost)
     return SweepView(
         id=sweep_id,
-        description=_text(plan, "description"),
-        source=_text(plan, "source"),
-        planned=len(planned) * max(1, len(planned_arms)) or len(by_cell),
+        description=plan.description,
+        source=plan.source,
+        planned=len(plan.cells) * max(1, len(plan.arms)) or len(by_cell),
         arms=arms,
         cells=tuple(cells),
-        not_run=tuple(prefix + name for name in _not_run(planned, planned_arms, by_cell)),
-        pruned=tuple(
-            PrunedCell(prefix + _text(item, "id"), _text(item, "rule"), _text(item, "reason"))
-            for item in _items(plan, "pruned")
-        ),
-        merged=tuple(
-            (prefix + _text(item, "id"), prefix + _text(item, "same_as"))
-            for item in _items(plan, "duplicates")
-        ),
+        not_run=tuple(prefix + name for name in _not_run(plan.cells, plan.arms, by_cell)),
+        pruned=tuple(replace(cell, name=prefix + cell.name) for cell in plan.pruned),
+        merged=tuple((prefix + one, prefix + other) for one, other in plan.merged),
         stale=stale,
         problems=tuple(problems),
     )
@@ -216,27 +197,3 @@ def _by_name(own: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]
         cell = record.status.cell or f"{record.resolved.slug}-{record.resolved.config_hash}"
         found.setdefault((cell, record.status.arm or ""), []).append(record)
     return found
-
-
-def _planned(plan: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Config hashes (one, or one of every arm) by cell id, in the order of the plan."""
-    return {_text(item, "id"): _hashes(item) for item in _items(plan, "cells")}
-
-
-def _hashes(cell: Mapping[str, Any]) -> tuple[str, ...]:
-    arms = cell.get("by_arm")
-    runs = arms.values() if isinstance(arms, Mapping) else ()
-    found = [_text(run, "config_hash") for run in runs if isinstance(run, Mapping)]
-    return tuple(dict.fromkeys(found)) or (_text(cell, "config_hash"),)
-
-
-def _items(plan: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
-    items = plan.get(key, [])
-    if not isinstance(items, list):
-        return []
-    return [item for item in items if isinstance(item, Mapping)]
-
-
-def _text(item: Mapping[str, Any], key: str) -> str:
-    value = item.get(key, "")
-    return value if isinstance(value, str) else ""

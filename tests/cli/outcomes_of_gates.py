@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
 from git_repository import git
 from outcome_scenarios import TWO_CELLS, World, scenario
+from recorded_runs import CELLS, Arm, record_arms
 from stand_in_runs import with_end, with_steps
 
 ARMS = ("--arm", "base=.", "--arm", "head=.")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
 from outcome_scenarios import TWO_CELLS, World, scenario
+from recorded_runs import CELLS, Arm, record_arms
 
 from bench.cli import arm_preparation
 from bench.launch.code import RankCode

@@ -22,8 +22,8 @@ import outcomes_of_reading  # noqa: F401 - its scenarios register themselves
 import outcomes_of_validations  # noqa: F401 - its scenarios register themselves
 import outcomes_with_arms  # noqa: F401 - its scenarios register themselves
 import pytest
-from gate_runs import CELLS, Arm, record_arms
 from outcome_scenarios import SCENARIOS, TWO_CELLS, Row, Scenario, World, scenario, scenarios
+from recorded_runs import CELLS, Arm, record_arms
 
 from bench.doctor import accelerators
 

@@ -1,19 +1,21 @@
 """A results folder filled through `bench.store` with runs that never ran, damaged at will.
 
 Times, losses and memory follow simple rules per engine, strategy and dtype, with seeded noise.
+`in_memory` makes a record without files, `recorded_cell` a cell, `findings_of` what a report finds,
+`record_arms` a sweep of blocks and `judged_arms` what a gate says of it.
 """
 
 from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stand_in_runs import append_samples
 
-from bench.record import RunStatus, StepSample
+from bench.record import RunRecord, RunStatus, StepSample
 from bench.spec import (
     DataSpec,
     EngineSpec,
@@ -25,6 +27,12 @@ from bench.spec import (
     TrainSpec,
 )
 from bench.store import ResultsStore, RunFolder, layout
+from reports.findings import Findings, find
+from reports.gates.gate import GateResult, gate
+from reports.gates.pairing import sides_of_arms
+from reports.gates.policy import Policy
+from reports.views.cells import Cell, make_cell
+from reports.views.sweep_view import load_sweeps
 
 TINY = ModelShape(
     preset="tiny",
@@ -70,7 +78,9 @@ def resolved_run(
 
 @dataclass
 class Recorded:
-    """What `record_run` writes, each replaceable."""
+    """What `record_run` writes, each replaceable. samples: of a rank and step, in the place of the
+    rules. memory: else the ledger, of runs that finished. started: None for now.
+    """
 
     resolved: ResolvedRun
     cell: str | None = None
@@ -79,15 +89,19 @@ class Recorded:
     reason: str = ""
     repeat: int = 0
     arm: str | None = None
+    attempt: int | None = None
     code: str = "code-1"
     steps: int | None = None
     speed: float = 1.0
     loss_shift: float = 0.0
     noise: float = 1.0
     seed: int = 0
-    started: str = "2026-03-01T10:00:00.000Z"
-    environment: dict[str, Any] = field(default_factory=dict)
+    started: str | None = "2026-03-01T10:00:00.000Z"
+    environment: Mapping[str, Any] = field(default_factory=dict)
     milliseconds: Callable[[int], float] | None = None
+    samples: Callable[[int, int], StepSample] | None = None
+    memory: Mapping[str, Any] | None = None
+    counts: Mapping[str, Any] | None = None
 
 
 def environment() -> dict[str, Any]:
@@ -106,22 +120,35 @@ def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
     """Write one run, complete and closed."""
     resolved = run.resolved
     with store.new_run(
-        resolved, sweep=run.sweep, cell=run.cell, repeat=run.repeat, arm=run.arm, code=run.code
+        resolved,
+        sweep=run.sweep,
+        cell=run.cell,
+        repeat=run.repeat,
+        arm=run.arm,
+        attempt=run.attempt,
+        code=run.code,
     ) as folder:
         folder.write_environment({**environment(), **run.environment})
         count = resolved.train.steps if run.steps is None else run.steps
         for rank in range(resolved.launch.ranks):
-            write_samples(folder, run, rank, count)
-        if run.state == "ok":
-            (folder.path / "memory.json").write_text(
-                json.dumps({"rank": 0, "by_category_bytes": ledger(resolved)})
-            )
+            if run.samples is None:
+                write_samples(folder, run, rank, count)
+            else:
+                append_samples(folder, rank, *(run.samples(rank, n + 1) for n in range(count)))
+        memory = run.memory
+        if memory is None and run.state == "ok":
+            memory = {"rank": 0, "by_category_bytes": ledger(resolved)}
+        if memory is not None:
+            (folder.path / "memory.json").write_text(json.dumps(memory))
+        if run.counts is not None:
+            (folder.path / "counts.json").write_text(json.dumps(run.counts))
+        started = run.started or folder.status.started_utc
         status = folder.status.model_copy(
             update={
                 "state": run.state,
                 "reason": run.reason,
-                "started_utc": run.started,
-                "ended_utc": run.started.replace("10:00", "10:01"),
+                "started_utc": started,
+                "ended_utc": started.replace("10:00", "10:01"),
             }
         )
         _write_old_status(folder, status)
@@ -182,33 +209,36 @@ def write_plan(
     cells: Iterable[tuple[str, ResolvedRun]],
     *,
     sweep: str = "quickstart",
-    pruned: Iterable[dict[str, Any]] = (),
-    duplicates: Iterable[dict[str, Any]] = (),
+    arms: Iterable[str] = (),
+    repeats: int = 1,
+    **more: Any,
 ) -> None:
-    store.write_plan(
-        sweep,
-        {
-            "plan_version": 1,
-            "id": sweep,
-            "name": sweep,
-            "description": "Engines and sharding strategies in two dtype policies",
-            "source": f"sweeps/{sweep}.yaml",
-            "set": {},
-            "cells": [
-                {
-                    "id": name,
-                    "labels": {},
-                    "repeats": 1,
-                    "config_hash": resolved.config_hash,
-                    "slug": resolved.slug,
-                    "resolved": resolved.model_dump(mode="json"),
-                }
-                for name, resolved in cells
-            ],
-            "pruned": list(pruned),
-            "duplicates": list(duplicates),
-        },
-    )
+    """`more`: further entries of the plan, or others in the place of these."""
+    arms = [
+        {"name": arm, "description": "working tree", "commit": None, "dirty_hash": None}
+        | {"torch": "2.13.0", "python": "3.11", "packages": {}, "codes": {}}
+        for arm in arms
+    ]
+    planned = [
+        {"id": name, "labels": {}, "repeats": repeats, "config_hash": resolved.config_hash}
+        | {"slug": resolved.slug, "resolved": resolved.model_dump(mode="json")}
+        for name, resolved in cells
+    ]
+    document = {
+        "plan_version": 1,
+        "id": sweep,
+        "name": sweep,
+        "description": "Engines and sharding strategies in two dtype policies",
+        "source": f"sweeps/{sweep}.yaml",
+        "set": {},
+        "interleaved": bool(arms),
+        "seed": 1,
+        "arms": arms,
+        "cells": planned,
+        "pruned": [],
+        "duplicates": [],
+    }
+    store.write_plan(sweep, document | more)
 
 
 QUICKSTART = (
@@ -236,3 +266,164 @@ def fill_quickstart(store: ResultsStore, sweep: str = "quickstart", **changes: A
     write_plan(store, cells, sweep=sweep)
     for name, resolved in cells:
         record_run(store, Recorded(resolved, cell=name, sweep=sweep, **changes))
+
+
+def recorded_cell(
+    store: ResultsStore, name: str, resolved: ResolvedRun, *, runs: int = 1, **changes: Any
+) -> Cell:
+    """A cell of a sweep of its own name."""
+    for repeat in range(runs):
+        record_run(store, Recorded(resolved, cell=name, sweep=name, repeat=repeat, **changes))
+    return make_cell(name, store.records(sweep=name))
+
+
+def findings_of(
+    store: ResultsStore, cells: Mapping[str, ResolvedRun | Recorded], **plan: Any
+) -> Findings:
+    """What a report on one sweep finds. cells: by name, what ran. plan: as for `write_plan`."""
+    runs = {
+        name: one if isinstance(one, Recorded) else Recorded(one) for name, one in cells.items()
+    }
+    write_plan(store, [(name, run.resolved) for name, run in runs.items()], **plan)
+    for name, run in runs.items():
+        record_run(store, replace(run, cell=name))
+    return find(store, load_sweeps(store, ["quickstart"]))
+
+
+def sample(step: int, milliseconds: float = 100.0, **changes: Any) -> StepSample:
+    """A step of any run."""
+    plain = StepSample(step, milliseconds, 3.0, 1.0, 3e-4, 256, 1000, 500)
+    return replace(plain, **changes)
+
+
+def in_memory(
+    steps: Mapping[int, Iterable[StepSample]] | None = None,
+    *,
+    resolved: ResolvedRun | None = None,
+    environment: Mapping[str, Any] | None = None,
+    status: RunStatus | None = None,
+    **changes: Any,
+) -> RunRecord:
+    """A record that no folder holds; 20 equal steps of two ranks where nothing else is wanted."""
+    if steps is None:
+        steps = {rank: [sample(i) for i in range(1, 21)] for rank in range(2)}
+    return RunRecord(
+        "a/b",
+        resolved or resolved_run(),
+        status or RunStatus(state="ok"),
+        dict(environment or {}),
+        {rank: list(samples) for rank, samples in steps.items()},
+        **changes,
+    )
+
+
+@dataclass
+class Arm:
+    """How the runs of one arm differ from the plain ones. `states`: by block, default ok."""
+
+    slower: float = 1.0
+    more_memory: float = 1.0
+    more_bytes: float = 1.0
+    loss_shift: float = 0.0
+    code: str = "code-1"
+    states: Mapping[int, str] | None = None
+    hardware: Mapping[str, Any] | None = None
+    steady: bool = True
+    counts: Mapping[str, Any] | None = None
+    live: Mapping[str, Any] | None = None
+    cpu_noise: float | None = None
+
+
+CELLS: dict[str, ResolvedRun] = {
+    "ddp": resolved_run("ddp", "no_shard"),
+    "zero1": resolved_run("mfsdp", "optim"),
+    "zero3": resolved_run("mfsdp", "optim_grads_params"),
+}
+ONE = {"zero3": CELLS["zero3"]}
+
+
+def on_nodes(*names: str) -> Arm:
+    proofs = {str(rank): {"host": name} for rank, name in enumerate(names)}
+    runtime = {"device_names": [], "code_proof": proofs}
+    return Arm(hardware={"runtime": runtime, "variables": {"SLURM_JOB_ID": "7"}})
+
+
+def record_arms(  # noqa: PLR0913 - every way in which a sweep may differ
+    store: ResultsStore,
+    arms: Mapping[str | None, Arm],
+    *,
+    sweep: str = "gate",
+    blocks: int = 8,
+    noise: float = 0.01,
+    cells: Mapping[str, ResolvedRun] = CELLS,
+    interleaved: bool = True,
+    first_block: int = 0,
+    seed: int = 0,
+) -> None:
+    """Write the plan and every run; arm None is a sweep without arms."""
+    pruned = {"id": "cuda", "labels": {}, "rule": "too-few-devices", "reason": "needs 8 GPUs"}
+    write_plan(
+        store,
+        cells.items(),
+        sweep=sweep,
+        arms=[arm for arm in arms if arm],
+        repeats=first_block + blocks,
+        source=f"{sweep}.yaml",
+        pruned=[pruned],
+    )
+    rng = random.Random(seed)
+    for block in range(first_block, first_block + blocks):
+        for cell, resolved in cells.items():
+            for name, arm in arms.items():
+                attempt = 1 if interleaved and name else None
+                level = 100.0 * arm.slower * rng.gauss(1.0, noise)
+                run = _of_arm(resolved, arm, block, level, rng)
+                record_run(store, replace(run, sweep=sweep, cell=cell, arm=name, attempt=attempt))
+
+
+def _of_arm(
+    resolved: ResolvedRun, arm: Arm, block: int, level: float, rng: random.Random
+) -> Recorded:
+    state = (arm.states or {}).get(block, "ok")
+    cpu = None
+    if arm.cpu_noise is not None:
+        cpu = {"main": 60 * arm.slower * rng.gauss(1, arm.cpu_noise), "transport": 5.0}
+
+    def of_step(_: int, step: int) -> StepSample:
+        slow = {1: 4.0, 2: 1.5}.get(step, 1.0) * (1.0 if arm.steady else 1.0 + 0.1 * step)
+        return StepSample(
+            step=step,
+            milliseconds=level * slow * rng.gauss(1.0, 0.004),
+            loss=(2.0 + 3.0 * 0.9**step) * (1 + arm.loss_shift),
+            grad_norm=1.0,
+            learning_rate=1e-3,
+            tokens=resolved.tokens_per_step // resolved.launch.ranks,
+            wire_bytes=int(1_000_000 * arm.more_bytes),
+            rss_bytes=400_000_000,
+            cpu_milliseconds=cpu,
+        )
+
+    sizes = {name: int(size * arm.more_memory) for name, size in ledger(resolved).items()}
+    return Recorded(
+        resolved,
+        state=state,
+        reason="as the test wants" if state != "ok" else "",
+        repeat=block,
+        code=arm.code,
+        started=None,
+        environment=arm.hardware or {},
+        samples=of_step,
+        memory={"rank": 0, "by_category_bytes": sizes, "live": arm.live},
+        counts=arm.counts,
+    )
+
+
+def judged_arms(
+    store: ResultsStore, policy: Policy | None = None, base: Arm | None = None, **head: Any
+) -> GateResult:
+    """A gate on two arms. head: how the second differs, and what `record_arms` may be told."""
+    how = {
+        name: head.pop(name) for name in ("noise", "blocks", "cells", "interleaved") & head.keys()
+    }
+    record_arms(store, {"base": base or Arm(), "head": Arm(**head)}, **how)
+    return gate(sides_of_arms(store, "gate", None, None), policy or Policy(), lambda _: None)

@@ -7,13 +7,13 @@ from dataclasses import replace
 from itertools import count
 
 import pytest
-from recorded_runs import resolved_run
+from recorded_runs import in_memory, resolved_run, sample
 
 from bench.derive.blocks import arm_order, complete_blocks, is_interleaved
-from bench.record import RunRecord, RunStatus, StepSample
+from bench.record import RunRecord, RunStatus
 
 RESOLVED = resolved_run()
-SAMPLES = [StepSample(step, 10.0, 2.0, 1.0, 1e-3, 64, 0, 1) for step in range(1, 21)]
+SAMPLES = [sample(step) for step in range(1, 21)]
 _clock = count()
 
 
@@ -29,21 +29,17 @@ def run(
 ) -> RunRecord:
     """The next run, younger than all before it."""
     start = f"2026-01-01T00:00:{next(_clock):09.3f}Z"
-    return RunRecord(
-        run_id=f"{resolved.slug}/{start}",
-        resolved=resolved,
-        status=RunStatus(
-            state=state,
-            cell=cell,
-            arm=arm,
-            repeat=repeat,
-            attempt=attempt,
-            code=code or f"code of {arm}",
-            started_utc=start,
-        ),
-        environment={},
-        steps={0: list(SAMPLES), 1: list(SAMPLES)},
+    status = RunStatus(
+        state=state,
+        cell=cell,
+        arm=arm,
+        repeat=repeat,
+        attempt=attempt,
+        code=code or f"code of {arm}",
+        started_utc=start,
     )
+    made = in_memory({0: SAMPLES, 1: SAMPLES}, resolved=resolved, status=status)
+    return replace(made, run_id=f"{resolved.slug}/{start}")
 
 
 def ids(blocks) -> list[dict[str, str]]:

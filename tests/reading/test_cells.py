@@ -20,10 +20,22 @@ def records(store, *runs):
     return list(store.records())
 
 
-def test_repeats_of_a_cell_are_its_replicates(store):
-    cell = make_cell("c", records(store, *(Recorded(RUN, repeat=i) for i in range(3))))
-    assert cell.n == 3
-    assert cell.superseded == 0
+@pytest.mark.parametrize(
+    ("runs", "n", "superseded"),
+    [
+        ([Recorded(RUN, repeat=i) for i in range(3)], 3, 0),  # repeats are replicates
+        ([Recorded(RUN, code="old", speed=9.0), Recorded(RUN, code="new")], 1, 1),
+        # A retried failure gives way; a finished run is not lost to a later interrupted one.
+        ([Recorded(RUN, state="crashed", reason="x"), Recorded(RUN)], 1, 1),
+        ([Recorded(RUN), Recorded(RUN, state="interrupted", steps=3)], 1, 1),
+    ],
+)
+def test_the_newest_code_and_of_each_repeat_what_finished_stand_for_a_cell(
+    store, runs, n, superseded
+):
+    cell = make_cell("c", records(store, *runs))
+    assert (cell.n, cell.superseded) == (n, superseded)
+    assert cell.runs[0].record.status.code == runs[-1].code
 
 
 def test_the_cells_number_is_the_median_over_its_runs(store):
@@ -33,59 +45,40 @@ def test_the_cells_number_is_the_median_over_its_runs(store):
     assert cell.value(STEP_TIME) == times[1]
 
 
-def test_runs_of_older_code_are_left_out_and_counted(store):
-    made = records(store, Recorded(RUN, code="old", speed=9.0), Recorded(RUN, code="new"))
-    cell = make_cell("c", made)
-    assert cell.n == 1
-    assert cell.superseded == 1
-    assert cell.runs[0].record.status.code == "new"
-
-
-def test_a_retried_failure_gives_way_to_the_run_that_finished(store):
-    made = records(store, Recorded(RUN, state="crashed", reason="x"), Recorded(RUN))
-    assert make_cell("c", made).n == 1
-
-
-def test_a_finished_run_is_not_lost_to_a_later_interrupted_one(store):
-    made = records(store, Recorded(RUN), Recorded(RUN, state="interrupted", steps=3))
-    cell = make_cell("c", made)
-    assert cell.n == 1
-    assert cell.superseded == 1
-
-
 def test_the_newer_of_two_finished_runs_counts(store):
     made = records(store, Recorded(RUN, speed=5.0), Recorded(RUN, speed=1.0, seed=3))
     cell = make_cell("c", made)
     assert (cell.value(STEP_TIME) or 0) < 400
 
 
-def test_a_truncated_sample_file_makes_the_run_damaged_and_uncounted(store):
-    folder = record_run(store, Recorded(RUN))
+def without_its_status(folder):
+    (folder.path / "status.json").write_text("{")
+
+
+def cut_off(folder):
     path = folder.path / "steps.node0.jsonl"
     path.write_text(path.read_text()[:-100])
+
+
+@pytest.mark.parametrize(
+    ("run", "damage", "kind"),
+    [
+        (Recorded(RUN), cut_off, "damaged"),
+        (Recorded(RUN), without_its_status, "damaged"),
+        # A run that was killed may well have a last line cut off.
+        (Recorded(RUN, state="crashed", reason="killed", steps=5), cut_off, "failed"),
+        *(
+            (Recorded(RUN, state=state, reason="by the user", steps=5), None, "stopped")
+            for state in sorted(STOPPED)
+        ),
+    ],
+)
+def test_damage_outranks_success_and_an_end_from_outside_is_no_failure(store, run, damage, kind):
+    folder = record_run(store, run)
+    if damage is not None:
+        damage(folder)
     cell = make_cell("c", store.records())
-    assert cell.runs[0].kind == "damaged"
-    assert cell.n == 0
-    assert cell.value(LOSS) is None
-
-
-def test_a_crashed_run_with_a_cut_last_line_is_failed_not_damaged(store):
-    folder = record_run(store, Recorded(RUN, state="crashed", reason="killed", steps=5))
-    path = folder.path / "steps.node0.jsonl"
-    path.write_text(path.read_text()[:-20])
-    assert make_cell("c", store.records()).runs[0].kind == "failed"
-
-
-@pytest.mark.parametrize("state", sorted(STOPPED))
-def test_a_run_that_was_ended_from_outside_has_not_failed(store, state):
-    record_run(store, Recorded(RUN, state=state, reason="by the user", steps=5))
-    assert make_cell("c", store.records()).runs[0].kind == "stopped"
-
-
-def test_a_damaged_status_is_damage(store):
-    folder = record_run(store, Recorded(RUN))
-    (folder.path / "status.json").write_text("{")
-    assert make_cell("c", store.records()).runs[0].kind == "damaged"
+    assert (cell.runs[0].kind, cell.n, cell.value(LOSS)) == (kind, 0, None)
 
 
 def test_a_run_that_drifts_finishes_without_a_time(store):

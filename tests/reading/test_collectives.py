@@ -6,9 +6,7 @@ import json
 from dataclasses import replace
 
 import pytest
-from gate_runs import write_gate_plan
-from recorded_runs import environment, write_plan
-from stand_in_runs import append_samples
+from recorded_runs import Recorded, findings_of, record_run, resolved_run, write_plan
 
 from bench.derive.bandwidth import bus_factor
 from bench.derive.metrics import default_rules
@@ -58,42 +56,16 @@ def logged(resolved):
     return resolved.model_copy(update={"train": train, "measure": measure})
 
 
-def record(store, resolved, cell, milliseconds=2.0, *, arm=None, block=0, sweep="quickstart"):
-    with store.new_run(
-        resolved,
-        sweep=sweep,
-        cell=cell,
-        repeat=block,
-        arm=arm,
-        attempt=1 if arm else None,
-        code="code-1",
-    ) as folder:
-        folder.write_environment(environment())
-        for rank in range(resolved.launch.ranks):
-            samples = []
-            for step in range(1, resolved.train.steps + 1):
-                # Rank 1 is the slowest in time, rank 2 in latency.
-                own = milliseconds * (1 + 0.001 * (step % 3)) * (1.0 if rank == 1 else 0.5)
-                late = 3 * milliseconds if rank == 2 else milliseconds
-                samples.append(
-                    StepSample(
-                        step, own, None, None, 0.0, 0, None, 1, None, latency_milliseconds=late
-                    )
-                )
-            append_samples(folder, rank, *samples)
-        (folder.path / "memory.json").write_text(
-            json.dumps({"rank": 0, "by_category_bytes": {"communication_buffers": 8}})
-        )
-        folder.write_status(folder.status.model_copy(update={"state": "ok"}))
-    return folder
+def run(resolved, milliseconds=2.0, **changes):
+    """Rank 1 is the slowest in time, rank 2 in latency."""
 
+    def of_step(rank, step):
+        own = milliseconds * (1 + 0.001 * (step % 3)) * (1.0 if rank == 1 else 0.5)
+        late = 3 * milliseconds if rank == 2 else milliseconds
+        return StepSample(step, own, None, None, 0.0, 0, None, 1, None, latency_milliseconds=late)
 
-def findings_of(store, cells):
-    """cells: name -> (run, milliseconds)."""
-    write_plan(store, [(name, resolved) for name, (resolved, _) in cells.items()])
-    for name, (resolved, milliseconds) in cells.items():
-        record(store, resolved, name, milliseconds)
-    return find(load_sweeps(store, ["quickstart"]), store=store)
+    memory = {"rank": 0, "by_category_bytes": {"communication_buffers": 8}}
+    return Recorded(resolved, samples=of_step, memory=memory, **changes)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +85,7 @@ def test_bus_bandwidth_is_that_of_nccl_tests(operation, ranks, factor):
 
 def test_the_slowest_rank_decides_time_bandwidth_and_latency(store):
     resolved = collective(operation="all_reduce", size_bytes=8_000_000)
-    record(store, resolved, "one", 2.0)
+    record_run(store, run(resolved))
     (kept,) = store.records()
     summary = Run.of(kept).summary
     assert summary.step_milliseconds_median == pytest.approx(2.002)
@@ -128,8 +100,8 @@ def test_a_report_of_collectives_shows_them_and_speaks_of_no_training(store):
     found = findings_of(
         store,
         {
-            "gather": (collective(size_bytes=4_000_000), 1.0),
-            "direct": (collective(size_bytes=4_000_000, transport="point_to_point"), 2.0),
+            "gather": run(collective(size_bytes=4_000_000), 1.0),
+            "direct": run(collective(size_bytes=4_000_000, transport="point_to_point"), 2.0),
         },
     )
     section = collectives_section(found)
@@ -149,15 +121,8 @@ def test_a_report_of_collectives_shows_them_and_speaks_of_no_training(store):
 
 
 def test_cells_that_train_are_never_compared_with_collectives(store):
-    from recorded_runs import Recorded, record_run, resolved_run
-
     trains = {name: resolved_run(name, "no_shard") for name in ("ddp", "mfsdp")}
-    gather = collective(ranks=2)
-    write_plan(store, [*trains.items(), ("gather", gather)])
-    for name, resolved in trains.items():
-        record_run(store, Recorded(resolved, cell=name))
-    record(store, gather, "gather")
-    found = find(load_sweeps(store, ["quickstart"]), store=store)
+    found = findings_of(store, {**trains, "gather": run(collective(ranks=2))})
     assert {change.head.name for change in found.changes} == {"mfsdp"}
     assert {cell.name for cell in found.finished} == {"ddp", "mfsdp"}
     assert collectives_section(found) is not None
@@ -181,12 +146,12 @@ def test_the_kernel_of_its_own_operation_and_size_stands_beside_the_time(store):
     cells = {"timed": timed, "logged": logged(timed)}
     write_plan(store, cells.items())
     for name, resolved in cells.items():
-        folder = record(store, resolved, name)
+        folder = record_run(store, run(resolved, cell=name))
         if name == "logged":
             (folder.path / "nccl").mkdir()
             text = "".join(f"{HEAD}{line}\n" for line in LOG.splitlines())
             (folder.path / "nccl" / "rank0.log").write_text(text)
-    found = find(load_sweeps(store, ["quickstart"]), store=store)
+    found = find(store, load_sweeps(store, ["quickstart"]))
     section = collectives_section(found)
     (table,) = (block.table for block in section.blocks if isinstance(block, TableBlock))
     row = dict(zip([c.title for c in table.columns], table.rows[0].cells, strict=True))
@@ -208,13 +173,12 @@ def test_symmetric_kernels_without_a_log_are_asked_for_in_vain():
 
 def gated(store, slower, policy=None):
     cells = {"gather": collective(size_bytes=1 << 20)}
-    write_gate_plan(store, ["base", "head"], "gate", cells, 8)
+    write_plan(store, cells.items(), sweep="gate", arms=["base", "head"], repeats=8)
     for block in range(8):
         for arm, factor in (("base", 1.0), ("head", slower)):
-            noise = 1 + 0.001 * ((7 * block + len(arm)) % 5)
-            record(
-                store, cells["gather"], "gather", factor * noise, arm=arm, block=block, sweep="gate"
-            )
+            time = factor * (1 + 0.001 * ((7 * block + len(arm)) % 5))
+            where = {"cell": "gather", "sweep": "gate", "repeat": block, "arm": arm, "attempt": 1}
+            record_run(store, run(cells["gather"], time, **where, started=None))
     return gate(sides_of_arms(store, "gate", "base", "head"), policy or Policy(), lambda _: None)
 
 
@@ -237,10 +201,7 @@ def test_a_policy_that_names_the_loss_of_a_collective_is_not_passed_over(store):
 
 
 def test_a_baseline_keeps_microseconds(store):
-    cells = {"gather": collective(size_bytes=1 << 16)}
-    write_plan(store, cells.items())
-    record(store, cells["gather"], "gather", 0.0109)
-    (cell,) = find(load_sweeps(store, ["quickstart"])).cells
+    (cell,) = findings_of(store, {"gather": run(collective(size_bytes=1 << 16), 0.0109)}).cells
     baseline = make_baseline("links", "quickstart", "", [cell_samples(cell)])
     (again,) = read_baseline(json.loads(baseline.to_text()), "links").cells
     assert again.step_milliseconds[0] == pytest.approx(0.0109109, rel=1e-5)
@@ -251,7 +212,7 @@ def test_a_baseline_keeps_microseconds(store):
 def test_a_change_of_collectives_tells_throughput_by_bandwidth(store):
     found = findings_of(
         store,
-        {"slow": (collective(), 2.0), "fast": (collective(transport="point_to_point"), 1.0)},
+        {"slow": run(collective()), "fast": run(collective(transport="point_to_point"), 1.0)},
     )
     slow, fast = found.cells
     change = change_between(slow, fast)
@@ -260,7 +221,7 @@ def test_a_change_of_collectives_tells_throughput_by_bandwidth(store):
 
 
 def test_an_export_has_their_bandwidths_and_settings(store):
-    record(store, collective(operation="broadcast", size_bytes=1_000_000), "one", 1.0)
+    record_run(store, run(collective(operation="broadcast", size_bytes=1_000_000), 1.0))
     frames = read_frames(store.root)
     row = frames.runs.iloc[0]
     assert row["bus_bytes_per_second"] == pytest.approx(1e6 / 1.001e-3)

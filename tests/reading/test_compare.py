@@ -6,11 +6,12 @@ import json
 from dataclasses import replace
 
 import pytest
-from gate_runs import Arm, record_arms
 from recorded_runs import (
+    Arm,
     Recorded,
     fill_quickstart,
     quickstart_cells,
+    record_arms,
     record_run,
     resolved_run,
     write_plan,
@@ -180,22 +181,8 @@ def test_what_cannot_be_compared_is_refused_with_its_exit_code(
     assert info.value.exit_code == {NotComparableError: 5, NothingMeasuredError: 3}[error]
 
 
-def test_every_rendering_names_the_three_numbers_of_speed_and_that_one_run_is_few(
-    two_sweeps, capsys
-):
+def test_one_run_is_few_in_every_form(two_sweeps, capsys):
     for form in ("table", "md"):
-        text = shown(two_sweeps, capsys, "before", "after", form=form)
-        for words in ("time change", "throughput change", "throughput ratio", "cannot decide"):
-            assert words in text
+        assert "cannot decide" in shown(two_sweeps, capsys, "before", "after", form=form)
     data = json.loads(shown(two_sweeps, capsys, "before", "after", as_json=True))
-    first = data["verdicts"]["judgements"][0]
-    assert first.keys() >= {"time_change", "throughput_change", "throughput_ratio"}
-    assert first["n_base"] == 1
-
-
-def test_terminal_columns_are_aligned(two_sweeps, capsys):
-    lines = shown(two_sweeps, capsys, "before", "after").splitlines()
-    rule = next(index for index, line in enumerate(lines) if line.startswith("  ----"))
-    ends = [len(lines[rule][: lines[rule].index("  ", 2)])]
-    for line in lines[rule + 1 : rule + 13]:
-        assert line[ends[0] : ends[0] + 2] == "  "
+    assert data["verdicts"]["judgements"][0]["n_base"] == 1

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from recorded_runs import resolved_run
+from recorded_runs import in_memory, resolved_run
+from recorded_runs import sample as plain
 
 from bench.derive.summary import summarise
-from bench.record import RunRecord, RunStatus, StepSample
+from bench.record import RunRecord, StepSample
 
 STEPS = 20
 
 
 def sample(step, device, **changes) -> StepSample:
-    plain = StepSample(step, 100.0 + step % 3, 1.0, 1.0, 1e-3, 64, 0, 0)
-    return replace(plain, device=device, **changes)
+    return plain(step, 100.0 + step % 3, tokens=64, device=device, **changes)
 
 
 def reading(**changes):
@@ -23,7 +23,6 @@ def reading(**changes):
 
 
 def record(of_step=None, *, before=None, after=None, source="nvml", **changes) -> RunRecord:
-    resolved = resolved_run(ranks=1)
     steady = {"sm_mhz": 1755, "throttle": []}
     steps = {
         0: [
@@ -34,7 +33,7 @@ def record(of_step=None, *, before=None, after=None, source="nvml", **changes) -
     report = {"source": source, "reason": "nvml: no such module", "before": before or reading()}
     report["after"] = after or reading()
     environment = {"runtime": {"devices": [report]}}
-    return RunRecord("id", resolved, RunStatus(state="ok"), environment, steps)
+    return in_memory(steps, resolved=resolved_run(ranks=1), environment=environment)
 
 
 def trouble(record: RunRecord) -> str:

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from reports.renderers import markdown, quantity, terminal
+from reports.renderers.html import _breakable
 from reports.renderers.printable import printable
 from reports.renderers.table import Row, Table
 
@@ -196,3 +197,18 @@ def test_a_row_of_the_wrong_length_is_refused():
 )
 def test_quantities_are_written_with_their_unit(shown, expected):
     assert shown == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("mfsdp-optim_grads", "mfsdp-<wbr>optim_<wbr>grads"),
+        ("plain", "plain"),
+        ("-12.0 %", "-<wbr>12.0 %"),
+        ("end-", "end-"),
+        ("<script>a-b</script>", "&lt;script&gt;a-<wbr>b&lt;/script&gt;"),
+        ("a&lt;-b", "a&amp;lt;-<wbr>b"),
+    ],
+)
+def test_a_name_may_be_broken_at_its_joints_and_stays_escaped(text: str, shown: str) -> None:
+    assert str(_breakable(text)) == shown

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import pytest
-
-from bench.derive.exposed import exposed_communication, merged, uncovered
+from bench.derive.exposed import exposed_communication
 
 
 def event(name: str, start: float, end: float, *, cat="kernel", pid=0, tid=7):
@@ -72,20 +70,3 @@ def test_other_events_and_traces_without_communication_count_nothing():
 def test_the_share_is_unknown_where_no_time_was_taken():
     assert exposed_communication([event(GATHER, 5, 5)])["all"].fraction is None
     assert exposed_communication([event(GATHER, 0, 5)])["all"].fraction == 1.0
-
-
-@pytest.mark.parametrize(
-    ("intervals", "cover", "left"),
-    [
-        ([(0, 10)], [], 10),
-        ([(0, 10)], [(-5, 20)], 0),
-        ([(0, 2), (4, 6)], [(1, 5)], 2),
-        ([(0, 2), (4, 6), (8, 9)], [(0, 1), (5, 8.5)], 2.5),
-    ],
-)
-def test_time_outside_of_a_cover(intervals, cover, left):
-    assert uncovered(merged(intervals), merged(cover)) == pytest.approx(left)
-
-
-def test_intervals_that_touch_become_one():
-    assert merged([(3, 4), (0, 1), (1, 2)]) == [(0, 2), (3, 4)]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from gate_runs import Arm, record_arms
-from recorded_runs import resolved_run
+from recorded_runs import Arm, record_arms, resolved_run
 
 from bench.errors import NothingMeasuredError
 from reports.views.sweep_view import load_sweeps

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import CELLS, Arm, record_arms
 
 from bench.derive.metrics import STEP_TIME, default_rules
 from reports.gates import budget

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import CELLS, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
 from bench.errors import NothingMeasuredError, UsageError
@@ -39,11 +39,9 @@ def test_the_floor_is_the_largest_change_that_identical_code_could_not_exclude(u
         assert cell.low < cell.change < cell.high
         assert cell.floor == pytest.approx(max(cell.high, 1 / (1 + cell.low) - 1))
     assert 0.002 < found.floor(CELLS["ddp"].config_hash) < 0.1
-
-
-def test_a_configuration_that_was_not_calibrated_gets_the_largest_floor(usual):
-    found = usual
+    # One that was not calibrated gets the largest; a metric that was not, none.
     assert found.floor("another") == max(cell.floor for cell in found.cells)
+    assert found.floor(CELLS["ddp"].config_hash, CPU_TIME) == 0.0
 
 
 def test_a_noisier_machine_has_a_higher_floor(store, usual):
@@ -60,14 +58,9 @@ def test_cpu_time_has_a_floor_of_its_own_and_wall_time_keeps_its(store):
     assert "of CPU time" in found.describe(NOW)
 
 
-def test_a_calibration_from_before_cpu_time_sets_no_floor_for_it(usual):
-    assert usual.floor(CELLS["ddp"].config_hash, CPU_TIME) == 0.0
-
-
 def test_cpu_time_finds_what_the_noise_of_wall_time_hides(store):
-    arms = {"base": Arm(cpu_noise=0.001), "head": Arm(cpu_noise=0.001, slower=1.05)}
-    record_arms(store, arms, noise=0.2, blocks=8)
-    judged = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    base = Arm(cpu_noise=0.001)
+    judged = judged_arms(store, None, base, cpu_noise=0.001, slower=1.05, noise=0.2)
     verdicts = {(one.metric, one.verdict, one.required) for one in judged.judgements}
     assert ("cpu_time", "regressed", False) in verdicts
     assert ("step_time", "regressed", True) not in verdicts
@@ -115,9 +108,6 @@ def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(s
     text = to_terminal(gate(sides, Policy(), lambda _: usual), NOW)
     assert "calibrated 3 days ago" in text
     assert "older than" not in text
-
-
-def test_an_old_calibration_asks_for_a_new_one(usual):
     assert "older than 30 days" in usual.describe(NOW + timedelta(days=40))
 
 

@@ -8,14 +8,13 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 import pytest
-from gate_runs import CELLS, Arm, on_nodes, record_arms
+from recorded_runs import CELLS, Arm, judged_arms, on_nodes, record_arms
 
 from bench.derive.metrics import MetricRule, default_rules
 from bench.errors import UsageError
-from reports.gates import github
+from reports.gates import ci
 from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
-from reports.gates.junit import to_junit
 from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
 from reports.gates.policy import Policy
 
@@ -29,8 +28,7 @@ def judged(sides, **rules: MetricRule) -> GateResult:
 
 @pytest.fixture
 def slower(store) -> GateResult:
-    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, noise=0.003)
-    return judged(sides_of_arms(store, "gate", None, None))
+    return judged_arms(store, slower=1.1, noise=0.003)
 
 
 def test_interleaved_arms_are_paired_block_by_block(slower):
@@ -43,8 +41,7 @@ def test_interleaved_arms_are_paired_block_by_block(slower):
 def test_runs_on_a_device_that_did_not_stay_as_it_was_have_no_time_and_the_gate_says_why(store):
     caps = {"before": {"power_cap_watts": 700}, "after": {"power_cap_watts": 500}}
     moved = {"runtime": {"devices": [{"source": "nvml", **caps}], "device_names": []}}
-    record_arms(store, {"base": Arm(), "head": Arm(hardware=moved)}, blocks=2)
-    result = judged(sides_of_arms(store, "gate", None, None))
+    result = judged_arms(store, hardware=moved, blocks=2)
     times = [j for j in result.judgements if j.metric == "step_time"]
     assert {j.verdict for j in times} == {"unmeasured"}
     assert "2 head runs are not steady" in times[0].reason
@@ -66,15 +63,13 @@ def test_a_part_of_the_cells_can_be_judged_alone(store):
 
 
 def test_arms_run_one_after_the_other_are_not_paired(store):
-    record_arms(store, {"base": Arm(), "head": Arm(slower=1.1)}, interleaved=False)
-    result = judged(sides_of_arms(store, "gate", None, None))
+    result = judged_arms(store, slower=1.1, interleaved=False)
     assert not any(pair.paired for pair in result.sides.pairs)
     assert "were not interleaved" in to_terminal(result, NOW)
 
 
 def test_a_block_that_lost_a_run_is_left_out_and_that_is_said(store):
-    record_arms(store, {"base": Arm(), "head": Arm(states={3: "crashed"})})
-    sides = sides_of_arms(store, "gate", None, None)
+    sides = judged_arms(store, states={3: "crashed"}).sides
     assert all(len(pair.base.step_milliseconds) == 7 for pair in sides.pairs)
     assert "ddp: 1 of its blocks are not complete and are left out" in sides.notes
 
@@ -113,25 +108,25 @@ def test_two_sweeps_are_compared_without_pairs(store):
     assert "3 comparisons of runs that were not interleaved" in to_terminal(result, NOW)
 
 
-def test_other_hardware_is_refused_cell_by_cell(store):
-    record_arms(store, {None: Arm()}, sweep="before", blocks=2)
-    record_arms(store, {None: Arm(hardware=OTHER)}, sweep="after", blocks=2)
-    result = judged(sides_of_sweeps(store, "before", "after"))
-    assert result.nothing_comparable
-    assert headline(result).startswith("NOT COMPARABLE")
-    assert "Another CPU" in dict(result.sides.not_comparable)["ddp"]
-
-
-def test_other_nodes_of_a_cluster_are_refused_unless_told(store):
-    record_arms(store, {None: on_nodes("n1", "n2")}, sweep="before", blocks=2)
-    record_arms(store, {None: on_nodes("n2", "n1")}, sweep="same", blocks=2)
-    record_arms(store, {None: on_nodes("n1", "n3")}, sweep="after", blocks=2)
-    assert judged(sides_of_sweeps(store, "before", "same")).sides.pairs
+@pytest.mark.parametrize(
+    ("before", "after", "why"),
+    [
+        (Arm(), Arm(hardware=OTHER), "Another CPU"),
+        (on_nodes("n1", "n2"), on_nodes("n1", "n3"), "nodes differ: n1, n2 and n1, n3"),
+        (on_nodes("n1", "n2"), on_nodes("n2", "n1"), None),
+    ],
+)
+def test_other_hardware_and_other_nodes_are_refused_cell_by_cell(store, before, after, why):
+    for sweep, arm in (("before", before), ("after", after)):
+        record_arms(store, {None: arm}, sweep=sweep, blocks=2)
     sides = sides_of_sweeps(store, "before", "after")
     result = judged(sides)
-    assert result.nothing_comparable
-    assert "nodes differ: n1, n2 and n1, n3" in dict(result.sides.not_comparable)["ddp"]
-    assert gate(sides, Policy(), lambda _: None, any_nodes=True).sides.pairs
+    assert result.nothing_comparable == (why is not None)
+    if why is not None:
+        assert headline(result).startswith("NOT COMPARABLE")
+        assert why in dict(result.sides.not_comparable)["ddp"]
+        told = gate(sides, Policy(), lambda _: None, any_nodes=True)
+        assert bool(told.sides.pairs) == why.startswith("nodes")
 
 
 def test_a_planned_cell_that_has_not_run_has_failed(store):
@@ -175,7 +170,7 @@ def test_the_three_numbers_of_speed_are_always_together(slower):
     for one in to_data(slower, NOW)["judgements"]:
         known = [one[key] is None for key in ("time_change", "throughput_change")]
         assert known == [one["throughput_ratio"] is None] * 2
-    for case in ET.fromstring(to_junit(slower)).iter("testcase"):
+    for case in ET.fromstring(ci.to_junit(slower)).iter("testcase"):
         if case.get("name") == "step_time":
             text = case.find("failure").get("message")
             assert "time change +" in text
@@ -191,7 +186,7 @@ def test_the_data_is_plain_json(slower):
 
 
 def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
-    suite = ET.fromstring(to_junit(slower)).find("testsuite")
+    suite = ET.fromstring(ci.to_junit(slower)).find("testsuite")
     cases = {(c.get("classname"), c.get("name")): c for c in suite.iter("testcase")}
     assert len(cases) == 3 * 4 + 1
     assert cases["ddp", "step_time"].find("failure") is not None
@@ -200,23 +195,22 @@ def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("3", "0", "1")
 
 
-def test_junit_of_undecided_cells_is_skipped_and_with_strict_a_failure(store):
-    record_arms(store, {"base": Arm(), "head": Arm(slower=1.3)}, blocks=3)
-    result = judged(sides_of_arms(store, "gate", None, None))
-    assert ET.fromstring(to_junit(result)).get("failures") == "0"
-    assert ET.fromstring(to_junit(result, strict=True)).get("failures") == "3"
-
-
-def test_junit_of_a_cell_without_a_number_is_an_error(store):
-    record_arms(store, {"base": Arm(), "head": Arm(states={0: "hang"})}, blocks=1)
-    result = judged(sides_of_arms(store, "gate", None, None))
-    assert ET.fromstring(to_junit(result)).get("errors") == "3"
+@pytest.mark.parametrize(
+    ("head", "strict", "failures", "errors"),
+    [
+        ({"slower": 1.3, "blocks": 3}, False, "0", "0"),  # undecided cells are skipped
+        ({"slower": 1.3, "blocks": 3}, True, "3", "0"),
+        ({"states": {0: "hang"}, "blocks": 1}, False, "0", "3"),  # cells without a number
+    ],
+)
+def test_junit_counts_failures_and_errors(store, head, strict, failures, errors):
+    found = ET.fromstring(ci.to_junit(judged_arms(store, **head), strict=strict))
+    assert (found.get("failures"), found.get("errors")) == (failures, errors)
 
 
 def test_annotations_are_one_line_each_and_escape_what_github_would_obey(store):
     cells = {"100%,a:b\n::error::x": CELLS["ddp"]}
-    record_arms(store, {"base": Arm(), "head": Arm(slower=1.2)}, cells=cells)
-    lines = github.annotation_lines(judged(sides_of_arms(store, "gate", None, None)))
+    lines = ci.annotation_lines(judged_arms(store, slower=1.2, cells=cells))
     assert len(lines) == 1
     assert lines[0].startswith("::error file=gate.yaml,title=step_time regressed::100%25,a:b ")
     assert "\n" not in lines[0]
@@ -225,7 +219,7 @@ def test_annotations_are_one_line_each_and_escape_what_github_would_obey(store):
 def test_undecided_and_advisory_findings_are_warnings(store):
     record_arms(store, {"base": Arm(), "head": Arm(more_memory=1.1)}, blocks=3)
     sides = sides_of_arms(store, "gate", None, None)
-    lines = github.annotation_lines(
+    lines = ci.annotation_lines(
         judged(sides, memory=MetricRule("advisory", 0.005, "lower_is_better"))
     )
     assert {line.split(" ")[0] for line in lines} == {"::warning"}
@@ -234,15 +228,14 @@ def test_undecided_and_advisory_findings_are_warnings(store):
 
 def test_a_summary_stays_within_what_github_accepts():
     long = "| row |\n" * 200_000
-    cut = github.summary(long)
+    cut = ci.summary(long)
     assert len(cut.encode()) <= 1024 * 1024
     assert cut.endswith("(cut off)\n")
-    assert github.summary("short") == "short"
-    assert len(github.summary(long, 1024 * 1024)) < 20
+    assert ci.summary("short") == "short"
+    assert len(ci.summary(long, 1024 * 1024)) < 20
 
 
 def test_markdown_shows_hostile_names_literally(store):
-    record_arms(store, {"base": Arm(), "head": Arm()}, cells={"<b>|@all": CELLS["ddp"]}, blocks=2)
-    text = to_markdown(judged(sides_of_arms(store, "gate", None, None)), NOW)
+    text = to_markdown(judged_arms(store, cells={"<b>|@all": CELLS["ddp"]}, blocks=2), NOW)
     assert "<b>" not in text
     assert "@all" not in text

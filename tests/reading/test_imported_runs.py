@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import Recorded, record_run, resolved_run, write_plan
+from recorded_runs import findings_of, resolved_run
 
 from bench.workload import ImportedStep, Provenance, Workload
 from reports.build import write_report
@@ -22,9 +22,7 @@ def report(store, tmp_path) -> str:
 
 
 def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -> None:
-    run = Recorded(resolved_run(), cell="ours")
-    record_run(store, run)
-    write_plan(store, [("ours", run.resolved)])
+    findings_of(store, {"ours": resolved_run()})
     assert "Imported runs" not in report(store, tmp_path)
     one = store.imports.write("theirs", THEIRS, LOG, STEPS)
     text = report(store, tmp_path)
@@ -51,9 +49,7 @@ def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) ->
 
 
 def test_a_damaged_import_is_named_and_not_used(store, tmp_path) -> None:
-    run = Recorded(resolved_run(), cell="ours")
-    record_run(store, run)
-    write_plan(store, [("ours", run.resolved)])
+    findings_of(store, {"ours": resolved_run()})
     one = store.imports.write("theirs", THEIRS, LOG, STEPS)
     file = store.imports.folder / one.id / "steps.jsonl"
     file.write_text(file.read_text().replace("801", "1"))

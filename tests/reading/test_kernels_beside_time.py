@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from recorded_runs import Recorded, record_run, resolved_run, write_plan
+from recorded_runs import Recorded, findings_of, record_run, resolved_run, write_plan
 
 from bench.spec import EngineSpec, LaunchSpec, MeasureSpec
 from reports.findings import find
@@ -45,7 +45,7 @@ def filled(store, *, with_log=True):
             (folder.path / "nccl").mkdir()
             text = "".join(f"{HEAD}{line}\n" for line in LOG.splitlines())
             (folder.path / "nccl" / "rank0.log").write_text(text)
-    return find(load_sweeps(store, ["quickstart"]), store=store)
+    return find(store, load_sweeps(store, ["quickstart"]))
 
 
 def warnings(findings):
@@ -79,18 +79,12 @@ def test_without_a_log_nothing_is_claimed(store):
 
 
 def test_a_report_without_wishes_has_no_such_column(store):
-    cells = [("plain", cuda_run())]
-    write_plan(store, cells)
-    record_run(store, Recorded(cells[0][1], cell="plain"))
-    table = cell_table(find(load_sweeps(store, ["quickstart"]), store=store))
+    table = cell_table(findings_of(store, {"plain": cuda_run()}))
     assert "NCCL kernels by log" not in [title.title for title in table.columns]
 
 
 def test_devices_and_parts_of_steps_are_shown_with_retries_and_drift(store):
-    resolved = cuda_run()
-    write_plan(store, [("one", resolved)])
-    record_run(store, Recorded(resolved, cell="one"))
-    findings = find(load_sweeps(store, ["quickstart"]), store=store)
+    findings = findings_of(store, {"one": cuda_run()})
     run = findings.cells[0].runs[0]
     steps = {
         rank: [

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-
-from recorded_runs import Recorded, record_run, resolved_run, write_plan
+from recorded_runs import Recorded, findings_of, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK
 from bench.derive.timeline import ledger_peak, peak, read_timeline
 from reports.build import build_document
 from reports.comparisons.change import change_between, memory_metric
-from reports.findings import find
 from reports.renderers.document import TableBlock
-from reports.views.sweep_view import load_sweeps
 
 MIB = 2**20
 
@@ -53,15 +49,13 @@ SHARED_COPY = {
 
 
 def recorded(store, documents: dict[str, dict]):
-    cells = []
+    """A cell per document, each with its `memory.json`."""
+    run = resolved_run()
+    cells = {}
     for number, (name, document) in enumerate(documents.items()):
-        run = resolved_run()
-        run = run.model_copy(update={"train": run.train.model_copy(update={"seed": number})})
-        cells.append((name, run))
-        folder = record_run(store, Recorded(run, cell=name, sweep="quickstart"))
-        (folder.path / "memory.json").write_text(json.dumps(document))
-    write_plan(store, cells)
-    return find(load_sweeps(store, ["quickstart"]))
+        train = run.train.model_copy(update={"seed": number})
+        cells[name] = Recorded(run.model_copy(update={"train": train}), memory=document)
+    return findings_of(store, cells)
 
 
 def test_the_ledger_peak_is_of_one_moment_and_ranks_cells_as_the_timeline_does(store) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import ONE, Arm, judged_arms
 
 from bench.derive.live_storage import LiveRow, LiveStorage
-from reports.gates.gate import GateResult, gate
-from reports.gates.pairing import sides_of_arms
-from reports.gates.policy import Policy
+from reports.gates.gate import GateResult
 
 BUFFERS = LiveRow(site="mfsdp_core/memory/a.py:acquire", line=7, bytes=8_000, storages=4)
 TABLES = LiveRow(site="bench/models/rotary.py:f", line=1, bytes=600, storages=1, of_harness=True)
@@ -25,12 +23,11 @@ def live(*rows: LiveRow, ledger: int | None = 4_000) -> dict[str, Any]:
 
 
 BASE = live(BUFFERS, TABLES)
+WITHOUT = live(BUFFERS, TABLES, ledger=None)
 
 
 def judged(store, head: Any, base: Any = BASE) -> GateResult:
-    arms = {"base": Arm(live=base), "head": Arm(live=head)}
-    record_arms(store, arms, blocks=1, cells={"zero3": CELLS["zero3"]})
-    return gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    return judged_arms(store, None, Arm(live=base), live=head, blocks=1, cells=ONE)
 
 
 def verdicts(result: GateResult) -> dict[str, str]:
@@ -38,9 +35,24 @@ def verdicts(result: GateResult) -> dict[str, str]:
     return {one.metric: one.verdict for one in result.judgements if one.metric in wanted}
 
 
-def test_equal_storage_is_equivalent(store):
-    found = verdicts(judged(store, BASE))
-    assert found == {"live_storage": "equivalent", "ledger_difference": "equivalent"}
+@pytest.mark.parametrize(
+    ("base", "head", "expected"),
+    [
+        (BASE, BASE, {"live_storage": "equivalent", "ledger_difference": "equivalent"}),
+        # A ledger that forgets fails though storage is equal.
+        (
+            BASE,
+            live(BUFFERS, TABLES, ledger=3_000),
+            {"live_storage": "equivalent", "ledger_difference": "regressed"},
+        ),
+        (WITHOUT, WITHOUT, {"live_storage": "equivalent"}),  # an engine without a ledger
+        *(  # damaged accounts are none
+            (damaged, damaged, {}) for damaged in ("text", {"step": 2, "bytes": []}, {"step": 2})
+        ),
+    ],
+)
+def test_storage_and_the_ledger_are_judged_to_the_byte(store, base, head, expected):
+    assert verdicts(judged(store, head, base)) == expected
 
 
 def test_storage_that_no_ledger_knows_of_fails_with_its_maker(store):
@@ -50,22 +62,7 @@ def test_storage_that_no_ledger_knows_of_fails_with_its_maker(store):
     assert reasons == {"live_storage": where, "ledger_difference": where}
 
 
-def test_a_ledger_that_forgets_fails_though_storage_is_equal(store):
-    found = verdicts(judged(store, live(BUFFERS, TABLES, ledger=3_000)))
-    assert found == {"live_storage": "equivalent", "ledger_difference": "regressed"}
-
-
-def test_an_engine_without_a_ledger_has_its_storage_judged_alone(store):
-    without = live(BUFFERS, TABLES, ledger=None)
-    assert verdicts(judged(store, without, without)) == {"live_storage": "equivalent"}
-
-
 def test_older_records_say_nothing_of_it_and_are_not_asked(store):
     result = judged(store, None, None)
     assert verdicts(result) == {}
     assert not result.failed
-
-
-@pytest.mark.parametrize("damaged", ["text", {"step": 2, "bytes": []}, {"step": 2}])
-def test_damaged_accounts_are_none(store, damaged):
-    assert verdicts(judged(store, damaged, damaged)) == {}

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from xml.etree import ElementTree as ET
 
 import pytest
-from recorded_runs import Recorded, ledger, record_run, resolved_run, write_plan
+from recorded_runs import Recorded, findings_of, ledger, resolved_run
 
 from bench.derive.timeline import Moment, moments, peak, read_timeline
 from bench.record import MemoryTimeline
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.findings import find
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
 from reports.renderers.document import Figure, TableBlock
 from reports.sections.memory import unit_name, unit_names
-from reports.views.sweep_view import load_sweeps
 
 HYBRID = PRESETS["hybrid-tiny"]
 MIB = 2**20
@@ -149,21 +146,15 @@ def test_many_units_of_a_llama_are_named_by_number():
     assert unit_name("layers.4", PRESETS["llama3-8b"]) == "layers.4"
 
 
-def recorded(store: ResultsStore, documents: dict[str, dict]) -> None:
-    """One cell per document, each with its `memory.json`."""
-    cells = []
+def memory_section(store: ResultsStore, documents: dict[str, dict]):
+    """Of one cell per document, each with its `memory.json`."""
+    run = resolved_run(shape=HYBRID)
+    cells = {}
     for number, (name, document) in enumerate(documents.items()):
-        run = resolved_run(shape=HYBRID)
-        run = run.model_copy(update={"train": run.train.model_copy(update={"seed": number})})
-        cells.append((name, run))
-        folder = record_run(store, Recorded(run, cell=name, sweep="quickstart"))
+        train = run.train.model_copy(update={"seed": number})
         memory = {"rank": 0, "by_category_bytes": ledger(run), **document}
-        (folder.path / "memory.json").write_text(json.dumps(memory))
-    write_plan(store, cells)
-
-
-def memory_section(store: ResultsStore):
-    document = build_document(find(load_sweeps(store, ["quickstart"])))
+        cells[name] = Recorded(run.model_copy(update={"train": train}), memory=memory)
+    document = build_document(findings_of(store, cells))
     found = [section for section in document.sections if section.anchor == "memory"]
     return found[0] if found else None
 
@@ -175,8 +166,7 @@ def rows_of(section, title: str) -> list[tuple[str, ...]]:
 
 
 def test_the_report_draws_the_step_and_says_what_was_alive_at_the_peak(store):
-    recorded(store, {"plain": {"timeline": DOCUMENT}, "none": {}})
-    section = memory_section(store)
+    section = memory_section(store, {"plain": {"timeline": DOCUMENT}, "none": {}})
     (figure,) = [b for b in section.blocks if isinstance(b, Figure)]
     ET.fromstring(figure.svg)
     (row,) = rows_of(section, "gathered at once")
@@ -196,15 +186,14 @@ def test_the_report_sets_live_storage_beside_the_ledger(store):
             {"site": "bench/b.py:f", "bytes": 2**20, "storages": 1, "of_harness": True},
         ],
     }
-    recorded(store, {"kept": {"live": live}, "none": {}})
-    (row,) = rows_of(memory_section(store), "ledger")
+    section = memory_section(store, {"kept": {"live": live}, "none": {}})
+    (row,) = rows_of(section, "ledger")
     makers = "mfsdp_core/a.py:keep 1.5 MiB, bench/b.py:f 512.0 KiB"
     assert row == ("kept", makers, "2.0 MiB", "1.0 MiB", "512.0 KiB")
 
 
 def test_the_report_lists_padding_waste_and_the_plan_of_the_pool(store):
-    recorded(store, {"pooled": {"timeline": POOLED, "pool_plan": PLAN}})
-    section = memory_section(store)
+    section = memory_section(store, {"pooled": {"timeline": POOLED, "pool_plan": PLAN}})
     padding = rows_of(section, "padding")
     assert padding[0][:5] == ("layers.0, 2 (Mamba-2)", "weights", "float32", "pool", "all")
     assert padding[0][5:] == ("1.0 MiB", "256.0 KiB", "25.00 %", "3.0 MiB")
@@ -226,8 +215,8 @@ def test_the_report_sets_what_fit_predicted_beside_what_was_measured(store):
     device["by_category_bytes"] = {}
     documents = {"run": {"predicted": said, **measured}, "device": device}
     documents["odd"] = {"predicted": {"peak_bytes": "x"}}
-    recorded(store, documents | {"layers": {"predicted": {"refusal": "only a device has"}}})
-    rows = rows_of(memory_section(store), "predicted")
+    documents["layers"] = {"predicted": {"refusal": "only a device has"}}
+    rows = rows_of(memory_section(store, documents), "predicted")
     assert rows == [
         ("run", "peak of steps", "3.0 MiB", "2.0 MiB", "50.0 %"),
         ("run", "gradients", "1.0 MiB", "1.0 MiB", "0.0 %"),
@@ -241,8 +230,8 @@ def test_the_report_sets_what_fit_predicted_beside_what_was_measured(store):
 
 
 def test_a_damaged_plan_or_timeline_costs_the_report_its_section_and_nothing_else(store):
-    recorded(store, {"odd": {"timeline": {"step": "x"}, "pool_plan": {"units": 3}}})
-    assert memory_section(store) is None
+    odd = {"timeline": {"step": "x"}, "pool_plan": {"units": 3}}
+    assert memory_section(store, {"odd": odd}) is None
 
 
 def test_a_figure_of_many_cells_and_changes_stays_one_readable_page():

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import ONE, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import METRICS, Metric, MetricRule
 from reports.build import write_report
@@ -15,13 +15,12 @@ from reports.gates.baseline import make_baseline, read_baseline
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import gate
 from reports.gates.gate_table import other_table
-from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
+from reports.gates.pairing import cells_of, sides_of_baseline
 from reports.gates.policy import Policy, PolicyError, parse_policy
 from reports.gates.target_verdicts import judge_targets
 from reports.views.sweep_view import load_side
 from sweeps.definition import parse_sweep
 
-ONE = {"zero3": CELLS["zero3"]}
 FILE = """\
 name: a
 arms: {torch: ., ours: main}
@@ -54,8 +53,7 @@ def test_a_policy_knows_it(energy):
 
 
 def test_a_gate_judges_it_and_its_tables_show_it(energy, store):
-    record_arms(store, {"base": Arm(), "head": Arm()}, cells=ONE, blocks=2)
-    result = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    result = judged_arms(store, cells=ONE, blocks=2)
     (found,) = [one for one in result.judgements if one.metric == "energy"]
     assert (found.verdict, found.base) == ("equivalent", 8e8)
     assert "energy" in other_table(result.judgements).rows[-1].cells

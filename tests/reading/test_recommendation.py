@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
-from recorded_runs import Recorded, fill_quickstart, record_run, resolved_run, write_plan
+from recorded_runs import (
+    CELLS,
+    Arm,
+    Recorded,
+    fill_quickstart,
+    findings_of,
+    record_arms,
+    record_run,
+    resolved_run,
+    write_plan,
+)
 
 from bench.spec import EngineSpec
 from reports.build import build_document
@@ -20,7 +29,7 @@ PLAIN = EngineSpec(name="mfsdp", strategy="optim_grads_params")
 
 
 def found(store, *sweeps: str, reference: str | None = None):
-    return find(load_sweeps(store, sweeps or ["quickstart"]), reference, store=store)
+    return find(store, load_sweeps(store, sweeps or ["quickstart"]), reference)
 
 
 def measure(store, cells, runs: int = 6) -> None:
@@ -65,9 +74,8 @@ def test_single_runs_give_none_and_say_how_many_would(store) -> None:
 
 
 def test_nothing_measured_gives_none(store) -> None:
-    write_plan(store, [("only", resolved_run())])
-    record_run(store, Recorded(resolved_run(), cell="only", state="crashed"))
-    assert recommendation(found(store)) == "No recommendation. Nothing was measured."
+    crashed = findings_of(store, {"only": Recorded(resolved_run(), state="crashed")})
+    assert recommendation(crashed) == "No recommendation. Nothing was measured."
 
 
 @pytest.mark.parametrize(

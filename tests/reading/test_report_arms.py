@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
-from recorded_runs import Recorded, record_run
+from recorded_runs import CELLS, Arm, Recorded, record_arms, record_run
 
 from bench.derive.hardware import hardware_key
 from bench.store import ResultsStore
 from reports.build import write_report
 from reports.findings import find
-from reports.gates.target_verdicts import judge_targets, targets_of
+from reports.gates.target_verdicts import judge_targets
 from reports.renderers.document import Bullets, Facts, Section, TableBlock
-from reports.sections.arms import arms_section
-from reports.sections.target_table import targets_section
+from reports.sections.arms import arms_section, targets_section
 from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 
@@ -37,7 +35,7 @@ def raced(store: ResultsStore) -> ResultsStore:
 
 def found_in(store: ResultsStore, *sweeps: str, reference: str | None = None):
     views = load_sweeps(store, sweeps or ["gate"])
-    return find(views, reference, targets_of(store, views), store)
+    return find(store, views, reference)
 
 
 def tables(section: Section | None) -> list[list[tuple[str, ...]]]:
@@ -125,7 +123,7 @@ def test_arms_are_counted_and_one_that_never_ran_is_named(store):
     (view,) = load_sweeps(store, ["gate"])
     assert view.arms == ("torch", "ours")
     assert view.not_run == ("ddp [ours]", "zero3 [ours]")
-    (facts,) = [b for b in what_ran(find([view])).blocks if isinstance(b, Facts)]
+    (facts,) = [b for b in what_ran(find(store, [view])).blocks if isinstance(b, Facts)]
     assert facts.items[0] == ("Measured", "2 of 4 arms of cells, 1 pruned")
 
 

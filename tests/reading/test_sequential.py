@@ -8,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from reports.statistics.estimate import estimate_sequential
+from reports.statistics.estimate import estimate_paired
 from reports.statistics.sequential import (
     STRENGTHS,
     ConfidenceSequence,
@@ -87,10 +87,10 @@ def test_five_starts_exclude_nothing_and_seven_equal_ones_a_change_of_nothing():
 def test_an_estimate_uses_the_sequence_in_the_place_of_the_permutation_test():
     rng = np.random.default_rng(4)
     base = 100 * np.exp(0.01 * rng.standard_normal(10))
-    found = estimate_sequential(base, 1.1 * base)
+    found = estimate_paired(base, 1.1 * base, sequential=True)
     assert found.ratio == pytest.approx(1.1)
     assert found.p_beyond(math.log(1.02)) < 0.05
-    assert found.interval == pytest.approx(found.sequence.interval(0.05))
+    assert found.interval == pytest.approx(found.known.interval(0.05))
 
 
 def test_a_guess_of_the_starts_grows_as_the_distance_shrinks_and_never_ends_on_the_bound():

@@ -2,45 +2,27 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from statistics import median
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_runs import TINY, resolved_run
+from recorded_runs import TINY, in_memory, resolved_run, sample
 
 from bench.derive.flops import flops_per_global_batch
 from bench.derive.summary import common_steps, summarise, summary_formula
-from bench.record import RunRecord, RunStatus, StepSample
+from bench.record import RunStatus, StepSample
 from bench.spec import LaunchSpec, MeasureSpec, ResolvedDtypes
 
 
-def sample(step, milliseconds=100.0, **changes):
-    values = {
-        "loss": 3.0,
-        "grad_norm": 1.0,
-        "learning_rate": 3e-4,
-        "tokens": 256,
-        "wire_bytes": 1000,
-        "rss_bytes": 500,
-        **changes,
-    }
-    return StepSample(step=step, milliseconds=milliseconds, **values)
+def record(steps=None, *, state="ok", **changes):
+    return in_memory(steps, status=RunStatus(state=state), **changes)
 
 
-def record(steps=None, *, state="ok", resolved=None, **changes):
-    if steps is None:
-        steps = {rank: [sample(i) for i in range(1, 21)] for rank in range(2)}
-    return RunRecord(
-        run_id="a/b",
-        resolved=resolved or resolved_run(),
-        status=RunStatus(state=state),
-        environment={},
-        steps=steps,
-        **changes,
-    )
+def alike(ranks=2, **changes):
+    """20 equal steps of every rank."""
+    return {rank: [sample(i, **changes) for i in range(1, 21)] for rank in range(ranks)}
 
 
 def test_a_step_takes_as_long_as_its_slowest_rank():
@@ -123,8 +105,7 @@ def test_final_values_are_means_over_ranks_at_the_last_step():
 
 @pytest.mark.parametrize("loss", [math.nan, math.inf])
 def test_a_loss_that_is_no_number_is_not_reported_as_one(loss):
-    steps = {0: [sample(i, loss=loss) for i in range(1, 21)]}
-    assert summarise(record(steps)).final_loss is None
+    assert summarise(record(alike(1, loss=loss))).final_loss is None
 
 
 def test_bytes_sent_are_summed_over_ranks_and_unknown_if_one_rank_did_not_count():
@@ -162,8 +143,7 @@ def test_the_kernels_own_peak_counts_where_it_is_higher_than_the_samples():
 
 
 def test_tokens_that_contradict_the_configuration_are_pointed_out():
-    steps = {r: [sample(i, tokens=100) for i in range(1, 21)] for r in range(2)}
-    summary = summarise(record(steps))
+    summary = summarise(record(alike(tokens=100)))
     assert "200 tokens per step, the configuration says 512" in " ".join(summary.notes)
 
 
@@ -187,9 +167,9 @@ def gpu_record(names, milliseconds=100.0):
             compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16"
         ),
     )
-    steps = {r: [sample(i, milliseconds) for i in range(1, 21)] for r in range(2)}
-    made = record(steps, resolved=resolved)
-    return dataclasses.replace(made, environment={"runtime": {"device_names": names}})
+    environment = {"runtime": {"device_names": names}}
+    steps = alike(milliseconds=milliseconds)
+    return record(steps, resolved=resolved, environment=environment)
 
 
 def test_mfu_is_achieved_over_the_peak_of_the_exact_device():
@@ -198,18 +178,23 @@ def test_mfu_is_achieved_over_the_peak_of_the_exact_device():
     assert summary.mfu == pytest.approx((summary.tflops_per_second_per_device or 0) / 989.4)
 
 
-@pytest.mark.parametrize("names", [["Imaginary GPU"], [], None, "NVIDIA H100 PCIe", ["A", "B"]])
-def test_an_unknown_or_mixed_device_has_no_mfu_but_a_note(names):
-    summary = summarise(gpu_record(names))
+@pytest.mark.parametrize(
+    ("names", "milliseconds", "said"),
+    [
+        *(
+            (names, 100.0, "no MFU")
+            for names in (["Odd"], [], None, "NVIDIA H100 PCIe", ["A", "B"])
+        ),
+        (["NVIDIA L40S"], 0.01, "invalid"),
+    ],
+)
+def test_an_unknown_or_mixed_device_or_an_impossible_rate_has_no_mfu_but_a_note(
+    names, milliseconds, said
+):
+    summary = summarise(gpu_record(names, milliseconds))
     assert summary.mfu is None
     assert summary.tflops_per_second_per_device is not None
-    assert any(note.startswith("no MFU") for note in summary.notes)
-
-
-def test_an_impossible_mfu_is_withheld_and_explained():
-    summary = summarise(gpu_record(["NVIDIA L40S"], milliseconds=0.01))
-    assert summary.mfu is None
-    assert any("invalid" in note for note in summary.notes)
+    assert any(said in note for note in summary.notes)
 
 
 anything = st.floats(allow_nan=True, allow_infinity=True)

@@ -16,19 +16,13 @@ def load(store, *sweeps):
     return load_sweeps(store, sweeps or ["quickstart"])
 
 
-def test_cells_come_in_the_order_of_the_plan(store):
-    write_plan(store, [("first", A), ("second", B)])
+def test_cells_come_in_the_order_of_the_plan_and_those_without_a_run_are_named(store):
+    write_plan(store, [("first", A), ("second", B), ("third", C)])
     record_run(store, Recorded(B, cell="second"))
     record_run(store, Recorded(A, cell="first"))
-    assert [cell.name for cell in load(store)[0].cells] == ["first", "second"]
-
-
-def test_planned_cells_without_a_run_are_named(store):
-    write_plan(store, [("first", A), ("second", B)])
-    record_run(store, Recorded(A, cell="first"))
     view = load(store)[0]
-    assert view.not_run == ("second",)
-    assert view.planned == 2
+    assert [cell.name for cell in view.cells] == ["first", "second"]
+    assert (view.not_run, view.planned) == (("third",), 3)
 
 
 def test_pruned_and_merged_cells_keep_their_reasons(store):
@@ -45,10 +39,12 @@ def test_pruned_and_merged_cells_keep_their_reasons(store):
     assert view.merged == (("d", "first"),)
 
 
-def test_a_renamed_cell_keeps_its_runs_because_configurations_match(store):
+def test_runs_are_matched_by_configuration_and_others_counted(store):
     write_plan(store, [("new-name", A)])
     record_run(store, Recorded(A, cell="old-name"))
-    assert [cell.name for cell in load(store)[0].cells] == ["new-name"]
+    record_run(store, Recorded(B, cell="gone"))
+    view = load(store)[0]
+    assert ([cell.name for cell in view.cells], view.stale) == (["new-name"], 1)
 
 
 def test_a_configuration_is_named_a_few_times_per_run_however_many_cells_there_are(
@@ -65,15 +61,6 @@ def test_a_configuration_is_named_a_few_times_per_run_however_many_cells_there_a
     monkeypatch.setattr(ResolvedRun, "canonical_json", lambda run: named.append(run) or text(run))
     assert len(load(store)[0].cells) == 12
     assert len(named) <= 5 * 12
-
-
-def test_runs_of_configurations_no_longer_planned_are_counted_not_shown(store):
-    write_plan(store, [("first", A)])
-    record_run(store, Recorded(A, cell="first"))
-    record_run(store, Recorded(B, cell="gone"))
-    view = load(store)[0]
-    assert [cell.name for cell in view.cells] == ["first"]
-    assert view.stale == 1
 
 
 def test_arms_of_one_cell_are_cells_of_their_own(store):

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 
 import pytest
-from gate_runs import CELLS, Arm, record_arms
+from recorded_runs import ONE, Arm, record_arms
 
 from reports.gates.target_verdicts import TargetResult, judge_targets, target_table
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
-
-ONE = {"zero3": CELLS["zero3"]}
 
 
 def judged(store, at_most: float, metric: str = "step_time", **arms) -> TargetResult:

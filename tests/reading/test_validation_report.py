@@ -7,6 +7,7 @@ import pytest
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding, ValidationRecord
+from reports.findings import find
 from reports.renderers import html, markdown
 from reports.renderers.document import Document
 from reports.renderers.validation_text import to_terminal
@@ -83,9 +84,9 @@ def test_bugs_put_back_are_a_table_of_outcomes() -> None:
 def test_the_report_has_a_section_on_correctness_where_something_was_validated(
     store: ResultsStore,
 ) -> None:
-    assert validation_section(store) is None
+    assert validation_section(find(store, [])) is None
     store.validations.write(RECORD)
-    section = validation_section(store)
+    section = validation_section(find(store, []))
     assert section is not None
     document = Document("title", "", (section,), "")
     page, text = html.render(document), markdown.render(document)

@@ -1,0 +1,96 @@
+"""The plan of a sweep as reports read it: nonsense in it costs no more than itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bench.store import ResultsStore
+
+Codes = Mapping[tuple[str, str | None], str]
+"""Cell and arm -> the code that its runs are to have measured."""
+
+
+@dataclass(frozen=True)
+class PrunedCell:
+    """A cell that could not run where the sweep was planned."""
+
+    name: str
+    rule: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class SweepPlan:
+    """What was planned, in the order of the file.
+
+    cells: id -> config hashes, one or one of every arm. codes: what the arms were when the plan was
+    made, where it says so. merged: (cell, cell whose runs count for it too). targets: as they
+    stand. until_decided: blocks were added until they decided.
+    """
+
+    description: str = ""
+    source: str = ""
+    cells: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    arms: tuple[str, ...] = ()
+    codes: Codes = field(default_factory=dict)
+    pruned: tuple[PrunedCell, ...] = ()
+    merged: tuple[tuple[str, str], ...] = ()
+    targets: tuple[Mapping[str, Any], ...] = ()
+    until_decided: bool = False
+
+
+def plan_of(store: ResultsStore, sweep: str) -> SweepPlan:
+    """The plan of `sweep`; an empty one of runs that have none.
+
+    Raises:
+        UsageError: it cannot be read, or there is neither a plan nor a run.
+    """
+    only_runs = sweep not in store.sweeps() and any(store.statuses(sweep))
+    return SweepPlan() if only_runs else parsed_plan(store.read_plan(sweep))
+
+
+def parsed_plan(plan: Mapping[str, Any]) -> SweepPlan:
+    """What can be understood of `plan`."""
+    arms = _items(plan, "arms")
+    return SweepPlan(
+        description=_text(plan, "description"),
+        source=_text(plan, "source"),
+        cells={_text(one, "id"): _hashes(one) for one in _items(plan, "cells") if _text(one, "id")},
+        arms=tuple(_text(arm, "name") for arm in arms),
+        codes={
+            (cell, _text(arm, "name")): str(code)
+            for arm in arms
+            if isinstance(arm.get("codes"), Mapping)
+            for cell, code in arm["codes"].items()
+        },
+        pruned=tuple(
+            PrunedCell(_text(item, "id"), _text(item, "rule"), _text(item, "reason"))
+            for item in _items(plan, "pruned")
+        ),
+        merged=tuple(
+            (_text(item, "id"), _text(item, "same_as")) for item in _items(plan, "duplicates")
+        ),
+        targets=tuple(_items(plan, "targets")),
+        until_decided=bool(plan.get("until_decided")),
+    )
+
+
+def _hashes(cell: Mapping[str, Any]) -> tuple[str, ...]:
+    arms = cell.get("by_arm")
+    runs = arms.values() if isinstance(arms, Mapping) else ()
+    found = [_text(run, "config_hash") for run in runs if isinstance(run, Mapping)]
+    return tuple(dict.fromkeys(found)) or (_text(cell, "config_hash"),)
+
+
+def _items(plan: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    items = plan.get(key, [])
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if isinstance(item, Mapping)]
+
+
+def _text(item: Mapping[str, Any], key: str) -> str:
+    value = item.get(key, "")
+    return value if isinstance(value, str) else ""

@@ -1,0 +1,102 @@
+"""What a record says about its machine: hardware key, load, registered buffers."""
+
+from __future__ import annotations
+
+import pytest
+from recorded_runs import environment, in_memory, resolved_run
+
+from bench.derive.hardware import HardwareKey, hardware_key
+from bench.record import RunRecord
+from bench.spec import LaunchSpec
+from reports.views.machine import busiest_start, registration_shortfalls
+
+DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
+
+
+def key(device: str = "cpu", **changes) -> HardwareKey:
+    resolved = resolved_run(launch=LaunchSpec(ranks=2, device=device))
+    return hardware_key(in_memory({}, resolved=resolved, environment=environment() | changes))
+
+
+def gpus(*names: str, driver: str = DRIVER, **changes) -> HardwareKey:
+    return key("cuda", runtime={"device_names": list(names)}, nvidia_driver=driver, **changes)
+
+
+def test_a_processor_is_known_by_name_and_cores_not_by_host_memory_or_time():
+    assert key() == key(hostname="other", memory_bytes=1, collected_utc="now")
+    assert key().describe() == "Example CPU 9000, 2 cores (CPU)"
+    for change in ({"cpu_name": "B"}, {"cpu_count": 4}, {"variables": {"SLURM_NNODES": "2"}}):
+        assert key(**change) != key()
+
+
+def test_gpus_are_known_by_name_count_major_driver_and_the_links_between_several():
+    two = gpus("NVIDIA H200", "NVIDIA H200")
+    assert (two.device, two.count, two.driver) == ("NVIDIA H200", 2, "550")
+    assert gpus("NVIDIA H200", "NVIDIA H200", driver=DRIVER.replace("54.15", "90.07")) == two
+    assert gpus("NVIDIA H200", "NVIDIA H200", driver=DRIVER.replace("550", "570")) != two
+    assert gpus("NVIDIA H200") != two
+    assert two.describe() == "2 x NVIDIA H200, driver 550"
+    assert gpus("A", "A", interconnect="nvlink") != gpus("A", "A", interconnect="pcie")
+    assert gpus("A", interconnect="nvlink") == gpus("A")
+
+
+@pytest.mark.parametrize("missing", [{"cpu_name": None}, {"cpu_count": None}, {"variables": None}])
+def test_what_is_not_known_does_not_raise(missing):
+    assert key(**missing).slug
+
+
+def test_the_slug_is_a_file_name_and_tells_keys_apart():
+    assert gpus("NVIDIA H200 (a/b)").slug.startswith("cuda-nvidia-h200-a-b-x1-")
+    others = {key().slug, key(cpu_count=4).slug, gpus("A").slug, gpus("A", "A").slug}
+    assert len(others) == 4
+
+
+@pytest.mark.parametrize(
+    ("loads", "said"),
+    [
+        *[([load], "") for load in (0.1, 2.0, 3.0, None, "busy")],
+        ([1.0, 9.5, 4.0], "load average was 9.5, where 2 would be"),
+    ],
+)
+def test_the_worst_load_is_named_and_that_of_the_benchmark_itself_is_none(loads, said):
+    records = [
+        in_memory({}, environment={"load_average_before": load, "cpu_count": 2}) for load in loads
+    ]
+    assert said in busiest_start(records)
+    assert bool(busiest_start(records)) == bool(said)
+
+
+def registered(*got: str, grown: bool = False) -> RunRecord:
+    groups = {
+        name: {"got": level, "reason": "TypeError: symm"}
+        for name, level in zip("ab", got, strict=False)
+    }
+    registration = {"wanted": "symmetric", "groups": groups, "grown": grown}
+    return in_memory({}, environment={"runtime": {"buffer_registration": registration}})
+
+
+WANTED = "Buffers were to be registered with NCCL as symmetric; group"
+
+
+@pytest.mark.parametrize(
+    ("records", "said"),
+    [
+        ([registered("symmetric", "symmetric"), in_memory({})], []),
+        (
+            [registered("symmetric", "plain")] * 2 + [registered("none")],
+            [
+                f"{WANTED} b got plain instead: TypeError: symm. (2 runs)",
+                f"{WANTED} a got none instead: TypeError: symm. (1 runs)",
+            ],
+        ),
+        (
+            [registered("symmetric", grown=True)],
+            [
+                "Memory was allocated for collectives after the registration, which lacks it."
+                " (1 runs)"
+            ],
+        ),
+    ],
+)
+def test_each_group_that_got_less_than_was_asked_is_named_with_the_reason(records, said):
+    assert registration_shortfalls(records) == said
