@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import fmean, stdev
 
-from bench.derive.metrics import MetricRule
+from bench.derive.metrics import Metric, MetricRule
 from reports.gates.gate import Calibrations, case_of
-from reports.gates.judgement import MetricSamples, Verdict, sequential_verdict
+from reports.gates.judgement import MetricSamples, Verdict, judge_intervals
 from reports.gates.pairing import Pair
 from reports.gates.policy import Policy
-from reports.statistics.deciding import adjusted, smallest_deciding_n
-from reports.statistics.sequential import PRIOR_SPREAD, sequence_of, typical_starts
+from reports.statistics.deciding import smallest_deciding_n
+from reports.statistics.sequential import PRIOR_SPREAD, typical_starts
 
 
 @dataclass(frozen=True)
@@ -60,35 +60,23 @@ def statuses(
         if metric.judge == "interval" and rule.gate == "required":
             cases = [case_of(pair, metric, rule, calibrations) for pair in pairs]
             cases = [case for case in cases if not case.why_no_ratio]
-            found += statuses_of(cases, metric.name, rule, policy.alpha, cells)
+            found += statuses_of(cases, metric, rule, policy.alpha, cells)
     return found
 
 
 def statuses_of(
-    cases: Sequence[MetricSamples], metric: str, rule: MetricRule, alpha: float, cells: int
+    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float, cells: int
 ) -> list[ComparisonStatus]:
-    """The comparisons of one metric, with the verdicts of `judge_intervals` and no intervals."""
-    differences = [
-        tuple(math.log(b) - math.log(a) for a, b in zip(*case.samples, strict=True))
-        for case in cases
-    ]
-    sequences = [sequence_of(found) for found in differences]
-    bands = [math.log1p(case.tolerance) for case in cases]
-    beyond = [
-        min(1.0, 2 * min(one.p_above(band), one.p_below(-band)))
-        for one, band in zip(sequences, bands, strict=True)
-    ]
-    absent = [1.0] * max(0, cells - len(cases))
-    comparisons = []
-    for case, found, sequence, band, p in zip(
-        cases, differences, sequences, bands, adjusted([*beyond, *absent]), strict=False
-    ):
-        verdict = sequential_verdict(sequence, band, p, alpha, rule.direction)
-        more = 0.0
-        if verdict == "inconclusive":
-            more = _more_starts(found, band, alpha, max(cells, len(cases)))
-        comparisons.append(ComparisonStatus(case.cell, metric, verdict, len(found), more))
-    return comparisons
+    """The comparisons of one metric; of cells without a block in common nothing is known yet."""
+    looked = [replace(case, paired=True, sequential=True) for case in cases if case.blocks]
+    among = max(cells, len(cases))
+    judged = {one.cell: one for one in judge_intervals(looked, metric, rule, alpha, among)}
+    found = []
+    for case in cases:
+        verdict = judged[case.cell].verdict if case.cell in judged else "inconclusive"
+        more = _more_starts(case, alpha, among) if verdict == "inconclusive" else 0.0
+        found.append(ComparisonStatus(case.cell, metric.name, verdict, len(case.blocks), more))
+    return found
 
 
 def next_cell(
@@ -136,8 +124,9 @@ def next_cell(
     return min(fitting or ordered[:1], key=lambda cell: starts[cell])
 
 
-def _more_starts(found: Sequence[float], band: float, alpha: float, cells: int) -> float:
-    least = smallest_deciding_n(alpha, paired=True, tests=cells)
+def _more_starts(case: MetricSamples, alpha: float, cells: int) -> float:
+    found = [math.log(b) - math.log(a) for a, b in zip(*case.samples, strict=True)]
+    least, band = smallest_deciding_n(alpha, paired=True, tests=cells), math.log1p(case.tolerance)
     if len(found) <= 1:
         return float(least - len(found))
     middle, spread = abs(fmean(found)), stdev(found)

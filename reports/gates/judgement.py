@@ -113,7 +113,7 @@ def unmeasured(cell: str, metric: Metric, rule: MetricRule, reason: str) -> Judg
 
 
 def judge_intervals(
-    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float
+    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float, among: int = 0
 ) -> list[Judgement]:
     """Judge a metric that varies from run to run, in all cells together.
 
@@ -122,15 +122,18 @@ def judge_intervals(
         metric: what the numbers are.
         rule: its part of the policy.
         alpha: two-sided, after adjustment for all of `cases`.
+        among: how many cells will be judged together, where some are not in `cases` yet.
     """
     told = [case for case in cases if not case.why_no_ratio]
     estimates = [estimated(case, alpha) for case in told]
     beyond = [
         one.p_beyond(math.log1p(case.tolerance)) for one, case in zip(estimates, told, strict=True)
     ]
+    tests = max(among, len(told))
+    absent = [1.0] * (tests - len(told))
     judged = iter(
-        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
-        for case, estimate, p in zip(told, estimates, adjusted(beyond), strict=True)
+        _interval_judgement(case, metric, rule, estimate, p=p, tests=tests)
+        for case, estimate, p in zip(told, estimates, adjusted([*beyond, *absent]), strict=False)
     )
     return [
         unmeasured(case.cell, metric, rule, case.why_no_ratio)
@@ -208,7 +211,7 @@ def _interval_judgement(
     band, interval = math.log1p(case.tolerance), estimate.interval
     verdict: Verdict = "inconclusive"
     if isinstance(estimate.known, ConfidenceSequence):
-        verdict = sequential_verdict(estimate.known, band, p, estimate.alpha, rule.direction)
+        verdict = _sequential_verdict(estimate.known, band, p, estimate.alpha, rule.direction)
     elif interval is not None and p <= estimate.alpha:
         verdict = direction_of(estimate.log_ratio > 0, rule.direction)
     elif interval is not None and -band <= interval[0] and interval[1] <= band:
@@ -239,17 +242,12 @@ def _interval_judgement(
     )
 
 
-def sequential_verdict(
+def _sequential_verdict(
     known: ConfidenceSequence, band: float, p: float, alpha: float, direction: Direction
 ) -> Verdict:
     """As of an interval that holds at every look; once given, more blocks do not take it back.
 
-    Args:
-        known: the differences.
-        band: the tolerance, as a logarithm.
-        p: of "within the tolerance", adjusted over cells.
-        alpha: two-sided.
-        direction: of the rule.
+    p: of "within the tolerance", adjusted over cells; `band` is the tolerance, as a logarithm.
     """
     if p <= alpha:
         return direction_of(known.p_above(band) <= known.p_below(-band), direction)

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bench.derive.metrics import ALGORITHM_BANDWIDTH, BUS_BANDWIDTH, LATENCY, STEP_TIME
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Paragraph, Section, TableBlock
 from reports.renderers.table import Table, folded
 from reports.sections.nccl import proofs
-from reports.views.cells import Cell
 
 _MEANING = (
     "Medians over the steady steps of a run, and over runs where a cell has several. A step is "
@@ -20,29 +17,45 @@ _MEANING = (
     "(n-1)/n of that for all_gather and reduce_scatter of n ranks, twice as much for all_reduce, "
     "all of it for broadcast. Every step also checked the values of one operation to the last bit."
 )
-_NAMES = ("cell", "operation", "size", "dtype", "memory", "transport", "ranks")
-_NUMBERS = ("time (us)", "latency (us)", "algorithm GB/s", "bus GB/s")
+_TITLES = (
+    "cell | operation | size | dtype | memory | transport | ranks | n | time (us) | latency (us)"
+    " | algorithm GB/s | bus GB/s"
+)
 
 
 def collectives_section(findings: Findings) -> Section | None:
     """None where no collective has a time."""
-    cells = [cell for cell in findings.measured if cell.resolved.collective is not None]
-    if not cells:
-        return None
     kernels = {name: proof.text for name, proof in proofs(findings).items()}
-    table, constant = folded(_table(cells, kernels))
+    rows = []
+    for cell in findings.measured:
+        resolved, one = cell.resolved, cell.resolved.collective
+        if one is None:
+            continue
+        times = [cell.value(metric) for metric in (STEP_TIME, LATENCY)]
+        rates = [cell.value(metric) for metric in (ALGORITHM_BANDWIDTH, BUS_BANDWIDTH)]
+        microseconds = [None if time is None else time * 1e3 for time in times]
+        texts = (
+            cell.name,
+            one.operation,
+            quantity.binary_bytes(one.size_bytes),
+            resolved.dtypes.compute,
+            one.registration + (", copy engine" if resolved.launch.copy_engine else ""),
+            one.transport,
+            str(resolved.launch.ranks),
+            str(cell.n),
+            *(quantity.significant(number) for number in (*microseconds, *rates)),
+        )
+        own = (kernels.get(cell.name, quantity.MISSING),) if kernels else ()
+        rows.append((*texts, *own))
+    if not rows:
+        return None
+    titles = _TITLES + (" | NCCL kernel" if kernels else "")
+    table, constant = folded(Table.of(titles, rows, left=7))
     blocks: list[Block] = []
     if constant:
         blocks.append(Paragraph(f"In every cell: {constant}."))
     blocks += [TableBlock(table), Paragraph(_MEANING, tone="note")]
     return Section("collectives", "Collectives", tuple(blocks))
-
-
-def memory_of(cell: Cell) -> str:
-    """How its memory is registered, as `symmetric, copy engine`."""
-    collective = cell.resolved.collective
-    registration = "" if collective is None else collective.registration
-    return registration + (", copy engine" if cell.resolved.launch.copy_engine else "")
 
 
 def best_bandwidths(findings: Findings) -> str:
@@ -60,36 +73,3 @@ def best_bandwidths(findings: Findings) -> str:
         for operation, (value, name) in best.items()
     )
     return f"Highest bus bandwidth: {'; '.join(texts)}."
-
-
-def _table(cells: list[Cell], kernels: Mapping[str, str]) -> Table:
-    more = ("NCCL kernel",) if kernels else ()
-    rows = []
-    for cell in cells:
-        texts = [*_names(cell), str(cell.n), *_numbers(cell)]
-        if kernels:
-            texts.append(kernels.get(cell.name, quantity.MISSING))
-        rows.append(tuple(texts))
-    return Table.of((*_NAMES, "n", *_NUMBERS, *more), rows, left=len(_NAMES))
-
-
-def _names(cell: Cell) -> list[str]:
-    resolved, collective = cell.resolved, cell.resolved.collective
-    if collective is None:
-        return [cell.name, *[quantity.MISSING] * (len(_NAMES) - 1)]
-    return [
-        cell.name,
-        collective.operation,
-        quantity.binary_bytes(collective.size_bytes),
-        resolved.dtypes.compute,
-        memory_of(cell),
-        collective.transport,
-        str(resolved.launch.ranks),
-    ]
-
-
-def _numbers(cell: Cell) -> list[str]:
-    times = [cell.value(metric) for metric in (STEP_TIME, LATENCY)]
-    rates = [cell.value(metric) for metric in (ALGORITHM_BANDWIDTH, BUS_BANDWIDTH)]
-    microseconds = [None if one is None else one * 1e3 for one in times]
-    return [quantity.significant(one) for one in (*microseconds, *rates)]

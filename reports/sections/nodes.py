@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from statistics import median
 
 from bench.derive.stragglers import Lag, RankSpread, spread
@@ -20,26 +19,21 @@ _CAPTION = (
 )
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """One steady run and its spread."""
-
-    cell: Cell
-    run: Run
-    spread: RankSpread
+_Seen = tuple[Cell, Run, RankSpread]
+"""One steady run and its spread."""
 
 
 def nodes_section(findings: Findings) -> Section | None:
     """None for runs on one node without a rank that is last too often."""
     seen = [
-        _Seen(cell, run, found)
+        (cell, run, found)
         for cell in findings.measured
         for run in cell.measured
         if run.summary.steady is not None
         and (found := spread(run.record, run.summary.steady)) is not None
     ]
     axes = [text for cell in findings.finished if (text := axes_of(cell))]
-    named = [sentence for one in seen if (sentence := _sentence(one))]
+    named = [sentence for one in seen if (sentence := _sentence(*one))]
     blocks: list[Block] = [Paragraph(sentence) for sentence in named]
     table = _table(seen)
     if table is not None:
@@ -70,23 +64,21 @@ def _nodes_of(groups: Sequence[Sequence[str]]) -> str:
     return "within one node" if most == 1 else f"across {most} nodes"
 
 
-def _sentence(seen: _Seen) -> str:
+def _sentence(cell: Cell, run: Run, spread_: RankSpread) -> str:
     """The stragglers of one run."""
-    lags = seen.spread.stragglers
-    if not lags:
+    if not spread_.stragglers:
         return ""
-    repeat = seen.run.record.status.repeat
-    return f"{seen.cell.name} (repeat {repeat}): " + "; ".join(
+    return f"{cell.name} (repeat {run.record.status.repeat}): " + "; ".join(
         f"{lag.name} was last in {lag.last} of {lag.steps} steps (equal ranks:"
         f" {lag.expected:.0f}), by {quantity.significant(lag.lag_milliseconds)} ms in the median"
-        for lag in lags
+        for lag in spread_.stragglers
     )
 
 
 def _table(seen: list[_Seen]) -> Table | None:
     by_node: dict[str, list[Lag]] = {}
-    for one in seen:
-        for lag in one.spread.nodes:
+    for *_, found in seen:
+        for lag in found.nodes:
             by_node.setdefault(lag.name.removeprefix("node "), []).append(lag)
     if not by_node:
         return None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 
@@ -93,12 +93,6 @@ class ConfidenceSequence:
     @cached_property
     def _bets(self) -> np.ndarray:
         return bets(self._array)
-
-
-@lru_cache(maxsize=256)
-def sequence_of(differences: tuple[float, ...]) -> ConfidenceSequence:
-    """The sequence of `differences`; after a block only one cell's is new."""
-    return ConfidenceSequence(differences)
 
 
 def bets(differences: np.ndarray) -> np.ndarray:

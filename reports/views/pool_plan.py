@@ -8,10 +8,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 
-class PlannedBucket(BaseModel):
-    """A buffer that a unit asks for. waste_bytes: of its area, what it does not need."""
-
+class _Read(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class PlannedBucket(_Read):
+    """A buffer that a unit asks for. waste_bytes: of its area, what it does not need."""
 
     role: str
     unit: str
@@ -25,20 +27,16 @@ class PlannedBucket(BaseModel):
     waste_bytes: int = 0
 
 
-class PlannedArea(BaseModel):
+class PlannedArea(_Read):
     """A stretch of every slot of a pool."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     dtype: str
     elements: int
     bytes: int
 
 
-class PlannedPool(BaseModel):
+class PlannedPool(_Read):
     """`offsets`: where each area begins in a slot, in bytes."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     role: str
     slots: int
@@ -48,10 +46,8 @@ class PlannedPool(BaseModel):
     bytes: int
 
 
-class PoolPlanDocument(BaseModel):
+class PoolPlanDocument(_Read):
     """All of it."""
-
-    model_config = ConfigDict(extra="ignore", frozen=True)
 
     allocator: str
     pools: tuple[PlannedPool, ...] = ()

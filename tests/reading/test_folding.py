@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from recorded_runs import Recorded, quickstart_cells, record_run
+from recorded_runs import quickstart_cells, recorded_cell
 
 from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT
 from reports.renderers import markdown
 from reports.renderers.table import Row, Table, folded
 from reports.sections.cell_table import best_cells
-from reports.views.cells import make_cell
 
 
 def test_a_column_that_says_the_same_everywhere_is_said_once():
@@ -35,15 +34,9 @@ def test_names_are_kept_even_where_all_are_alike():
 
 
 def test_the_best_is_the_lowest_time_and_the_highest_throughput_and_no_loss(store):
-    for (name, resolved), speed in zip(quickstart_cells()[:3], (1.0, 2.0, 0.5), strict=True):
-        milliseconds = 100.0 / speed
-        run = Recorded(resolved, cell=name, milliseconds=lambda _, ms=milliseconds: ms)
-        record_run(store, run)
-    records = sorted(store.records(), key=lambda record: record.status.cell or "")
-    names = [name for name, _ in quickstart_cells()[:3]]
     cells = [
-        make_cell(name, [record for record in records if record.status.cell == name])
-        for name in names
+        recorded_cell(store, name, resolved, milliseconds=lambda _, ms=100.0 / speed: ms)
+        for (name, resolved), speed in zip(quickstart_cells()[:3], (1.0, 2.0, 0.5), strict=True)
     ]
     assert best_cells(cells, STEP_TIME) == [1]
     assert best_cells(cells, THROUGHPUT) == [1]

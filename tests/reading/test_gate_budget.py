@@ -68,15 +68,15 @@ def test_a_status_is_the_verdict_that_the_gate_gives(effect):
     rng = np.random.default_rng(1)
     cases = [case(effect + 0.01 * rng.standard_normal(n), cell=str(n)) for n in (4, 8, 12, 20)]
     judged = judge_intervals(cases, STEP_TIME, RULE, 0.05)
-    found = statuses_of(cases, "step_time", RULE, 0.05, len(cases))
+    found = statuses_of(cases, STEP_TIME, RULE, 0.05, len(cases))
     assert [one.verdict for one in found] == [one.verdict for one in judged]
     assert all((one.more_starts == 0) == (not one.open) for one in found)
 
 
 def test_cells_without_a_block_count_among_those_that_are_judged_together():
     differences = [0.1] * 7
-    alone = statuses_of([case(differences)], "step_time", RULE, 0.05, 1)
-    among = statuses_of([case(differences)], "step_time", RULE, 0.05, 8)
+    alone = statuses_of([case(differences)], STEP_TIME, RULE, 0.05, 1)
+    among = statuses_of([case(differences)], STEP_TIME, RULE, 0.05, 8)
     assert alone[0].verdict == "regressed"
     assert among[0].open
 

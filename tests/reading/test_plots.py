@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run
+from recorded_runs import Recorded, quickstart_cells, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK
 from reports.comparisons.parity import parity_groups
@@ -45,11 +45,10 @@ def test_names_that_have_room_stay_beside_their_points(positions):
 
 
 def cells_of(store, specs):
-    made = []
-    for index, (name, resolved) in enumerate(specs):
-        record_run(store, Recorded(resolved, cell=name, sweep=f"s{index}"))
-        made.append(make_cell(name, store.records(sweep=f"s{index}")))
-    return made
+    return [recorded_cell(store, name, resolved) for name, resolved in specs]
+
+
+TWO = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
 
 
 def test_every_cell_of_the_quickstart_looks_different(store):
@@ -70,17 +69,13 @@ def test_cells_that_differ_in_something_else_still_look_different(store):
 
 @pytest.mark.parametrize("loss_shift", [0.0, math.nan, math.inf, 1e300])
 def test_losses_that_are_no_numbers_are_drawn_without_a_warning(store, loss_shift):
-    specs = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
-    for name, resolved in specs:
-        record_run(store, Recorded(resolved, cell=name, sweep=name, loss_shift=loss_shift))
-    cells = [make_cell(name, store.records(sweep=name)) for name, _ in specs]
+    cells = [recorded_cell(store, *one, loss_shift=loss_shift) for one in TWO]
     assert loss_figure(parity_groups(cells), looks(cells)).startswith("<svg")
 
 
 @pytest.mark.parametrize("milliseconds", [1e-6, 1e12, 0.0, math.nan])
 def test_any_step_times_are_drawn_without_a_warning(store, milliseconds):
-    record_run(store, Recorded(resolved_run(), cell="a", milliseconds=lambda _: milliseconds))
-    cells = [make_cell("a", store.records())]
+    cells = [recorded_cell(store, "a", resolved_run(), milliseconds=lambda _: milliseconds)]
     assert step_time_figure(cells, looks(cells)).startswith("<svg")
 
 
@@ -123,8 +118,7 @@ def test_of_more_losses_than_a_figure_shows_those_are_drawn_that_differ_most(sto
     def cell(name, engine, shift=0.0, **train):
         resolved = resolved_run(engine, "no_shard", ranks=train.pop("ranks", 2))
         resolved = resolved.model_copy(update={"train": resolved.train.model_copy(update=train)})
-        record_run(store, Recorded(resolved, cell=name, sweep=name, loss_shift=shift, noise=0.0))
-        return make_cell(name, store.records(sweep=name))
+        return recorded_cell(store, name, resolved, loss_shift=shift, noise=0.0)
 
     seeds = [(s, e) for s in range(MOST_GROUPS + 2) for e in ("ddp", "mfsdp")]
     shifted = {"mfsdp0", f"mfsdp{MOST_GROUPS + 1}"}
@@ -141,11 +135,17 @@ def test_of_more_losses_than_a_figure_shows_those_are_drawn_that_differ_most(sto
 
 @pytest.mark.parametrize("lost", [{"max_relative": None}, {}])
 def test_losses_that_cannot_be_compared_differ_most(store, lost):
-    names = [f"x{n}" for n in range(MOST_CURVES + 2)]
-    for index, name in enumerate(names):
-        run = resolved_run("ddp", "no_shard", ranks=index + 1)
-        record_run(store, Recorded(run, cell=name, sweep=name, noise=0.0, loss_shift=index * 1e-3))
-    (group,) = parity_groups([make_cell(name, store.records(sweep=name)) for name in names])
+    cells = [
+        recorded_cell(
+            store,
+            f"x{n}",
+            resolved_run("ddp", "no_shard", ranks=n + 1),
+            noise=0.0,
+            loss_shift=n * 1e-3,
+        )
+        for n in range(MOST_CURVES + 2)
+    ]
+    (group,) = parity_groups(cells)
     least = min(group.rows[1:], key=lambda row: row.max_relative)
     broken = replace(least, verdict="steps differ", **lost)
     rows = tuple(broken if row is least else row for row in group.rows)
@@ -174,14 +174,11 @@ def test_losses_of_fewer_steps_are_not_called_equal(store):
 
 def test_of_more_points_than_have_a_name_the_front_is_named_and_all_are_drawn(store):
     most = MOST_NAMES + 4
-    times = [1000.0] + [100.0 + n for n in range(1, most)]
+    times, cells = [1000.0] + [100.0 + n for n in range(1, most)], []
     for n, time in enumerate(times):  # the slowest takes the least memory
         strategy = "no_shard" if n else "optim_grads_params"
         run = resolved_run("mfsdp", strategy, ranks=n + 2)
-        record_run(
-            store, Recorded(run, cell=f"c{n}.", sweep=f"c{n}", milliseconds=lambda _, t=time: t)
-        )
-    cells = [make_cell(f"c{n}.", store.records(sweep=f"c{n}")) for n in range(most)]
+        cells.append(recorded_cell(store, f"c{n}.", run, milliseconds=lambda _, t=time: t))
     named = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(throughput, "wrapped", lambda name, _: named.append(name) or name)
@@ -193,10 +190,7 @@ def test_of_more_points_than_have_a_name_the_front_is_named_and_all_are_drawn(st
 
 @pytest.mark.parametrize(("noise", "equal"), [(0.0, True), (1.0, False)])
 def test_losses_that_are_equal_are_called_so(store, noise, equal):
-    specs = [("a", resolved_run("ddp", "no_shard")), ("b", resolved_run("mfsdp", "optim"))]
-    for name, resolved in specs:
-        record_run(store, Recorded(resolved, cell=name, sweep=name, noise=noise))
-    cells = [make_cell(name, store.records(sweep=name)) for name, _ in specs]
+    cells = [recorded_cell(store, *one, noise=noise) for one in TWO]
     figure = loss_figure(parity_groups(cells), looks(cells))
     assert ("all losses are equal, bit for bit" in figure) is equal
     assert ("b (equal)" in figure) is equal
