@@ -38,9 +38,8 @@ def show_history(asked: HistoryRequest) -> Answer:
     policy = read_policy(asked.policy)
     history = History(
         metric.name,
-        tuple(found),
         tuple(
-            levels(one, policy.rules[one.metric.name], alpha=policy.alpha, floor=floor(one))
+            (one, levels(one, policy.rules[one.metric.name], alpha=policy.alpha, floor=floor(one)))
             for one in found
         ),
         tuple(problems),
@@ -87,7 +86,7 @@ def _floors(store: ResultsStore | None) -> Floor:
 
 def _text(history: History) -> str:
     parts = [terminal.table(overview_table(history))]
-    for series, found in zip(history.series, history.found, strict=True):
+    for series, found in history.series:
         older = len(series.points) - _NEWEST
         parts.append(f"{series.name}\n{terminal.table(points_table(series, found, _NEWEST))}")
         parts += remarks(series, found)

@@ -26,49 +26,39 @@ from reports.renderers.table import Row, Table
 
 @dataclass(frozen=True)
 class History:
-    """One metric; `found` belongs to `series`, one by one. problems: lines that were left out."""
+    """One metric. series: each with its levels. problems: lines that were left out."""
 
     metric: str
-    series: tuple[Series, ...]
-    found: tuple[Levels, ...]
+    series: tuple[tuple[Series, Levels], ...]
     problems: tuple[str, ...] = ()
 
     @property
     def changes(self) -> list[tuple[Series, ChangePoint]]:
         """All change points, the newest first."""
-        pairs = [
-            (series, change)
-            for series, levels in zip(self.series, self.found, strict=True)
-            for change in levels.changes
-        ]
+        pairs = [(series, change) for series, found in self.series for change in found.changes]
         return sorted(pairs, key=lambda pair: _after(*pair).day, reverse=True)
 
 
 def document(history: History) -> Document:
     """The whole page: what changed, then a section per series."""
-    sections = [_overview(history)]
-    sections += [
-        _section(number, series, levels)
-        for number, (series, levels) in enumerate(zip(history.series, history.found, strict=True))
-    ]
+    own = (_section(number, *one) for number, one in enumerate(history.series))
     return Document(
         title=f"mfsdp-bench history: {history.metric}",
         subtitle="",
-        sections=tuple(sections),
+        sections=(_overview(history), *own),
         footer="Rebuilt from records and files of starts; a start is one launch of all ranks.",
     )
 
 
 def _overview(history: History) -> Section:
-    points = [point for series in history.series for point in series.points]
-    days = sorted({point.day for point in points})
-    machines = list(dict.fromkeys(series.machine for series in history.series))
+    days = sorted({point.day for series, _ in history.series for point in series.points})
+    machines = list(dict.fromkeys(series.machine for series, _ in history.series))
     blocks: list[Block] = [
         Paragraph(_lead(history), tone="lead"),
         Facts(
             (
                 ("Cells", str(len(history.series))),
-                ("Starts", f"{sum(series.starts for series in history.series):,}"),
+                ("Starts", f"{sum(series.starts for series, _ in history.series):,}"),
                 ("Days (UTC)", days[0] if len(days) == 1 else f"{days[0]} to {days[-1]}"),
                 ("Machine", "; ".join(machines)),
             )
@@ -82,7 +72,7 @@ def _overview(history: History) -> Section:
 def _lead(history: History) -> str:
     changes = history.changes
     if not changes:
-        silent = sum(bool(levels.remark) for levels in history.found)
+        silent = sum(bool(levels.remark) for _, levels in history.series)
         text = "No change point"
         if silent:
             text += f"; {silent} of {quantity.counted(len(history.series), 'cell')} cannot tell yet"
@@ -113,7 +103,7 @@ def change_text(series: Series, change: ChangePoint) -> str:
 def overview_table(history: History) -> Table:
     """One row per series."""
     rows = []
-    for series, levels in zip(history.series, history.found, strict=True):
+    for series, levels in history.series:
         unit, verdicts = series.metric.unit, [one.judgement.verdict for one in levels.changes]
         texts = (
             series.name,
@@ -124,7 +114,7 @@ def overview_table(history: History) -> Table:
             str(len(verdicts)),
         )
         rows.append(Row(texts, "bad" if verdicts[-1:] == ["regressed"] else "plain"))
-    title = history.series[0].metric.title
+    title = history.series[0][0].metric.title
     return _marked(
         f"cell | <history | first {title} | newest {title} | least change | change points", rows
     )
@@ -209,7 +199,7 @@ def to_data(history: History) -> dict[str, Any]:
                 ],
                 "change_points": [_change_data(series, one) for one in levels.changes],
             }
-            for series, levels in zip(history.series, history.found, strict=True)
+            for series, levels in history.series
         ],
     }
 

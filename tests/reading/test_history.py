@@ -258,9 +258,10 @@ def history() -> History:
     starts += [
         start(n, id=f"z{n}", config="b", cell="<b>&", values={"wire_bytes": 5.0}) for n in (0, 1)
     ]
-    series = tuple(series_of(starts, WIRE_BYTES))
-    found = tuple(levels(each, WIRE_BYTES.rule, alpha=0.05) for each in series)
-    return History("wire_bytes", series, found, ("line 7 is left out",))
+    series = tuple(
+        (one, levels(one, WIRE_BYTES.rule, alpha=0.05)) for one in series_of(starts, WIRE_BYTES)
+    )
+    return History("wire_bytes", series, ("line 7 is left out",))
 
 
 def test_the_page_opens_from_its_file_and_asks_nobody(history, tmp_path):

@@ -52,43 +52,30 @@ def test_a_policy_knows_it(energy):
         parse_policy({"metrics": {"energie": {}}}, lambda _: 1, "gates.yaml")
 
 
-def test_a_gate_judges_it_and_its_tables_show_it(energy, store):
+def test_gates_tables_and_targets_judge_it(energy, store):
     result = judged_arms(store, cells=ONE, blocks=2)
     (found,) = [one for one in result.judgements if one.metric == "energy"]
     assert (found.verdict, found.base) == ("equivalent", 8e8)
     assert "energy" in other_table(result.judgements).rows[-1].cells
-
-
-def test_a_comparison_shows_its_change(energy, store):
-    record_arms(store, {None: Arm()}, sweep="a", cells=ONE, blocks=2)
-    record_arms(store, {None: Arm()}, sweep="b", cells=ONE, blocks=2)
-    base, head = (load_side(store, sweep)[0] for sweep in ("a", "b"))
-    change = change_between(base, head)
-    assert change.others["energy"] == 0.0
-    assert "energy (J) change" in [column.title for column in change_table([change]).columns]
-
-
-def test_a_report_has_a_column_for_it(energy, store, tmp_path: Path):
-    record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
-    text = write_report(store, ["gate"], tmp_path).markdown.read_text()
-    assert "energy (J)" in text
-    assert "800,000,000" in text
-
-
-def test_a_target_bounds_it(energy, store):
     assert parse_sweep(FILE, "x.yaml").targets[0].at_most == {"energy": 0.5}
-    record_arms(store, {"base": Arm(), "head": Arm()}, cells=ONE, blocks=2)
     target = {"cell": "zero3", "base": "base", "head": "head", "metric": "energy", "at_most": 0.5}
     store.write_plan("gate", store.read_plan("gate") | {"targets": [target]})
-    (found,) = judge_targets(store, "gate")
-    assert (found.verdict, found.ratio) == ("missed", 1.0)
+    (bounded,) = judge_targets(store, "gate")
+    assert (bounded.verdict, bounded.ratio) == ("missed", 1.0)
 
 
-def test_a_baseline_keeps_it(energy, store):
-    record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
-    saved = make_baseline("m", "gate", "", [cell_samples(c) for c in cells_of(store, "gate", None)])
+def test_comparisons_reports_and_baselines_show_it(energy, store, tmp_path: Path):
+    for sweep in ("a", "b"):
+        record_arms(store, {None: Arm()}, sweep=sweep, cells=ONE, blocks=2)
+    change = change_between(*(load_side(store, sweep)[0] for sweep in ("a", "b")))
+    assert change.others["energy"] == 0.0
+    assert "energy (J) change" in [column.title for column in change_table([change]).columns]
+    text = write_report(store, ["a"], tmp_path).markdown.read_text()
+    assert "energy (J)" in text
+    assert "800,000,000" in text
+    saved = make_baseline("m", "a", "", [cell_samples(c) for c in cells_of(store, "a", None)])
     kept = read_baseline(json.loads(saved.to_text()), "m.json")
-    result = gate(sides_of_baseline(store, "m", kept.cells, "gate"), Policy(), lambda _: None)
+    result = gate(sides_of_baseline(store, "m", kept.cells, "b"), Policy(), lambda _: None)
     assert [one.verdict for one in result.judgements if one.metric == "energy"] == ["equivalent"]
 
 

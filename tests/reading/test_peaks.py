@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bench.derive.peaks import PEAKS, model_flops_utilisation, peak_tflops, rate_for
@@ -14,12 +14,9 @@ def test_parts_of_one_family_have_their_own_peaks():
     assert [PEAKS[name].bf16_tflops for name in names] == [989.4, 756.0, 835.0]
 
 
-def test_a_part_of_a_known_name_is_not_the_device():
-    assert peak_tflops("H100", "bf16") is None
-    assert peak_tflops("nvidia h100 pcie", "bf16") is None
-    assert peak_tflops("NVIDIA H100 PCIe ", "bf16") is None
-
-
+@example("H100")
+@example("nvidia h100 pcie")
+@example("NVIDIA H100 PCIe ")
 @given(st.text())
 def test_any_other_name_has_no_peak(name):
     found = peak_tflops(name, "bf16")
@@ -48,23 +45,19 @@ def test_the_published_617_tflops_are_62_percent_of_an_h100():
     assert mfu.fraction == pytest.approx(0.624, abs=5e-4)
 
 
-def test_a_cpu_has_no_utilisation_and_says_so():
-    mfu = model_flops_utilisation(0.05, None, "bf16")
+@pytest.mark.parametrize(
+    ("tflops", "device", "said"),
+    [
+        (0.05, None, "CPU"),
+        (100.0, "NVIDIA GeForce RTX 9090", "NVIDIA GeForce RTX 9090"),
+        (1757.0, "NVIDIA A100-SXM4-80GB", "invalid: 563 %"),  # more than the peak is withheld
+    ],
+)
+def test_a_utilisation_that_cannot_be_known_says_why(tflops, device, said):
+    mfu = model_flops_utilisation(tflops, device, "bf16")
     assert mfu.fraction is None
-    assert "CPU" in mfu.reason
-
-
-def test_an_unknown_device_has_no_utilisation_and_is_named():
-    mfu = model_flops_utilisation(100.0, "NVIDIA GeForce RTX 9090", "bf16")
-    assert mfu.fraction is None
-    assert mfu.peak_tflops is None
-    assert "NVIDIA GeForce RTX 9090" in mfu.reason
-
-
-def test_more_than_the_peak_is_withheld_as_invalid():
-    mfu = model_flops_utilisation(1757.0, "NVIDIA A100-SXM4-80GB", "bf16")
-    assert mfu.fraction is None
-    assert "invalid: 563 %" in mfu.reason
+    assert (mfu.peak_tflops is None) == (device not in PEAKS)
+    assert said in mfu.reason
 
 
 @given(
