@@ -53,7 +53,7 @@ _LONGEST_REASON = 80
 
 def headline(result: GateResult) -> str:
     """The outcome in one line, with the names of the cells that are the cause."""
-    if result.nothing_comparable:
+    if result.nothing_comparable and not result.failed:
         return "NOT COMPARABLE: no cell of the two sides can be compared"
     counts = Counter(one.verdict for one in result.judgements if one.required)
     found = (

@@ -77,51 +77,29 @@ def _against_spread(
     nearest = [min(base, key=lambda one: _distances(curve, one)) for curve in head]
     worst, reference = max(zip(head, nearest, strict=True), key=lambda pair: _distances(*pair))
     distance, area = _distances(worst, reference)
-    too_far, shifted = distance > bound, area > area_bound
-    step = None
-    if too_far or shifted:
-        step = _first_step(worst, reference, bound if too_far else area_bound)
-    return LossFinding(
-        "regressed" if too_far or shifted else "equivalent",
-        _sentence(distance, area, bound, area_bound, step, len(base), spread),
-        bound,
-    )
-
-
-def _sentence(  # noqa: PLR0917 - one sentence of seven numbers
-    distance: float,
-    area: float,
-    bound: float,
-    area_bound: float,
-    step: int | None,
-    repeats: int,
-    spread: float | None,
-) -> str:
-    known = (
-        f"repeats of the base spread by {quantity.difference(spread)} (n={repeats})"
-        if spread is not None
-        else "the base has no repeats, so their spread is not known"
-    )
-    if step is None and distance <= bound:
-        return known
-    return (
+    reason = "the base has no repeats, so their spread is not known"
+    if spread is not None:
+        reason = f"repeats of the base spread by {quantity.difference(spread)} (n={len(base)})"
+    if distance <= bound and area <= area_bound:
+        return LossFinding("equivalent", reason, bound)
+    step = _first_step(worst, reference, bound if distance > bound else area_bound)
+    reason = (
         f"first divergent step {step}: curves differ by at most {quantity.difference(distance)} "
         f"(bound {bound:.1e}) and by {quantity.difference(area)} on average (bound "
-        f"{area_bound:.1e}); {known}"
+        f"{area_bound:.1e}); {reason}"
     )
+    return LossFinding("regressed", reason, bound)
 
 
 def _distances(head: LossCurve, base: LossCurve) -> tuple[float, float]:
     """Largest and mean relative difference over the steps that both have."""
-    ours, theirs, _ = _common(head, base)
-    differences = relative_differences(ours, theirs)
-    return max(differences), fmean(differences)
+    found = _differences(head, base).values()
+    return max(found), fmean(found)
 
 
 def _first_step(head: LossCurve, base: LossCurve, bound: float) -> int | None:
-    ours, theirs, steps = _common(head, base)
-    beyond = zip(steps, relative_differences(ours, theirs), strict=True)
-    return next((step for step, difference in beyond if difference > bound), None)
+    differences = _differences(head, base)
+    return next((step for step, one in differences.items() if one > bound), None)
 
 
 def _first_difference(base: LossCurve, other: LossCurve) -> str:
@@ -131,11 +109,9 @@ def _first_difference(base: LossCurve, other: LossCurve) -> str:
     return f"first divergent step {step}"
 
 
-def _common(a: LossCurve, b: LossCurve) -> tuple[list[float], list[float], list[int]]:
-    """Values of both at common steps; a baseline keeps some steps only, the last always."""
-    first, second = (
-        dict(zip(a.steps, a.values, strict=True)),
-        dict(zip(b.steps, b.values, strict=True)),
-    )
-    steps = sorted(set(first) & set(second))
-    return [first[s] for s in steps], [second[s] for s in steps], steps
+def _differences(head: LossCurve, base: LossCurve) -> dict[int, float]:
+    """Relative difference at every common step; a baseline keeps some steps, the last always."""
+    ours, theirs = (dict(zip(one.steps, one.values, strict=True)) for one in (head, base))
+    steps = sorted(ours.keys() & theirs.keys())
+    found = relative_differences([ours[s] for s in steps], [theirs[s] for s in steps])
+    return dict(zip(steps, found, strict=True))

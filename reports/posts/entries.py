@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.derive.metrics import (
@@ -103,8 +103,7 @@ def of_cell(cell: Cell, axes: Mapping[str, str]) -> PostEntry:
         "ledger peak": cell.value(LEDGER_PEAK),
         "resident": cell.value(RSS),
     }
-    known = [f"{name}: {one / _MIB:.2f}" for name, one in memory.items() if one is not None]
-    lines = [_memory_line(train.steps, known)] if known else []
+    lines = _memory_line(train.steps, memory)
     config = (
         f"{resolved.engine.name} {resolved.strategy}, {cell.dtypes}, {resolved.model_text},"
         f" sequence {train.seq_len:,}, {resolved.launch.ranks} {resolved.launch.device} ranks"
@@ -173,13 +172,15 @@ def _memory(step: ImportedStep) -> list[str]:
         "reserved": step.device_reserved_bytes,
         "max reserved": step.device_reserved_peak_bytes,
     }
-    known = [f"{name}: {one / _MIB:.2f}" for name, one in said.items() if one is not None]
     after = step.extra.get("memory after iterations", step.step)
-    return [_memory_line(int(float(after)), known)] if known else []
+    return _memory_line(int(float(after)), said)
 
 
-def _memory_line(after: int, known: Sequence[str]) -> str:
-    return f"[Rank 0] (after {after} iterations) memory (MB) | {' | '.join(known)}"
+def _memory_line(after: int, said: Mapping[str, float | None]) -> list[str]:
+    """The line, where any number is known."""
+    known = [f"{name}: {one / _MIB:.2f}" for name, one in said.items() if one is not None]
+    line = f"[Rank 0] (after {after} iterations) memory (MB) | {' | '.join(known)}"
+    return [line] if known else []
 
 
 def _mebibytes(value: float | None) -> float | None:

@@ -16,6 +16,7 @@ from reports.lint.pairs import EvidencePair
 from reports.lint.rules import Subject
 from reports.posts import entries
 from reports.posts.entries import PostEntry
+from reports.renderers import quantity
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 from reports.views.matching import flat_settings
@@ -133,16 +134,12 @@ def _of_pair(pair: EvidencePair) -> Delta:
 def _measured(measured: Findings) -> list[Delta]:
     """Arms by the gate, with intervals; everything else as cells against the reference."""
     judged = {
-        (one.cell, result.sides.head): one
+        (result.sides.head, one.cell): one
         for result in measured.judged
         for one in result.judgements
         if one.metric == "step_time"
     }
-    found = []
-    for change in measured.changes:
-        own = judged.get((change.head.name_without_arm, change.head.arm or ""))
-        found.append(_of_change(change, own))
-    return found
+    return [_of_change(change, judged.get(change.head.block_name)) for change in measured.changes]
 
 
 def _of_change(change: Change, judged: Judgement | None) -> Delta:
@@ -185,9 +182,11 @@ def _measured_parity(measured: Findings) -> list[str]:
     found = []
     for group in measured.parity:
         rows = [row for row in group.rows if row.verdict != "reference"]
+        bad = [f"{row.cell.name} {row.verdict}" for row in rows if row.verdict != "parity"]
         if rows:
-            words = ", ".join(f"{row.cell.name} {row.verdict}" for row in rows[:6])
-            found.append(f"Loss parity (bound {group.tolerance.bound:.1e}): {words}.")
+            good = f"{len(rows) - len(bad)} of {quantity.counted(len(rows), 'cell')} in parity"
+            others = f"; {', '.join(bad)}" if bad else ""
+            found.append(f"Loss parity (bound {group.tolerance.bound:.1e}): {good}{others}.")
     return found
 
 

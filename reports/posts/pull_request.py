@@ -27,20 +27,16 @@ def pull_request(found: Gathered) -> str:
         table, alike = folded(Table.of(titles, rows))
         parts.append(markdown.table(table))
         parts += [f"In every row: {markdown.escape(alike)}."] if alike else []
-        parts += _more(len(found.deltas) - _MOST_DELTAS, "comparison")
+        more = len(found.deltas) - _MOST_DELTAS
+        parts += [f"and {quantity.counted(more, 'more comparison')}"] if more > 0 else []
     if found.doubts:
-        shown = [f"- {markdown.escape(_short(text))}" for text in found.doubts[:_MOST_DOUBTS]]
-        more = len(found.doubts) - _MOST_DOUBTS
-        shown += [f"- and {quantity.counted(more, 'more doubt')}"] if more > 0 else []
-        parts.append("**Trade-offs and unlike things**\n" + "\n".join(shown))
+        shown = _bullets(found.doubts, _MOST_DOUBTS, "doubt")
+        parts.append("\n".join(["**Trade-offs and unlike things**", *shown]))
     if found.parity:
         parts.append(f"**Parity** {markdown.escape(_short(found.parity))}")
     kernels = [f"{entry.name}: {entry.kernels}" for entry in found.entries if entry.kernels]
     if kernels:
-        shown = [f"- {markdown.escape(_short(text))}" for text in kernels[:_MOST_KERNELS]]
-        more = len(kernels) - _MOST_KERNELS
-        shown += [f"- and {quantity.counted(more, 'more run')}"] if more > 0 else []
-        parts.append("**NCCL**\n" + "\n".join(shown))
+        parts.append("\n".join(["**NCCL**", *_bullets(kernels, _MOST_KERNELS, "run")]))
     commands = list(dict.fromkeys(entry.reproduce for entry in found.entries))
     tail = markdown.code_block("\n".join(commands[:_MOST_COMMANDS]), "sh")
     tail = f"**Reproduce**\n\n{tail}"
@@ -93,8 +89,11 @@ def _unbroken(text: str) -> str:
     return text.replace(" %", "\N{NO-BREAK SPACE}%")
 
 
-def _more(count: int, noun: str) -> list[str]:
-    return [f"and {quantity.counted(count, f'more {noun}')}"] if count > 0 else []
+def _bullets(texts: Sequence[str], most: int, noun: str) -> list[str]:
+    """The first texts, and how many more there are."""
+    shown = [f"- {markdown.escape(_short(text))}" for text in texts[:most]]
+    more = len(texts) - most
+    return shown + ([f"- and {quantity.counted(more, f'more {noun}')}"] if more > 0 else [])
 
 
 def _short(text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bench.known_failures import PAGE, KnownFailure, is_asked_by, known_failures, of_case
-from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
+from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
 
@@ -66,23 +66,13 @@ def check_table(record: ValidationRecord) -> Table:
     titles = ["check"]
     for engine in record.engines:
         titles += [f"{engine} passed", f"{engine} failed", f"{engine} n/a"]
+    asked = [(case.engine, one.check, one.state) for case in record.cases for one in case.checks]
+    counted, states = Counter(asked), ("passed", "failed", "not_applicable")
     rows = []
-    for check in _in_order(record.cases):
-        cells, failed = [check], False
-        for engine in record.engines:
-            found = [
-                one.state
-                for case in record.cases
-                if case.engine == engine
-                for one in case.checks
-                if one.check == check
-            ]
-            counted = Counter(found)
-            failed = failed or counted["failed"] > 0
-            states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
-            cells += [str(counted[state]) if counted[state] else _NONE for state in states]
-        kind: RowKind = "bad" if failed else "plain"
-        rows.append(Row(tuple(cells), kind))
+    for check in dict.fromkeys(check for _, check, _ in asked):
+        counts = [counted[engine, check, state] for engine in record.engines for state in states]
+        kind: RowKind = "bad" if any(counts[1::3]) else "plain"
+        rows.append(Row((check, *(str(count) if count else _NONE for count in counts)), kind))
     return Table.of(titles, rows)
 
 
@@ -213,11 +203,3 @@ def _caught(bug: BugVerdict, among: Sequence[BugVerdict]) -> str:
         return ""
     lines = [f"{bug.bug} showed in {bug.case}", *(f"  {x}" for x in check_lines(bug.failure))]
     return "\n".join(lines)
-
-
-def _in_order(cases: Sequence[CaseVerdict]) -> list[str]:
-    """Checks in the order in which they are asked."""
-    order: dict[str, None] = {}
-    for case in cases:
-        order.update(dict.fromkeys(check.check for check in case.checks))
-    return list(order)

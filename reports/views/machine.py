@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -74,16 +75,16 @@ def entries(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
 
 def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
     """A warning per way in which buffers were not registered with NCCL as a run had asked."""
-    found: dict[str, int] = {}
+    found: Counter[str] = Counter()
     for record in records:
         registration = entries(record.runtime, "buffer_registration")
         wanted = registration.get("wanted")
         for name, group in sorted(entries(registration, "groups").items()):
             if isinstance(group, dict) and group.get("got") != wanted:
                 text = f"group {name} got {group.get('got')} instead: {group.get('reason')}"
-                text = f"Buffers were to be registered with NCCL as {wanted}; {text}."
-                found[text] = found.get(text, 0) + 1
+                found[f"Buffers were to be registered with NCCL as {wanted}; {text}."] += 1
         if registration.get("grown"):
-            text = "Memory was allocated for collectives after the registration, which lacks it."
-            found[text] = found.get(text, 0) + 1
+            found[
+                "Memory was allocated for collectives after the registration, which lacks it."
+            ] += 1
     return [printable(f"{text} ({count} runs)") for text, count in found.items()]

@@ -16,8 +16,8 @@ from reports.gates.policy import Policy
         ("advisory", {"blocks": 1, "slower": 2.2}, "PASSED, time not decided: "),
         ("advisory", {"blocks": 12}, "PASSED: "),
         ("off", {"blocks": 1}, "PASSED: "),  # without times nothing is said of them
-        ("advisory", {"blocks": 1, "states": {0: "crashed"}}, "NOT COMPARABLE"),
-        ("advisory", {"blocks": 1, "states": {0: "hang"}}, "NOT COMPARABLE"),
+        ("advisory", {"blocks": 1, "states": {0: "crashed"}}, "FAILED TO MEASURE"),
+        ("advisory", {"blocks": 1, "states": {0: "hang"}}, "FAILED TO MEASURE"),
     ],
 )
 def test_the_first_line(store, time, arms, begins):

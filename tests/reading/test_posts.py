@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from markdown_it import MarkdownIt
-from recorded_runs import Recorded, record_run, resolved_run, write_plan
+from recorded_runs import Arm, Recorded, record_arms, record_run, resolved_run, write_plan
 
 from bench.errors import NothingMeasuredError
 from bench.importers.table import read_text
@@ -66,6 +66,18 @@ def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
     assert len(text.splitlines()) < 60
     assert "n=12 against 12" in text
     assert "# cell-0 (mfsdp optim_grads_params, fp32" in text
+
+
+def test_the_block_of_arms_has_their_intervals_and_every_loss_that_moved(store) -> None:
+    arms = {"base": Arm(), "head": Arm(slower=1.1), "wrong": Arm(loss_shift=1e-3)}
+    record_arms(store, arms, noise=0.003)
+    text = pr(store).replace("\N{NO-BREAK SPACE}", " ")
+    for row in rows(text)[1:]:
+        slower = "[head]" in row[0]
+        low, high = row[3].split(" to ")
+        assert (low[0], high[0]) == ("+", "+") if slower else low != high
+        assert row[-1] == f"n=8, {'regressed' if slower else 'equivalent'}"
+    assert "ddp \\[wrong\\] diverges, zero1 \\[wrong\\] diverges, zero3 \\[wrong\\] div" in text
 
 
 def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
