@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from bench.known_failures import PAGE, KnownFailure, is_asked_by, known_failures, of_case
-from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, ValidationRecord
+from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
 
@@ -67,7 +67,8 @@ def check_table(record: ValidationRecord) -> Table:
     for engine in record.engines:
         titles += [f"{engine} passed", f"{engine} failed", f"{engine} n/a"]
     asked = [(case.engine, one.check, one.state) for case in record.cases for one in case.checks]
-    counted, states = Counter(asked), ("passed", "failed", "not_applicable")
+    counted = Counter(asked)
+    states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
     rows = []
     for check in dict.fromkeys(check for _, check, _ in asked):
         counts = [counted[engine, check, state] for engine in record.engines for state in states]
