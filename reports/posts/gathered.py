@@ -182,11 +182,14 @@ def _measured_parity(measured: Findings) -> list[str]:
     found = []
     for group in measured.parity:
         rows = [row for row in group.rows if row.verdict != "reference"]
-        bad = [f"{row.cell.name} {row.verdict}" for row in rows if row.verdict != "parity"]
-        if rows:
-            good = f"{len(rows) - len(bad)} of {quantity.counted(len(rows), 'cell')} in parity"
-            others = f"; {', '.join(bad)}" if bad else ""
-            found.append(f"Loss parity (bound {group.tolerance.bound:.1e}): {good}{others}.")
+        compared = [row for row in rows if row.verdict != "nothing to compare with"]
+        good = sum(row.verdict == "parity" for row in compared)
+        words = [f"{row.cell.name} {row.verdict}" for row in rows if row.verdict != "parity"]
+        if compared:
+            words = [f"{good} of {quantity.counted(len(compared), 'cell')} in parity", *words]
+        if words:
+            bound = f"bound {group.tolerance.bound:.1e}"
+            found.append(f"Loss parity ({bound}): {', '.join(words)}.")
     return found
 
 

@@ -90,7 +90,7 @@ def _calls_per_unit(cell: Cell) -> float | None:
 def _traced(cell: Cell) -> list[tuple[str, ...]]:
     """Operations in the trace of the last run that has any."""
     for run in reversed(cell.finished):
-        found = entries(entries(run.record.environment, "runtime"), "communication")
+        found = entries(run.record.runtime, "communication")
         if not found:
             continue
         rows: list[tuple[str, ...]] = []

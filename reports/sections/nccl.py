@@ -23,7 +23,6 @@ from reports.renderers.document import (
 )
 from reports.renderers.table import Table
 from reports.views.cells import Cell
-from reports.views.machine import entries
 
 _MOST_ROWS = 200
 
@@ -122,7 +121,7 @@ def gradient_sums_section(findings: Findings) -> Section | None:
     for cell, _, audit in audits(findings):
         if not cell.finished:
             continue
-        version = entries(cell.finished[0].record.environment, "runtime").get("nccl")
+        version = cell.finished[0].record.runtime.get("nccl")
         logged = [] if audit is None else steady_rows(cell.resolved, audit)
         sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
         rows += [
