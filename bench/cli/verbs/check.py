@@ -47,9 +47,9 @@ class ValidationRequest:
     case_seconds: Annotated[
         float,
         typer.Option(
-            "--case-seconds", metavar="N", min=1, help="After which a case counts as hung."
+            "--case-seconds", metavar="N", min=1, help="Time after which a case counts as hung."
         ),
-    ] = 120.0
+    ] = 30.0
     fuzz: Annotated[
         int | None,
         typer.Option(
