@@ -29,7 +29,7 @@ SEEN_BY_TESTS = {
     "R6": ("conformance/test_plans.py", "gathered_ahead"),
     "R7": ("conformance/test_plans.py", "gathered_ahead"),
     "R8": ("test_cases.py", "that_of_plain_torch"),
-    "R9": ("test_inside_a_pass.py", "two_units_are_whole"),
+    "R9": ("test_cases.py", "that_of_plain_torch"),
     "R11": ("test_experts.py", "experts_get_the_mean"),
     "R12": ("conformance/test_memory_accounts.py", "plans_of_pools"),
     "R13": ("test_hybrid_sharding.py", "r13"),

@@ -13,11 +13,10 @@ from mfsdp_core import (
     MixedPrecisionPolicy,
     fully_shard_model,
     fully_shard_optimizer,
-    gather_full,
     load_checkpoint,
     save_checkpoint,
 )
-from oracle.checkpoints import different
+from oracle.checkpoints import different, whole
 from oracle.ranks import mesh
 from oracle.tensor_parallel import VARIANTS, TpBlock, build_parallel, build_twin, tokens_of, tp_loss
 
@@ -39,14 +38,6 @@ def trained(module: Any, seed: int, **where: Any) -> tuple[Any, torch.optim.Opti
         optimizer.step()
         optimizer.zero_grad()
     return model, optimizer
-
-
-def whole(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    names = {p: name for name, p in model.named_parameters()}
-    found = {name: gather_full(p.detach()) for p, name in names.items()}
-    for p, values in optimizer.state.items():
-        found |= {f"{names[p]}/{key}": gather_full(v).clone() for key, v in values.items()}
-    return found
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

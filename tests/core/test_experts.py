@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -23,10 +22,9 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
-from oracle.cycles import Twins, pieces_by_rank
+from oracle.cycles import Twins
 from oracle.experts import MoeLayer, build_moe, moe_loss, tokens_of
 from oracle.ranks import mesh
-from oracle.reference import Named
 from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
@@ -94,26 +92,7 @@ def twins(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Twins:
         **more,
     )
     size = CUTS[name].dense_ranks
-    whole = partial(joined, name, inner, outer)
-    return Twins(model, build_moe(), moe_loss, tokens_of, dist.get_rank() % size, size, whole)
-
-
-def joined(name: str, inner: str, outer: str, shards: Mapping[str, Any]) -> Named:
-    """Whole tensors from pieces in the order of the specification; not the core's own gather."""
-    pieces = pieces_by_rank(shards)
-    orders = [piece_order(of_kind, name, inner, outer) for of_kind in meshes(name)]
-    return {
-        key: torch.cat([pieces[rank][key] for rank in orders[".experts." in key]]) for key in shards
-    }
-
-
-def piece_order(axes: DeviceMesh, name: str, inner: str, outer: str) -> list[int]:
-    """Ranks whose pieces make up a whole tensor: inner-major, one of them where it is whole."""
-    if inner == "no_shard":
-        return [dist.get_rank()]
-    if outer == "no_shard" or not CUTS[name].is_hybrid:
-        return axes["inner"].mesh.tolist()
-    return axes["outer", "inner"].mesh.T.flatten().tolist()
+    return Twins(model, build_moe(), moe_loss, tokens_of, dist.get_rank() % size, size)
 
 
 def place_on(axes: DeviceMesh, name: str) -> Coordinate:

@@ -15,9 +15,9 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
-from oracle.hybrid import PAIRS, hybrid, hybrid_mesh
+from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
-from oracle.ranks import GROUP_SIZES, mesh
+from oracle.ranks import GROUP_SIZES, mesh, two_axes
 from oracle.sharded import STRATEGIES, Sharded, shard
 
 pytestmark = pytest.mark.on_ranks
@@ -116,7 +116,7 @@ def on_two_axes(
     names: Iterable[str],
     allocation: AllocationConfig | None = None,
 ) -> None:
-    axes = hybrid_mesh(outer_size)
+    axes, _ = two_axes(outer_size)
     inner_place = (axes.get_local_rank("inner"), axes.size(1))
     outer_place = (axes.get_local_rank("outer"), outer_size)
     coordinate = Coordinate(*inner_place, *outer_place, has_outer_axis=True)
@@ -136,9 +136,16 @@ def test_the_ledger_equals_the_model_to_the_byte(
     on_one_axis(strategy, group_size, [dtypes])
 
 
+@pytest.mark.parametrize(
+    ("outer_size", "policies", "names"),
+    [(2, [BF16], UNEVEN)]
+    + [pytest.param(n, POLICIES, tuple(TOYS), marks=pytest.mark.nightly) for n in (1, 2, 4)],
+)
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_the_ledger_equals_the_model_on_two_axes(inner: str, outer: str) -> None:
-    on_two_axes(inner, outer, 2, [BF16], UNEVEN)
+def test_the_ledger_equals_the_model_on_two_axes(
+    inner: str, outer: str, outer_size: int, policies: list[Dtypes], names: tuple[str, ...]
+) -> None:
+    on_two_axes(inner, outer, outer_size, policies, names)
 
 
 @pytest.mark.parametrize("strategy", ["optim_grads", "optim_grads_params"])
@@ -189,12 +196,3 @@ def test_decoupled_gradients_are_never_counted_as_cast(strategy: str, is_decoupl
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_ledger_equals_the_model_in_every_dtype(strategy: str, group_size: int) -> None:
     on_one_axis(strategy, group_size, POLICIES)
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("outer_size", [1, 2, 4])
-@pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_the_ledger_equals_the_model_on_every_mesh_in_every_dtype(
-    inner: str, outer: str, outer_size: int
-) -> None:
-    on_two_axes(inner, outer, outer_size, POLICIES, TOYS)

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
-from oracle.cycles import Twins, gathered
+from oracle.cycles import Twins
 from oracle.models import TOYS, batch, build, loss
 from oracle.sharded import STRATEGIES
 
@@ -110,7 +110,7 @@ def test_only_the_named_dimensions_share_parameters_and_gradients(
         **arguments(name),
     )
     plain = build(NAME, torch.float64)
-    Twins(model, plain, loss, inputs, *data_rank(name), gathered).compare_gradients()
+    Twins(model, plain, loss, inputs, *data_rank(name)).compare_gradients()
 
 
 @pytest.mark.parametrize("where", [{}, {"dp_shard_dim": "dp_cp"}])

@@ -1,4 +1,4 @@
-"""When weights come and go: prefetch, release, loading."""
+"""When weights come and go, and when reductions land."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.events import Event
-from oracle.models import batch, build
 from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.on_ranks
@@ -72,19 +71,6 @@ def test_modules_show_shards_whenever_no_pass_runs(strategy: str) -> None:
     assert are_shards()
     value.backward()
     assert are_shards()
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_loading_reaches_the_compute_copies_of_frozen_weights(strategy: str) -> None:
-    """After a forward pass that has read the former ones."""
-    toy = shard("frozen", strategy, 4)
-    value = batch("frozen", 0, 0, torch.float32)
-    with torch.no_grad():
-        toy.model(value)
-        wanted = build("frozen", seed=8)
-        state = {f"module.{name}": value for name, value in wanted.state_dict().items()}
-        toy.model.load_state_dict(state)
-        assert torch.equal(toy.model(value), wanted(value))
 
 
 @pytest.mark.parametrize("transport", ["native", "point_to_point"])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import pytest
@@ -20,16 +19,14 @@ from mfsdp_core import (
     fully_shard_model,
     gather_full,
 )
-from oracle.cycles import Twins, named, pieces_by_rank
+from oracle.cycles import Twins, named
 from oracle.ranks import WORLD
-from oracle.reference import Named
 from oracle.sharded import STRATEGIES
 from oracle.tensor_parallel import (
     VARIANTS,
     TpBlock,
     build_parallel,
     build_twin,
-    cut_dim,
     tokens_of,
     tp_loss,
 )
@@ -74,30 +71,8 @@ def twins(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Twin
     outer_size, inner_size, _ = SHAPES[shape]
     rank = root.get_local_rank("inner")
     rank += root.get_local_rank("outer") * inner_size if outer_size else 0
-    ranks, whole = max(outer_size, 1) * inner_size, partial(joined, shape, inner, outer)
-    return Twins(model, build_twin(), tp_loss, tokens_of, rank, ranks, whole)
-
-
-def joined(shape: str, inner: str, outer: str, shards: Mapping[str, Any]) -> Named:
-    """Whole tensors: inner-major rows of each tensor-parallel rank, then those side by side."""
-    pieces = pieces_by_rank(shards)
-    root = root_mesh(shape)
-    sizes = (1, *root.mesh.shape[-2:]) if root.mesh_dim_names[0] == "spare" else root.mesh.shape
-    own = root.mesh[root.get_local_rank(0)] if root.mesh_dim_names[0] == "spare" else root.mesh
-    coordinates = own.view(sizes)
-    coordinates = coordinates if outer == "optim" else coordinates[:1]
-    coordinates = coordinates if inner != "no_shard" else coordinates[:, :1]
-    whole = {}
-    for key in shards:
-        columns = [
-            torch.cat([pieces[rank][key] for rank in coordinates[:, :, t].T.flatten().tolist()])
-            for t in range(coordinates.shape[2])
-        ]
-        dim = cut_dim(key)
-        whole[key] = columns[0] if dim is None else torch.cat(columns, dim)
-        if dim is None:
-            assert all(torch.equal(column, columns[0]) for column in columns), key
-    return whole
+    ranks = max(outer_size, 1) * inner_size
+    return Twins(model, build_twin(), tp_loss, tokens_of, rank, ranks)
 
 
 @pytest.mark.parametrize(

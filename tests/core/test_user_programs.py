@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 
 import mfsdp_core
+from oracle.cycles import gathered, named
 from oracle.llama import llama
 from oracle.ranks import mesh
 from oracle.reference import compare
@@ -22,12 +23,8 @@ RANKS = 4
 
 
 def compare_weights(model: nn.Module, plain: nn.Module, relative: float) -> None:
-    """Gathered, under the names of the bare module."""
-    found = {
-        name.removeprefix("module."): mfsdp_core.gather_full(p.detach()).reshape(p.shape)
-        for name, p in model.named_parameters()
-    }
-    compare(found, {name: p.detach() for name, p in plain.named_parameters()}, relative)
+    wanted = {name: p.detach() for name, p in plain.named_parameters()}
+    compare(gathered({name: p.detach() for name, p in named(model)}), wanted, relative)
 
 
 @pytest.mark.sample

@@ -10,11 +10,9 @@ from typing import Any, cast
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 import mfsdp_core
-from bench.engines.stream_order import recorded_order
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     PREFIX,
@@ -254,21 +252,6 @@ def test_states_are_loaded_whole_or_not_at_all() -> None:
     compare_gradients(model, plain)
 
 
-def test_loaded_weights_are_computed_with_at_once() -> None:
-    """FP32 main weights as they were loaded, and their BF16 copies cast from them."""
-    for strategy in (0, 1, 2):
-        policy = mfsdp_core.MixedPrecisionPolicy(_FP32)
-        model, plain = pair(strategy, dtype=_BF16, mixed_precision_policy=policy)
-        x = batch(dtype=_BF16)
-        model(x)
-        wanted = {n: v.float() * 1.3 + 0.1 for n, v in plain.state_dict().items()}
-        model.load_state_dict({PREFIX + n: v for n, v in wanted.items()})
-        plain.load_state_dict(wanted)
-        same("main weights", whole_weights(model), {n: wanted[n] for n in whole_weights(model)})
-        with torch.no_grad():
-            same("an evaluation", model(x), plain(x))
-
-
 def test_without_bucketing_every_weight_travels_alone() -> None:
     """And with it some share a bucket."""
     for strategy, alone in itertools.product(range(4), (True, False)):
@@ -416,7 +399,7 @@ def test_codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
 
 
 def test_weights_gathered_ahead_are_used() -> None:
-    """`start_param_sync` with and without waiting, also before a step; `broadcast_params`."""
+    """`start_param_sync` with and without waiting; test_stream_order.py has it before a step."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, **options)
         for force in (False, True):
@@ -425,18 +408,3 @@ def test_weights_gathered_ahead_are_used() -> None:
             assert model.wire_log.counts["all_gather"] >= 1, "nothing was gathered"
             model.synchronize_param_gather()
             close("loss", model(batch()).detach(), plain(batch()).detach())
-    model, plain = pair(3)
-    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
-    with recorded_order(model.streams) as order:
-        model(batch()).backward()
-        model.start_param_sync()
-        optimizer.step()
-    same("gathers whose weights the step writes", [str(race) for race in order.races], [])
-    for strategy in (0, 3):
-        model, plain = pair(strategy)
-        with torch.no_grad():
-            for p in model.parameters():
-                p.detach().to_local().add_(dist.get_rank())
-        model.broadcast_params()
-        if strategy == 0:
-            compare_weights(model, plain)

@@ -240,27 +240,6 @@ def test_what_the_formula_leaves_out_by_default() -> None:
     same("moments in codes", coded, [4096, 8192])
 
 
-class _Frozen(Small):
-    def __init__(self) -> None:
-        super().__init__()
-        self.requires_grad_(False)
-
-
-def test_frozen_weights_are_one_copy_and_have_no_gradients() -> None:
-    """Counted by hand: buffers are made from the same table as the formula of memory at rest."""
-    for strategy in (0, 1, 2, 3):
-        policy = MixedPrecisionPolicy(main_params_dtype=_FP32)
-        model, _ = pair(strategy, _Frozen, torch.bfloat16, mixed_precision_policy=policy)
-        same("dtypes", {p.dtype for p in model.parameters()}, {torch.bfloat16})
-        found = model.ledger.bytes_by_category()
-        elements = [bucket.elements for bucket in model.buckets()]
-        of_root = [bucket.elements for bucket in model.buckets() if not bucket.unit]
-        shards = sum(elements) if strategy == 3 else 0  # 2 bytes an element, over 2 ranks
-        same("main weights", found["main_weights"], shards)
-        same("compute", found["compute_weights"], 2 * sum(of_root if strategy == 3 else elements))
-        same("gradients", found["gradients"], 0)
-
-
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 

@@ -15,9 +15,7 @@ from conformance.judging import close, refuses, same
 from conformance.small_model import (
     Unit,
     batch,
-    compare_weights,
     pair,
-    whole_weights,
 )
 from mfsdp_core.comm.agreement import from_first, together
 from mfsdp_core.errors import (
@@ -143,28 +141,6 @@ def test_what_cannot_be_arranged_is_refused() -> None:
         wrong = two | {"hybrid_fsdp_group": pairs[0]}
         refuses(ConfigurationError, "must hold the ranks of both axes", lambda: pair(3, **wrong))
     dist.barrier()
-
-
-def test_weights_are_made_equal_along_replicas() -> None:
-    """`broadcast_params` on two axes: of the first outer rank where the outer axis replicates."""
-    for strategy, outer in ((0, 0), (1, 0), (3, 0)):
-        model, plain = pair(strategy, **_two_axes(outer_dp_sharding_strategy=outer))
-        with torch.no_grad():
-            for p in model.parameters():
-                p.detach().to_local().add_(
-                    0 if dist.get_rank() in (0, 1) and strategy else dist.get_rank()
-                )
-        model.broadcast_params()
-        if strategy:
-            compare_weights(model, plain)
-        else:
-            same(
-                "alike",
-                all(
-                    torch.equal(v, plain.get_parameter(n)) for n, v in whole_weights(model).items()
-                ),
-                True,
-            )
 
 
 def test_ranks_agree_on_errors() -> None:

@@ -302,16 +302,6 @@ def test_bytes_at_rest_are_as_counted_by_hand() -> None:
     )
 
 
-def test_some_defaults_are_worked_out() -> None:
-    """Dtypes of no size, and a layout of one tensor."""
-    facts = [grouping.ParameterFacts(("u",), ("u",), (5, 3), "int3", True)]
-    none, where = memory_model.PolicyNames(None), Coordinate(0, 2)
-    at_rest = memory_model.memory_at_rest
-    sharded = strategy.parse_strategy(3)
-    refuses(ConfigurationError, "no element size", lambda: at_rest(facts, sharded, where, none))
-    same("one tensor", layout.within_padding_budget(layout.build_layout([(5, 3)], 4)), True)
-
-
 def test_quantised_weights_travel_as_bytes() -> None:
     """Payloads of every recipe over two slices: 6 rows of 40, so 3 rows in each."""
     built = layout.build_layout([(6, 40)], 2)

@@ -173,22 +173,24 @@ def test_rows_and_flags_are_brought_together() -> None:
     refuses(LifecycleError, "on some ranks only", lambda: rendezvous.wait(f"{rank}"))
 
 
-def _rank() -> int:
-    return dist.get_rank()
-
-
-def test_models_of_one_group_do_not_mix() -> None:
-    """Operations of several communicators, begun in another order on every other rank."""
-    ends = [_Ends("point_to_point", dist.group.WORLD) for _ in range(3)]
-    waits: list[tuple[Any, Tensor, Tensor]] = []
-    for number in range(3) if _rank() % 2 else (2, 1, 0):
+def test_operations_begun_in_another_order_do_not_mix() -> None:
+    """Gathers and sums of several communicators of one group, the other way round on odd ranks."""
+    rank, ends = dist.get_rank(), [_Ends("point_to_point", dist.group.WORLD) for _ in range(3)]
+    begun = [(number, gathers) for number in range(3) for gathers in (True, False)]
+    waits: list[tuple[Any, Tensor | None, Tensor]] = []
+    for number, gathers in begun if rank % 2 else begun[::-1]:
         made = ends[number].made
-        parts = ends[number].all_parts(number, 2, torch.float32)
-        full = torch.zeros(2 * made.size)
-        waits.append((made.all_gather(full, parts[_rank()], "one"), full, torch.cat(parts)))
+        parts = ends[number].all_parts(number, 8, torch.float32)
+        if gathers:
+            full = torch.zeros(8 * made.size)
+            waits.append((made.all_gather(full, parts[rank], "one"), full, torch.cat(parts)))
+        else:
+            own, total = torch.zeros(2), torch.float32
+            work = made.reduce_scatter(own, parts[rank].clone(), "two", average=False, total=total)
+            waits.append((work, None, torch.stack(parts).sum(0)[2 * rank : 2 * rank + 2]))
     for work, full, wanted in waits:
-        work.wait()
-        same("gathered", full, wanted)
+        found = work.wait()
+        same("gathered" if full is not None else "summed", found if full is None else full, wanted)
 
 
 def test_a_gather_in_place_needs_no_other_memory() -> None:

@@ -57,14 +57,18 @@ class TrainedToy:
             return self.model(batch(self.name, 0, 9, torch.float32)).clone()
 
     def whole(self) -> dict[str, torch.Tensor]:
-        """Weights, buffers and optimizer state, gathered; a collective of the layout's ranks."""
-        names = {p: name for name, p in self.model.named_parameters()}
-        found = {name: gather_full(p.detach()) for p, name in names.items()}
-        found |= {name: b.clone() for name, b in self.model.named_buffers()}
-        for p, values in self.optimizer.state.items():
-            for key, value in values.items():
-                found[f"{names[p]}/{key}"] = gather_full(value)
-        return {name: value.reshape(-1).clone() for name, value in found.items()}
+        """As below."""
+        return whole(self.model, self.optimizer)
+
+
+def whole(model: Any, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+    """Weights, buffers and optimizer state, gathered; a collective of the layout's ranks."""
+    names = {p: name for name, p in model.named_parameters()}
+    found = {name: gather_full(p.detach()) for p, name in names.items()}
+    found |= {name: b.clone() for name, b in model.named_buffers()}
+    for p, values in optimizer.state.items():
+        found |= {f"{names[p]}/{key}": gather_full(value) for key, value in values.items()}
+    return {name: value.reshape(-1).clone() for name, value in found.items()}
 
 
 def toy(

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+import torch.distributed as dist
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
-from oracle.cycles import pieces_by_rank
 from oracle.models import TOYS, build
-from oracle.ranks import WORLD
+from oracle.ranks import WORLD, on_two_axes
 from oracle.reference import Named
 from oracle.sharded import STRATEGIES, Sharded
 
@@ -20,18 +18,6 @@ from oracle.sharded import STRATEGIES, Sharded
 PAIRS = [(inner, "no_shard") for inner in STRATEGIES] + [
     (inner, "optim") for inner in STRATEGIES[1:]
 ]
-
-
-@cache
-def hybrid_mesh(outer: int) -> DeviceMesh:
-    """The world as `outer` rows of equal inner groups."""
-    return init_device_mesh("cpu", (outer, WORLD // outer), mesh_dim_names=("outer", "inner"))
-
-
-@cache
-def both_axes(outer: int) -> Any:
-    """A group over both axes of `hybrid_mesh(outer)`."""
-    return hybrid_mesh(outer)["outer", "inner"]._flatten(f"both_{outer}").get_group()
 
 
 @dataclass
@@ -43,7 +29,8 @@ class Hybrid(Sharded):
     outer_shards: bool
 
     def _joined(self, shards: dict[str, Any]) -> Named:
-        pieces = pieces_by_rank(shards)
+        pieces: list[Any] = [None] * WORLD
+        dist.all_gather_object(pieces, {key: shard.to_local() for key, shard in shards.items()})
         inner_size = WORLD // self.outer_size
         # Inner-major: the pieces of an inner slice lie on the outer ranks, one after another.
         order = [
@@ -62,18 +49,14 @@ def hybrid(
     name: str = "aligned_stack",
     **arguments: Any,
 ) -> Hybrid:
-    """The toy model `name`, sharded by `inner` and `outer` on `hybrid_mesh(outer_size)`."""
+    """The toy model `name`, sharded by `inner` and `outer` over `outer_size` outer ranks."""
     arguments.setdefault("mixed_precision_policy", MixedPrecisionPolicy(main_params_dtype=dtype))
     arguments.setdefault("sync_model_each_microbatch", False)
     model = fully_shard_model(
         build(name, dtype),
-        device_mesh=hybrid_mesh(outer_size),
-        dp_shard_dim="inner",
-        dp_outer_dim="outer",
-        hybrid_fsdp_group=both_axes(outer_size),
         fsdp_unit_modules=list(TOYS[name].units),
         zero_dp_strategy=inner,
-        outer_dp_sharding_strategy=outer,
+        **on_two_axes(outer, outer_size),
         **arguments,
     )
     return Hybrid(name, WORLD, dtype, model, outer_size, inner != "no_shard", outer == "optim")

@@ -72,15 +72,16 @@ def mesh_of_every_replica(group_size: int) -> DeviceMesh:
 
 
 @cache
-def two_axes() -> tuple[DeviceMesh, Any]:
-    """In a rank: the world as two outer by two inner ranks, and the group over both axes."""
-    axes = init_device_mesh("cpu", (2, WORLD // 2), mesh_dim_names=("outer", "inner"))
+def two_axes(outer_ranks: int = 2) -> tuple[DeviceMesh, Any]:
+    """In a rank: the world as `outer_ranks` rows of inner groups, and the group over both axes."""
+    shape = (outer_ranks, WORLD // outer_ranks)
+    axes = init_device_mesh("cpu", shape, mesh_dim_names=("outer", "inner"))
     return axes, axes["outer", "inner"]._flatten("outer_inner").get_group()
 
 
-def on_two_axes(outer: str | int = 0) -> dict[str, Any]:
+def on_two_axes(outer: str | int = 0, outer_ranks: int = 2) -> dict[str, Any]:
     """In a rank: arguments that shard over `two_axes`, by this strategy along the outer one."""
-    axes, group = two_axes()
+    axes, group = two_axes(outer_ranks)
     return {
         "device_mesh": axes,
         "dp_shard_dim": "inner",

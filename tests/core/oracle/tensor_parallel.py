@@ -22,15 +22,6 @@ from torch.distributed.tensor.parallel import (
 VOCABULARY, WIDTH, HIDDEN, CLASSES = 11, 6, 10, 8
 VARIANTS = ("plain", "sequence")
 
-#: Dim that tensor parallelism cuts, by the end of the parameter's name; others are replicated.
-CUT_DIMS = {
-    "embedding.weight": 0,
-    "up.weight": 0,
-    "up.bias": 0,
-    "down.weight": 1,
-    "head.weight": 0,
-}
-
 
 class TpBlock(nn.Module):
     """The unit."""
@@ -57,11 +48,6 @@ class TpModel(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(x)
-
-
-def cut_dim(name: str) -> int | None:
-    """Dim of parameter `name` that the tensor-parallel axis cuts."""
-    return next((dim for end, dim in CUT_DIMS.items() if name.endswith(end)), None)
 
 
 def build_twin() -> TpModel:
