@@ -1,10 +1,10 @@
 """The process between the launcher and the ranks: torch.distributed.run, tied to its parent's life.
 
 `python -m bench.launch.agent PARENT_PID RANKS WORKER_MODULE RUN_DIR`, on every node of a run. RANKS
-are those of this node; PARENT_PID 0 is whoever started the agent. What torchrun knows about failed
-ranks (rank, exit code or signal), and when each of them was gone, goes to `logs/agent.json` (of
-further nodes, `logs/agent.node<K>.json`) as data, so that nobody has to parse its output. Exit code
-0 if every rank ended with 0.
+is the number of ranks on this node. PARENT_PID 0 means the process that started the agent. What
+torchrun knows about failed ranks (rank, exit code or signal), and when each died, is written to
+`logs/agent.json` (on further nodes `logs/agent.node<K>.json`). The exit code is 0 if every rank
+ended with 0.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def main(arguments: list[str]) -> int:
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if rendezvous is None:
         return _run(int(ranks), worker_module, Path(run_dir), where, OUTCOME_FILE)
-    # Whoever watches from another node can ask for stacks only by way of the agent.
+    # A launcher on another node can ask for stacks only through the agent.
     signal.signal(signal.SIGUSR1, lambda *_: _ask_for_stacks())
     interface = rendezvous.interface()
     if interface is not None and os.environ.get("CUDA_VISIBLE_DEVICES") == "":

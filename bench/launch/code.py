@@ -150,7 +150,7 @@ def torch_patterns(engine: str) -> tuple[str, ...]:
 
 
 def named_code(resolved: ResolvedRun) -> tuple[NamedCode, ...]:
-    """The packages of users that a rank of `resolved` loads, each once; what is missing is not."""
+    """The users' packages that a rank of `resolved` loads, without those that are missing."""
     row, found = find_engine(resolved.engine.name), {}
     for path in filter(None, (None if row is None else row.factory, resolved.factory)):
         code = locate(path) if path.partition(".")[0] not in _OURS else None

@@ -37,7 +37,7 @@ def expect_code(order: Order) -> None:
         StoreFullError: no space.
     """
     resolved, code = order.resolved, order.code
-    # The worker would load the same a moment later; a stand-in for it may need no torch.
+    # The worker loads these anyway. A stand-in for it in a test may need no torch.
     engine = known_engine(resolved.engine.name).factory.partition(":")[0]
     imports = ("bench.worker.rank", engine) if order.worker_module == WORKER_MODULE else ()
     file = order.run_dir / EXPECTED

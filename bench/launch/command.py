@@ -41,8 +41,8 @@ _FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 def agent_command(order: Order, parent: int | None = None) -> list[str]:
     """Argument vector of the agent of a node.
 
-    Its parent is this process unless `parent` says otherwise (0: whoever starts it). Agent and
-    ranks are those of the order's code; what a rank runs first is this harness's own module.
+    Its parent is this process unless `parent` says otherwise (0: the process that starts it). Agent
+    and ranks run the order's code, but each rank first runs a module of this harness.
     """
     return [
         order.code.python,

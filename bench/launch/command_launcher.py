@@ -196,7 +196,7 @@ class CommandJob:
         return " ".join(str(client.pid) for client in self._clients.values())
 
     def wait(self, seconds: float) -> JobState:
-        """Ended with all commands; or with the first that fails, a moment later."""
+        """It ends with the last command, or a few seconds after the first that fails."""
         deadline = time.monotonic() + seconds
         while True:
             codes = {host: client.poll() for host, client in self._clients.items()}

@@ -1,4 +1,4 @@
-"""When each child of this process died, told by the kernel at once.
+"""When each child of this process died, as the kernel reports it.
 
 torchrun looks at its ranks a few times per second and ends the rest as soon as one has failed:
 afterwards several ranks have a signal for an exit code, in no order. A process descriptor becomes
@@ -35,7 +35,7 @@ class Deaths:
     def of_all(self) -> dict[int, float]:
         """Process id -> Unix time of its end, once all children have ended; {} if none is known.
 
-        Waits for the thread: on a busy machine whoever reaps the children can be faster.
+        Waits for the thread: on a busy machine the children may be reaped before it has run.
         """
         self._thread.join(_CATCH_UP_SECONDS)
         return dict(self._seconds)

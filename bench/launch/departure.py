@@ -1,6 +1,6 @@
-"""Where ranks that wait for each other came apart: the first collective that is not the same.
+"""The first collective in which ranks that wait for each other differ.
 
-From what each rank has written once it stood still (`bench.worker.issued_note`). Torch-free.
+Each rank that hangs has written what it issued (`bench.worker.issued_note`). Torch-free.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Issued:
 
 
 def departure(logs: Path) -> str:
-    """In a sentence; empty where no rank stood still, or none has said."""
+    """In a sentence; empty if no rank has left such a file."""
     return told(read_issued(logs))
 
 
 def read_issued(logs: Path) -> dict[int, Issued]:
-    """By rank, of those that stood still at the end."""
+    """By rank, of those that left a file."""
     found = {}
     for file in sorted(logs.glob(ISSUED_GLOB)):
         document = read_json_object(file, []) or {}

@@ -1,8 +1,8 @@
 """Ranks as forks of their agent, which has loaded torch: a start takes half the time.
 
-torchrun starts each rank as `python -m bench.launch.rank ...`, and each loads torch anew: three
-seconds of processor time per rank, before anything is measured. A fork has it already. Only torch
-is shared; the code that a run measures is loaded, and proven, in the rank itself.
+torchrun starts each rank as `python -m bench.launch.rank ...`, and each would load torch again:
+three seconds of processor time per rank before anything is measured. A fork has it already. Only
+torch is shared. Each rank loads and proves the code that a run measures itself.
 
 Agents of other runs are other processes, so two runs share no memory layout: a start stays a
 sample of its own.

@@ -44,7 +44,7 @@ class EndEvidence:
 
     failures: of the ranks that reported one, or that torchrun saw fail; the earliest report first.
     agent_signal: what the agent was asked to end by, None if it was not. agent_place: `on HOST`,
-    where it is not here. agent_gone: it has left no word, while those of other nodes have.
+    if not on this one. agent_gone: it left no report, but those of other nodes did.
     """
 
     agent_exit_code: int | None
@@ -104,7 +104,7 @@ def _ended_agent(
 ) -> tuple[int | None, str] | None:
     """(signal, place) of the one agent whose end the others followed; None if none is known.
 
-    Either it alone has left no word (no signal then), or it was ended before any rank had failed.
+    Either it is the only one without a report (no signal then), or it ended before any rank failed.
     """
     silent = [node for node in hosts if node not in agents]
     if len(silent) == 1 and agents:

@@ -1,8 +1,8 @@
 """What a launcher is: something that starts the processes of a run and knows how they are.
 
-`bench.launch.run` takes a run from its folder to its final status with any launcher. How processes
-are found, watched and ended is the launcher's own business: a process tree and a lock that the
-kernel frees on one machine (`bench.launch.local`), the controller's word in a job of a cluster
+`bench.launch.run` takes a run from its folder to its final status with any launcher. Each launcher
+finds, watches and ends processes in its own way: on one machine by a process tree and a lock that
+the kernel frees (`bench.launch.local`), in a job of a cluster by what the controller reports
 (`bench.launch.slurm`).
 """
 
@@ -91,7 +91,7 @@ class Job(Protocol):
         """A look at the processes, for the reason of a hang."""
 
     def ask_for_stacks(self) -> None:
-        """Have every rank write its Python stacks into its log, as far as it still can."""
+        """Have every rank that still can write its Python stacks into its log."""
 
 
 class Launcher(Protocol):

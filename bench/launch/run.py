@@ -145,7 +145,7 @@ def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None
 
 
 def _note_interruption(folder: RunFolder, outcome: Outcome | None) -> None:
-    """Keep the reason already now: whoever cannot wait for the ranks to end kills this process."""
+    """Keep the reason now: an impatient user may kill this process before the ranks have ended."""
     if outcome is not None and outcome.state in STOPPED:
         with contextlib.suppress(StoreFullError, StoreGoneError):
             folder.write_status(folder.status.model_copy(update={"reason": outcome.reason}))

@@ -89,7 +89,7 @@ class Watch:
         return None
 
     def _hang(self, allowed_seconds: float, now: float) -> Outcome:
-        """Name the process that holds the others up, as far as the evidence goes."""
+        """Name the process that holds up the others, if the evidence shows one."""
         seen = self._job.symptoms()
         rank, evidence = self._suspect(seen)
         circumstances = self._circumstances(seen, now)
@@ -115,7 +115,7 @@ class Watch:
         return None, ""
 
     def _circumstances(self, seen: Symptoms, now: float) -> str:
-        """What a starved machine and a stuck rank differ in."""
+        """Tells a starved machine from a stuck rank."""
         silent = self._heartbeat.silent_seconds(now)
         shown = list(range(len(silent)))
         if len(shown) > _RANKS_SHOWN:

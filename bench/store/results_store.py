@@ -242,7 +242,7 @@ class ResultsStore:
                 raise UsageError(
                     f"the plan of sweep {sweep_id!r} is lost ({problems[0] if problems else file}),"
                     f" its runs are not ({runs} in {self.root}): run the sweep again, which writes"
-                    " the plan anew and counts what is finished"
+                    " a new plan and counts what is finished"
                 )
             raise UsageError(f"no sweep {sweep_id!r} in {self.root}; known sweeps: {known}")
         return upgraded_plan(document)

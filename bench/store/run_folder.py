@@ -92,7 +92,7 @@ class RunFolder:
         self.write_status(with_checksums(self.path, status))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
-        """Replace `env.json`; what looks like a secret is redacted here, whoever collected it."""
+        """Replace `env.json`; anything that looks like a secret is redacted here."""
         write_json_atomically(self.path / layout.ENVIRONMENT, redact(environment))
 
     def write_summary(self, summary: RunSummary) -> None:

@@ -1,8 +1,8 @@
 """`SlurmLauncher`: the runs of a job, on the nodes of its allocation.
 
 One process of the job, on its first node, makes the runs one after another. A run on one node is
-started as on any machine; one on several by srun, with an agent on each. Where a run ends badly,
-Slurm is asked whether it was Slurm's doing.
+started as on any machine; one on several by srun, with an agent on each. If a run fails, Slurm is
+asked whether it ended the run.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class StepJob(SlurmJob):
         super().__init__(order, rendezvous.variables(), command)
 
     def wait(self, seconds: float) -> JobState:
-        """Processes that this node's kernel ended may be of any run, and ranks are elsewhere."""
+        """Without kills by this node's kernel, which may have hit another run."""
         return replace(super().wait(seconds), kernel_oom_kills=0)
 
     def cancel(self, grace_seconds: float) -> None:
@@ -120,8 +120,7 @@ class StepJob(SlurmJob):
 def _address_of(node: str) -> str:
     """Address of a node as Slurm uses it; its name where Slurm does not say.
 
-    Of the first one, whose agent serves the rendezvous: whoever starts them (`salloc`) may be on a
-    login node.
+    The first agent serves the rendezvous; this process may be on a login node (`salloc`).
     """
     with contextlib.suppress(ControllerSilentError):
         for word in ask(["scontrol", "show", "node", "-o", node]).split():

@@ -1,4 +1,4 @@
-"""What a node of the cluster offers, as far as the controller says; for planning elsewhere."""
+"""What a node of the cluster offers according to the controller, for planning elsewhere."""
 
 from __future__ import annotations
 

@@ -24,8 +24,8 @@ _ALIVE: Final = frozenset({
 class QueuedJob:
     """A job as its queue sees it.
 
-    phase: `ended` also where the queue knows it no more. reason: why it waits. state: of a run that
-    the end of this job has cut off, and `detail` in words.
+    phase: also `ended` if the queue no longer knows it. reason: why it waits. state: of a run that
+    the end of this job has cut off, with `detail` in words.
     """
 
     phase: Phase
