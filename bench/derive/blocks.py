@@ -44,11 +44,6 @@ def is_interleaved(block: Mapping[str, RunRecord]) -> bool:
     return len(attempts) == 1 and None not in attempts
 
 
-def arm_order(block: Mapping[str, RunRecord]) -> tuple[str, ...]:
-    """The arms of a block in the order in which they ran."""
-    return tuple(sorted(block, key=lambda arm: _age(block[arm])))
-
-
 def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Block]:
     """Complete blocks of one cell, `members` being its runs, oldest first."""
     wanted = set(arms) if arms is not None else {str(record.status.arm) for record in members}

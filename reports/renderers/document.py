@@ -14,7 +14,6 @@ class Paragraph:
 
     text: str
     tone: Literal["plain", "note", "warning", "lead"] = "plain"
-    kind: Literal["paragraph"] = "paragraph"
 
 
 @dataclass(frozen=True)
@@ -22,7 +21,6 @@ class Bullets:
     """A list of sentences, each with an optional name before it."""
 
     items: tuple[tuple[str, str], ...]
-    kind: Literal["bullets"] = "bullets"
 
 
 @dataclass(frozen=True)
@@ -30,7 +28,6 @@ class Facts:
     """Short labelled values: the page's first glance."""
 
     items: tuple[tuple[str, str], ...]
-    kind: Literal["facts"] = "facts"
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,6 @@ class TableBlock:
 
     table: Table
     caption: str = ""
-    kind: Literal["table"] = "table"
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,6 @@ class Figure:
     name: str
     svg: str
     caption: str
-    kind: Literal["figure"] = "figure"
 
 
 @dataclass(frozen=True)
@@ -58,7 +53,6 @@ class Details:
 
     title: str
     text: str
-    kind: Literal["details"] = "details"
 
 
 @dataclass(frozen=True)
@@ -66,7 +60,6 @@ class Code:
     """Commands to copy."""
 
     text: str
-    kind: Literal["code"] = "code"
 
 
 @dataclass(frozen=True)
@@ -74,7 +67,6 @@ class Heading:
     """A heading inside a section."""
 
     text: str
-    kind: Literal["heading"] = "heading"
 
 
 Block = Paragraph | Bullets | Facts | TableBlock | Figure | Details | Code | Heading

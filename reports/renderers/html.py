@@ -38,6 +38,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
     )
     environment.filters["plain"] = printable
+    environment.filters["kind"] = lambda block: type(block).__name__
     environment.filters["breakable"] = _breakable
     # matplotlib escapes text in the figures; see the tests with hostile names.
     environment.filters["figure"] = Markup

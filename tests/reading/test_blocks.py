@@ -9,7 +9,7 @@ from itertools import count
 import pytest
 from recorded_runs import in_memory, resolved_run, sample
 
-from bench.derive.blocks import arm_order, complete_blocks, is_interleaved
+from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.record import RunRecord, RunStatus
 
 RESOLVED = resolved_run()
@@ -139,9 +139,3 @@ def test_runs_outside_interleaved_blocks_are_paired_by_repeat_and_say_so() -> No
 
 def test_interleaved_runs_are_not_paired_with_others() -> None:
     assert complete_blocks([run("base", attempt=None), run("head", attempt=1)])["a"] == []
-
-
-def test_a_block_knows_the_order_in_which_its_arms_ran() -> None:
-    (block,) = complete_blocks([run("head"), run("base")])["a"]
-    assert is_interleaved(block)
-    assert arm_order(block) == ("head", "base")
