@@ -1,7 +1,6 @@
-"""The parser: every verb in the order of the help, what it takes, what runs it, and examples.
+"""The parser, made of the classes that say what each verb takes (`bench.cli.verbs`).
 
-What a verb takes is a class whose fields are its options. The module that runs it is imported when
-it runs, so that `--help` stays fast.
+The module that runs a verb is imported when it runs, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -11,159 +10,15 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from bench.cli.options import VERBS, Verb
 from bench.cli.verbs import check, judge, measure, read
 
 if TYPE_CHECKING:
     from bench.cli.answer import Answer
-
-
-class Verb(NamedTuple):
-    """takes: the class of what it is asked. runs: `module.function` of `bench.cli`."""
-
-    name: str
-    takes: type[Any]
-    runs: str
-    examples: tuple[str, ...]
-
-    def answer(self, asked: object) -> Answer:
-        """Run it."""
-        module, _, function = self.runs.partition(".")
-        found: Answer = getattr(import_module(f"bench.cli.{module}"), function)(asked)
-        return found
-
-
-VERBS = (
-    Verb(
-        "plan",
-        measure.PlanRequest,
-        "planning.show_plan",
-        ("plan quickstart", "plan my.yaml --only engine.name=mfsdp --set train.steps=50"),
-    ),
-    Verb(
-        "fit",
-        measure.FitRequest,
-        "fitting.show_fit",
-        (
-            "fit --model llama3-8b --device H100 --gpus 64",
-            "fit --model llama3-70b --device H100 --gpus 256 --search",
-            "fit my.yaml --only engine.name=mfsdp",
-        ),
-    ),
-    Verb(
-        "run",
-        measure.RunRequest,
-        "running.run_sweep",
-        (
-            "run quickstart --report",
-            "run my.yaml --repeat 3",
-            "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
-            "run my.yaml --launcher slurm --launcher-option partition=gpu",
-        ),
-    ),
-    Verb("status", read.StatusRequest, "statuses.show_status", ("status", "status quickstart")),
-    Verb(
-        "cancel",
-        measure.CancelRequest,
-        "cancelling.cancel_jobs",
-        ("cancel my-sweep", "cancel my-sweep --results /shared/results"),
-    ),
-    Verb(
-        "show",
-        read.ShowRequest,
-        "single_run.show_run",
-        ("show 8f3a", "show quickstart:ddp-fp32 --json"),
-    ),
-    Verb("logs", read.LogsRequest, "single_run.show_logs", ("logs 8f3a --rank 1",)),
-    Verb(
-        "report",
-        read.ReportRequest,
-        "reporting.report",
-        ("report quickstart", "report quickstart speed --out /tmp/report"),
-    ),
-    Verb(
-        "history",
-        read.HistoryRequest,
-        "histories.show_history",
-        ("history step_time", "history memory --append history.jsonl --out page"),
-    ),
-    Verb(
-        "import",
-        read.ImportRequest,
-        "importing.import_logs",
-        (
-            "import base.log --set device=H100 --set seq_len=8192",
-            "import head.log && mfsdp-bench compare base head --format md",
-            "import - --name pr3067 < page.txt",
-        ),
-    ),
-    Verb(
-        "lint",
-        read.LintRequest,
-        "linting.show_lint",
-        (
-            "lint page.txt --format md",
-            "lint base.log head.log --ignore 'single_run=a first look'",
-        ),
-    ),
-    Verb(
-        "export",
-        read.ExportRequest,
-        "exporting.export",
-        ("export --to csv", "export speed --to parquet --out /tmp/speed"),
-    ),
-    Verb(
-        "compare",
-        judge.CompareRequest,
-        "comparing.show_comparison",
-        ("compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32", "compare speed --format md"),
-    ),
-    Verb(
-        "gate",
-        judge.GateRequest,
-        "gating.run_gate",
-        (
-            "gate my.yaml --arm base=main --arm head=. --junit gate.xml",
-            "gate nightly --baseline main --strict",
-        ),
-    ),
-    Verb("noise", judge.NoiseRequest, "calibrating.run_noise", ("noise quickstart", "noise")),
-    Verb(
-        "bisect",
-        judge.BisectRequest,
-        "bisecting.run_bisect",
-        ("bisect my.yaml --good v1.2 --metric copied_bytes --only engine.name=mfsdp",),
-    ),
-    Verb(
-        "validate",
-        check.ValidationRequest,
-        "validating.run_validation",
-        ("validate", "validate fsdp2 ddp --full", "validate --inject all"),
-    ),
-    Verb(
-        "nccl",
-        check.AuditRequest,
-        "nccl_audit.show_audit",
-        ("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml"),
-    ),
-    Verb("doctor", check.DoctorRequest, "diagnosis.show_diagnosis", ("doctor",)),
-    Verb(
-        "schema", check.SchemaRequest, "schemas.show_schema", ("schema sweep > sweep.schema.json",)
-    ),
-)
-BASELINE_VERBS = (
-    Verb("save", judge.SaveRequest, "baselines.save", ("baseline save main nightly",)),
-    Verb("list", judge.ListRequest, "baselines.show_list", ("baseline list",)),
-    Verb(
-        "promote",
-        judge.PromoteRequest,
-        "baselines.promote_to",
-        ("baseline promote candidate main --reason 'a faster reducer'",),
-    ),
-)
 
 
 def _print_version(asked: bool) -> None:
@@ -191,43 +46,37 @@ def _root(
     """Benchmark and validate fully sharded data parallel training."""
 
 
-def _examples(lines: tuple[str, ...]) -> str:
-    r"""The end of a verb's help; `\b` keeps the line breaks."""
-    return "\n".join(["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in lines)])
+def _parameter(name: str, kind: Any, default: Any, read: Any) -> inspect.Parameter:
+    """A parameter of a command. One that may be given more than once is a list for the parser."""
+    if get_origin(kind) is tuple:
+        kind = GenericAlias(list, get_args(kind)[:1])
+        kind, default = (kind, default) if default is dataclasses.MISSING else (kind | None, None)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
+        annotation=Annotated[kind, read],
+    )
 
 
 def _parameters(takes: type[Any]) -> Iterator[inspect.Parameter]:
-    """The options of a class; those of a field that is such a class stand in its place.
-
-    A tuple is an option that may be given more than once, which the parser reads as a list.
-    """
-    hints = get_type_hints(takes, include_extras=True)
+    """Those of the class; a field that is such a class gives its own in its place."""
+    hints = get_type_hints(takes)
     for field in dataclasses.fields(takes):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            yield from _parameters(hint)  # type: ignore[arg-type]
-            continue
-        kind, option = get_args(hint)
-        required = field.default is dataclasses.MISSING
-        default = inspect.Parameter.empty if required else field.default
-        if get_origin(kind) is tuple:
-            kind = GenericAlias(list, get_args(kind)[:1])
-            hint = Annotated[kind if required else kind | None, option]
-            default = default if required else None
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hint
-        )
+        if "typer" in field.metadata:
+            yield _parameter(field.name, hints[field.name], field.default, field.metadata["typer"])
+        else:
+            yield from _parameters(hints[field.name])
 
 
-def _asked(takes: type[Any], given: Mapping[str, Any]) -> Any:
-    """An object of the class out of what the parser has read."""
-    hints = get_type_hints(takes, include_extras=True)
+def _request(takes: type[Any], given: Mapping[str, Any]) -> Any:
+    """An object of the class, of what the parser has read."""
+    hints = get_type_hints(takes)
     values = {}
     for field in dataclasses.fields(takes):
-        hint = hints[field.name]
-        if dataclasses.is_dataclass(hint):
-            values[field.name] = _asked(hint, given)  # type: ignore[arg-type]
-        elif get_origin(get_args(hint)[0]) is tuple:
+        if "typer" not in field.metadata:
+            values[field.name] = _request(hints[field.name], given)
+        elif get_origin(hints[field.name]) is tuple:
             values[field.name] = tuple(given[field.name] or ())
         else:
             values[field.name] = given[field.name]
@@ -238,16 +87,14 @@ def _command(verb: Verb) -> Callable[..., Answer]:
     """What the parser calls."""
 
     def command(*, as_json: bool, **given: Any) -> Answer:
-        return dataclasses.replace(verb.answer(_asked(verb.takes, given)), as_json=as_json)
+        module, _, function = verb.runs.partition(".")
+        run = getattr(import_module(f"bench.cli.{module}"), function)
+        answer: Answer = run(_request(verb.takes, given))
+        return dataclasses.replace(answer, as_json=as_json)
 
-    as_json = inspect.Parameter(
-        "as_json",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[bool, typer.Option("--json", help="Print JSON to stdout.")],
-    )
+    json_too = typer.Option("--json", help="Print JSON to stdout.")
     command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*_parameters(verb.takes), as_json]
+        [*_parameters(verb.takes), _parameter("as_json", bool, False, json_too)]
     )
     command.__annotations__ = {}
     command.__doc__ = verb.takes.__doc__
@@ -268,7 +115,12 @@ _baseline_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-for _app, _verbs in ((app, VERBS), (_baseline_app, BASELINE_VERBS)):
-    for _verb in _verbs:
-        _app.command(_verb.name, epilog=_examples(_verb.examples))(_command(_verb))
+_ORDER = [room.__name__ for room in (measure, read, judge, check)]
+for _verb in sorted(VERBS, key=lambda verb: _ORDER.index(verb.takes.__module__)):
+    _group, _, _name = _verb.name.rpartition(" ")
+    # `\b` keeps the line breaks.
+    _examples = "\n".join(
+        ["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in _verb.examples)]
+    )
+    (_baseline_app if _group else app).command(_name, epilog=_examples)(_command(_verb))
 app.add_typer(_baseline_app, name="baseline")

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from bench.cli import console, exit_codes, running
 from bench.cli.answer import Answer
-from bench.cli.arm_preparation import prepared_sides
+from bench.cli.chosen_sweep import ChosenSweep, choose
 from bench.cli.options import SweepRequest
-from bench.cli.planning import RequestedPlan, requested_plan
 from bench.cli.policies import judged_metric, read_policy
 from bench.cli.verbs.judge import BisectRequest
 from bench.derive.metrics import Metric
@@ -215,27 +214,27 @@ class _Looker:
         if self.metric.judge == "count":
             cells = replace(cells, assignments=(*cells.assignments, "measure.counts=true"))
         wanted = SweepRequest(sweep=self._request.sweep, cells=cells, repeat=blocks)
-        plans = self._with_arms(requested_plan(wanted), refs)
+        sweep = self._with_arms(choose(wanted), refs)
         store = ResultsStore.open(self._request.results, create=True)
-        plans, sides = prepared_sides(plans, store)
-        outcome = running.run_planned(plans, sides, store, RunOptions())
+        sweep = sweep.prepared(store)
+        outcome = running.run_missing(sweep, store, RunOptions())
         if outcome.interrupted:
             raise KeyboardInterrupt
         if not outcome.good:
             why = "; ".join(f"{run.state}: {run.reason}" for run in outcome.failed[:1])
             raise NothingMeasuredError(f"no run finished ({why or 'every cell is pruned'})")
-        return plans.whole.id
+        return sweep.id
 
-    def _with_arms(self, plans: RequestedPlan, refs: Mapping[str, str]) -> RequestedPlan:
+    def _with_arms(self, sweep: ChosenSweep, refs: Mapping[str, str]) -> ChosenSweep:
         arms = tuple(
             ArmRequest(name, git=ref, repo=self._request.repo) for name, ref in refs.items()
         )
         interleaved = len(arms) > 1
         commit = commit_of(self.repository, refs[_HERE], "bisect")[:12]
-        whole = replace(plans.whole, interleaved=interleaved)
-        whole = replace(whole, id=f"{whole.id}-bisect-{commit}{'-blocks' if interleaved else ''}")
-        wanted = [cell.id for cell in plans.chosen.cells if self.cell in ("", cell.id)]
-        return RequestedPlan(whole, whole.selected(wanted), arms, named_by_code=True)
+        name = f"{sweep.id}-bisect-{commit}{'-blocks' if interleaved else ''}"
+        whole = replace(sweep.whole, id=name, interleaved=interleaved)
+        kept = (cell.id for cell in sweep.chosen.cells if self.cell in ("", cell.id))
+        return replace(sweep, whole=whole, kept=tuple(kept), arms=arms, named_by_code=True)
 
 
 def _size(judged: Judgement) -> float:

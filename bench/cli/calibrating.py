@@ -9,9 +9,8 @@ from pathlib import Path
 
 from bench.cli import console, exit_codes, running
 from bench.cli.answer import Answer
-from bench.cli.arm_preparation import prepared_sides
+from bench.cli.chosen_sweep import choose
 from bench.cli.options import SweepRequest
-from bench.cli.planning import RequestedPlan, requested_plan
 from bench.cli.verbs.judge import NoiseRequest
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
@@ -21,7 +20,6 @@ from reports.gates.gate_table import interval_text
 from reports.gates.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
 from reports.gates.pairing import sides_of_arms
 from reports.renderers import quantity
-from sweeps.resume import RunOptions
 
 ARMS = (ArmRequest("a"), ArmRequest("b"))
 """The working tree twice: whatever differs between the two is noise."""
@@ -42,21 +40,18 @@ def run_noise(asked: NoiseRequest) -> Answer:
             f"{asked.repeat}"
         )
     request = SweepRequest(sweep=asked.sweep, cells=asked.cells, repeat=asked.repeat)
-    plans = _a_against_a(requested_plan(request))
+    sweep = choose(request)
+    whole = replace(sweep.whole, id=f"{sweep.id}-noise", interleaved=True)
     store = ResultsStore.open(asked.results, create=True)
-    plans, sides = prepared_sides(plans, store)
-    outcome = running.run_planned(plans, sides, store, RunOptions())
-    for line in running.closing_lines(plans.chosen, outcome):
-        console.note(line)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    pairs = sides_of_arms(store, plans.chosen.id, "a", "b").pairs
+    sweep = replace(sweep, whole=whole, arms=ARMS).prepared(store)
+    outcome = running.run_to_judge(sweep, store)
+    pairs = sides_of_arms(store, sweep.id, "a", "b").pairs
     found = calibrate(
-        [(pair.base, pair.head) for pair in pairs], sweep=plans.chosen.id, measured_utc=utc_now()
+        [(pair.base, pair.head) for pair in pairs], sweep=sweep.id, measured_utc=utc_now()
     )
     text = json.dumps(found.to_document(), indent=2, ensure_ascii=False) + "\n"
     path = store.noise.write(found.hardware.slug, text)
-    return _shown([found], running.outcome_code(plans.chosen, outcome), (f"kept in {path}",))
+    return _shown([found], running.outcome_code(sweep.chosen, outcome), (f"kept in {path}",))
 
 
 def _kept(results: Path) -> Answer:
@@ -66,12 +61,6 @@ def _kept(results: Path) -> Answer:
     none = () if names else ("no noise calibration; `mfsdp-bench noise SWEEP.yaml` makes one",)
     kept = [NoiseCalibration.from_document(store.noise.read(name)) for name in names]
     return _shown(kept, remarks=none)
-
-
-def _a_against_a(plans: RequestedPlan) -> RequestedPlan:
-    whole = replace(plans.whole, id=f"{plans.whole.id}-noise", interleaved=True)
-    chosen = replace(plans.chosen, id=whole.id, interleaved=True)
-    return replace(plans, whole=whole, chosen=chosen, arms=ARMS)
 
 
 def _shown(

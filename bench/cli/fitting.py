@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.cli import console, exit_codes, planning
+from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
+from bench.cli.chosen_sweep import choose, machine_of
 from bench.cli.fit_pruning import Predictions
 from bench.cli.options import SweepRequest
+from bench.cli.planning import pruned_text
 from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError
 from bench.fit.prediction import Prediction, predict
@@ -40,7 +42,7 @@ def _code(*, fits: bool) -> int:
 
 
 def _of_model(asked: FitRequest, model: str) -> Answer:
-    machine, gpus = planning.machine_of(asked.machine), asked.machine.gpus
+    machine, gpus = machine_of(asked.machine), asked.machine.gpus
     if machine is None or gpus is None:
         raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
     spec = _spec(model, gpus, machine.nodes, asked.cells.assignments)
@@ -145,9 +147,9 @@ def _attack(choice: Choice) -> str:
 
 def _of_sweep(asked: FitRequest) -> Answer:
     assert asked.sweep is not None
-    machine = planning.machine_of(asked.machine)
+    machine = machine_of(asked.machine)
     wanted = SweepRequest(sweep=asked.sweep, cells=asked.cells)
-    plan = planning.requested_plan(wanted, machine=machine).chosen
+    plan = choose(wanted, machine=machine).chosen
     predictions = Predictions(whole=asked.whole)
     found = {
         cell.name_of(arm): predictions.of(resolved)
@@ -172,7 +174,7 @@ def _of_sweep(asked: FitRequest) -> Answer:
     def text() -> str:
         rows = [_sweep_row(name, one, verdicts.get(name)) for name, one in found.items()]
         titles = ("cell", "peak", "set-up", "sent per step", "when", "most of it")
-        pruned = f"\n\n{planning.pruned_text(plan)}" if plan.pruned else ""
+        pruned = f"\n\n{pruned_text(plan)}" if plan.pruned else ""
         return console.columns(titles, rows, left=1) + pruned
 
     fits = all(one is None or (one.fits and one.setup_fits) for one in verdicts.values())

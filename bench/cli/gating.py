@@ -10,14 +10,12 @@ from typing import Any
 
 from bench.cli import console, exit_codes, running
 from bench.cli.answer import Answer
-from bench.cli.arm_preparation import prepared_sides
 from bench.cli.budgeting import BlockBudget
+from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
 from bench.cli.duration import parsed_seconds
-from bench.cli.judged_sweep import JudgedSweep, Resolved, judged_sweep
+from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep
 from bench.cli.options import SweepRequest
-from bench.cli.planning import RequestedPlan, requested_plan
 from bench.cli.policies import read_policy
-from bench.cli.sweep_files import find_sweep_file, sweep_file
 from bench.cli.verbs.judge import GateRequest
 from bench.errors import UsageError
 from bench.store import ResultsStore
@@ -52,7 +50,7 @@ def run_gate(request: GateRequest) -> Answer:
     policy = read_policy(request.policy)
     budget = None
     if request.budget is not None:
-        sweep, budget = _measured(request, policy, parsed_seconds(request.budget, "--budget"))
+        sweep, budget = _measured(request, (policy, parsed_seconds(request.budget, "--budget")))
     store = ResultsStore.open(request.results, create=False, times_of_packed=request.packed)
     if budget is None:
         sweep = judged_sweep(store, request.sweep, request.arms)
@@ -128,7 +126,7 @@ def _judged(
     return gate(sides, policy, calibrations(store), any_nodes=request.any_nodes)
 
 
-def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> RequestedPlan:
+def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> ChosenSweep:
     """The sweep with its arms in blocks, of the cells that are judged.
 
     Raises:
@@ -143,29 +141,25 @@ def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> Requested
     wanted = SweepRequest(
         sweep=Path(request.sweep), arms=request.arms, repeat=repeat, interleave=True
     )
-    plans = requested_plan(wanted)
-    if not request.only:
-        return plans
-    kept = matching([cell.id for cell in plans.whole.cells], request.only)
-    return replace(plans, chosen=plans.whole.selected(kept))
+    sweep = choose(wanted)
+    cells = [cell.id for cell in sweep.whole.cells]
+    return sweep.only(matching(cells, request.only)) if request.only else sweep
 
 
 def _measured(
-    request: GateRequest, policy: Policy, seconds: float
+    request: GateRequest, limits: tuple[Policy, float]
 ) -> tuple[JudgedSweep, BlockBudget]:
     """Add blocks of the arms until every required comparison is decided, or the time is spent."""
-    plans = _blocks_to_run(request)
+    asked = _blocks_to_run(request)
     store = ResultsStore.open(request.results, create=True)
-    plans, sides = prepared_sides(plans, store)
-    names = [arm.name for arm in plans.chosen.arms]
-    pair = two_arms(plans.chosen.id, names, request.base_arm, request.head_arm)
-    _, outcome, budget = running.run_within(
-        plans, sides, store, RunOptions(), policy=policy, seconds=seconds, pairs=[pair]
-    )
+    asked = asked.prepared(store)
+    names = [arm.name for arm in asked.whole.arms]
+    pair = two_arms(asked.id, names, request.base_arm, request.head_arm)
+    _, outcome, budget = running.run_within(asked, store, RunOptions(), limits, [pair])
     if outcome.interrupted:
         raise KeyboardInterrupt
-    stored = Plan.from_document(store.read_plan(plans.chosen.id))
-    return JudgedSweep(stored.id, Resolved(plans, sides).expected(stored)), budget
+    stored = Plan.from_document(store.read_plan(asked.id))
+    return JudgedSweep(stored.id, expected_of(asked, stored)), budget
 
 
 def _confirmed(
@@ -178,18 +172,14 @@ def _confirmed(
             f"--confirm runs more blocks, and {sweep.id} was not run with --interleave"
         )
     blocks = max((cell.repeats for cell in plan.cells), default=0) + request.confirm
-    plans = _blocks_to_run(request, blocks)
-    cells = f"{len(plans.chosen.cells)} of {len(plans.whole.cells)} cells"
+    asked = _blocks_to_run(request, blocks)
+    cells = f"{len(asked.chosen.cells)} of {len(asked.whole.cells)} cells"
     console.note(
         f"regressed; running {request.confirm} more blocks of {cells} before it is believed"
     )
-    plans, sides = prepared_sides(plans, store)
-    outcome = running.run_planned(plans, sides, store, RunOptions())
-    for line in running.closing_lines(plans.chosen, outcome):
-        console.note(line)
-    if outcome.interrupted:
-        raise KeyboardInterrupt
-    if running.outcome_code(plans.chosen, outcome) != exit_codes.OK:
+    asked = asked.prepared(store)
+    outcome = running.run_to_judge(asked, store)
+    if running.outcome_code(asked.chosen, outcome) != exit_codes.OK:
         console.note("not every block of these has finished, so the regression stays as it was")
         return result
     return _judged(store, sweep, request, result.policy)

@@ -11,47 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import console
-from bench.cli.arm_preparation import commit_text, prepared_sides
+from bench.cli.chosen_sweep import ChosenSweep, choose, commit_text, find_sweep_file
 from bench.cli.options import SweepRequest
-from bench.cli.planning import RequestedPlan, requested_plan
-from bench.cli.sweep_files import find_sweep_file
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
-from sweeps.execution import Sides
 from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean
-
-
-@dataclass(frozen=True)
-class Resolved:
-    """A sweep file and its arms as they are now: what `run` would run."""
-
-    plans: RequestedPlan
-    sides: Sides
-
-    @property
-    def described(self) -> dict[str | None, str]:
-        """Arm -> what it is now."""
-        arms = self.plans.whole.arms
-        return {arm.name: commit_text(arm) for arm in arms} or {None: "the working tree"}
-
-    def expected(self, stored: Plan) -> Expected:
-        """What the runs of `stored` are to be. Of cells that cannot run here, only their code."""
-        here = {cell.id: cell for cell in self.plans.chosen.cells}
-        merged = {cell.id for cell in self.plans.chosen.duplicates}
-        cells = {cell.id: cell for cell in stored.cells if cell.id not in merged} | here
-        return Expected(
-            {
-                (cell.id, arm): ExpectedRun(
-                    cell.of(arm).config_hash if cell.id in here else None,
-                    side.code_identity(cell.of(arm)),
-                )
-                for cell in cells.values()
-                for arm, side in self.sides.items()
-            },
-            self.described,
-        )
 
 
 @dataclass(frozen=True)
@@ -74,8 +40,7 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
         return JudgedSweep(named)
     if find_sweep_file(Path(named)) is not None:
         request = SweepRequest(sweep=Path(named), arms=tuple(arms))
-        plans = requested_plan(request, to_run=False)
-        return _measured(store, Resolved(*prepared_sides(plans, store)))
+        return _measured(store, choose(request, to_run=False).prepared(store))
     known = store.sweeps()
     if named in known and arms:
         raise UsageError(
@@ -93,59 +58,79 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
     )
 
 
-def _measured(store: ResultsStore, requested: Resolved) -> JudgedSweep:
+def expected_of(asked: ChosenSweep, stored: Plan) -> Expected:
+    """What the runs of `stored` are to be now. Of cells that cannot run here, only their code.
+
+    Args:
+        asked: prepared.
+        stored: the plan that was run.
+    """
+    here = {cell.id: cell for cell in asked.chosen.cells}
+    merged = {cell.id for cell in asked.chosen.duplicates}
+    cells = {cell.id: cell for cell in stored.cells if cell.id not in merged} | here
+    return Expected(
+        {
+            (cell.id, arm): ExpectedRun(
+                cell.of(arm).config_hash if cell.id in here else None,
+                side.code_identity(cell.of(arm)),
+            )
+            for cell in cells.values()
+            for arm, side in asked.sides.items()
+        },
+        {arm.name: commit_text(arm) for arm in asked.whole.arms} or {None: "the working tree"},
+    )
+
+
+def _measured(store: ResultsStore, asked: ChosenSweep) -> JudgedSweep:
     """The sweep of the results folder that measured what is asked for.
 
     Raises:
         NothingMeasuredError: the file was never run with arms of these names.
         NotComparableError: it was, when an arm had other code.
     """
-    plans = requested.plans
+    names = {*store.sweeps_called(asked.asked_id), *store.sweeps_of_arms(asked.asked_id)}
     found = [
         Plan.from_document(store.read_plan(name))
-        for name in sorted(
-            {*store.sweeps_called(plans.asked_id), *store.sweeps_of_arms(plans.asked_id)}
-        )
+        for name in sorted(names)
         if any(store.statuses(name))
     ]
     if not found:
         known = ", ".join(store.sweeps()) or "none"
-        arms = " with " + " and ".join(arm.name for arm in plans.arms) if plans.arms else ""
+        arms = " with " + " and ".join(arm.name for arm in asked.arms) if asked.arms else ""
         raise NothingMeasuredError(
-            f"{plans.whole.source} was never measured{arms}: {store.root} holds {known}; run it"
+            f"{asked.whole.source} was never measured{arms}: {store.root} holds {known}; run it"
         )
-    own = sorted(found, key=lambda plan: plan.id != plans.whole.id)
-    for stored in own:
-        if not _differences(stored, requested):
-            _remark_on_commits(stored, requested)
-            return JudgedSweep(stored.id, requested.expected(stored))
-    lines = [f"{plan.id} measured {_differences(plan, requested)[0]}" for plan in own[:3]]
+    own = sorted(found, key=lambda plan: plan.id != asked.id)
+    differences = [_first_difference(plan, asked) for plan in own]
+    for stored, difference in zip(own, differences, strict=True):
+        if difference is None:
+            _remark_on_commits(stored, asked)
+            return JudgedSweep(stored.id, expected_of(asked, stored))
+    lines = [f"{plan.id} measured {what}" for plan, what in zip(own, differences, strict=True)]
     raise NotComparableError(
-        f"what is asked for was not measured: {'; '.join(lines)}. {WHAT_TO_DO}"
+        f"what is asked for was not measured: {'; '.join(lines[:3])}. {WHAT_TO_DO}"
     )
 
 
-def _differences(stored: Plan, requested: Resolved) -> list[str]:
-    """Arms of `stored` whose code is not what is asked for, each with both identities."""
-    found = []
+def _first_difference(stored: Plan, asked: ChosenSweep) -> str | None:
+    """An arm of `stored` whose code is not what is asked for, with both identities."""
+    arms_now = {arm.name: arm for arm in asked.whole.arms}
     for arm in stored.arms:
-        if arm.name not in requested.sides:
-            found.append(f"arm {arm.name}, which is not asked for")
-            continue
+        if arm.name not in asked.sides:
+            return f"arm {arm.name}, which is not asked for"
         for cell in stored.cells:
-            now = requested.sides[arm.name].code_identity(cell.of(arm.name))
+            now = asked.sides[arm.name].code_identity(cell.of(arm.name))
             then = arm.codes.get(cell.id, now)
             if then != now:
-                found.append(
+                return (
                     f"{arm.name} at {commit_text(arm)} (code {then}), asked for is"
-                    f" {requested.described[arm.name]} (code {now})"
+                    f" {commit_text(arms_now[arm.name])} (code {now})"
                 )
-                break
-    return found
+    return None
 
 
-def _remark_on_commits(stored: Plan, requested: Resolved) -> None:
-    now = {arm.name: arm for arm in requested.plans.whole.arms}
+def _remark_on_commits(stored: Plan, asked: ChosenSweep) -> None:
+    now = {arm.name: arm for arm in asked.whole.arms}
     for arm in stored.arms:
         if arm.commit != now[arm.name].commit:
             console.note(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
+from bench.cli.chosen_sweep import find_sweep_file
 from bench.cli.kernel_requirements import show_requirements
-from bench.cli.sweep_files import find_sweep_file
 from bench.cli.verbs.check import AuditRequest
 from bench.errors import NothingMeasuredError, UsageError
 from reports.nccl import presentation

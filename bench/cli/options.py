@@ -1,141 +1,142 @@
-"""Arguments and options that more than one verb takes. Only typer is imported here."""
+"""How a verb says what it takes, and the options that several verbs share. Imports only typer.
+
+A verb is a class: its fields are arguments and options, its text is its help. `bench.cli.app`
+makes the parser of it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import typer
 
-from bench.cli import completing
-
 DEFAULT_RESULTS = Path("results")
 LOCAL = "local"
-
-SweepFile = Annotated[
-    Path,
-    typer.Argument(
-        metavar="SWEEP",
-        autocompletion=completing.sweep_files,
-        help="A sweep file, or the name of a sweep that comes with the tool.",
-    ),
-]
-SweepId = Annotated[
-    str, typer.Argument(metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep id.")
-]
-SweepIds = Annotated[
-    tuple[str, ...],
-    typer.Argument(
-        metavar="SWEEP",
-        autocompletion=completing.sweeps,
-        help="Sweep ids; all if left out.",
-    ),
-]
-RunId = Annotated[
-    str,
-    typer.Argument(metavar="RUN", help="A run id, a unique part of one, or SWEEP:CELL."),
-]
-Results = Annotated[Path, typer.Option("--results", metavar="FOLDER", help="The results folder.")]
-Repeat = Annotated[
-    int | None,
-    typer.Option("--repeat", metavar="N", min=1, max=1000, help="Runs of each cell."),
-]
-Arms = Annotated[
-    tuple[str, ...],
-    typer.Option(
-        "--arm",
-        metavar="NAME=WHAT",
-        help="One side of a comparison; give two or more. WHAT is a git ref, . (the working"
-        " tree), or pairs git: repo: checkout: python: packages: with commas between.",
-    ),
-]
-Budget = Annotated[
-    str | None,
-    typer.Option(
-        "--budget",
-        metavar="TIME",
-        help="Add blocks of the arms until all is decided, at most so long, as 10m or 90s.",
-    ),
-]
-Policy = Annotated[
-    Path | None,
-    typer.Option("--policy", metavar="FILE.yaml", help="Tolerances and requirements."),
-]
+T = TypeVar("T")
 
 
-@dataclass(frozen=True, kw_only=True)
+class Verb(NamedTuple):
+    """takes: the class of its request. runs: `module.function` of `bench.cli`."""
+
+    name: str
+    takes: type[Any]
+    runs: str
+    examples: tuple[str, ...]
+
+
+VERBS: list[Verb] = []
+"""All that there are, once `bench.cli.verbs` is imported."""
+
+
+class _Parameter(NamedTuple):
+    default: Any
+    typer: Any
+
+
+def option(flag: str, help: str, default: Any = None, **limits: Any) -> Any:
+    """A field that is an option; `flag` is `--name METAVAR`, or `--name` for a switch."""
+    name, _, metavar = flag.partition(" ")
+    return _Parameter(default, typer.Option(name, metavar=metavar or None, help=help, **limits))
+
+
+def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any:
+    """A field that is an argument, required where there is no default."""
+    return _Parameter(default, typer.Argument(metavar=metavar, help=help))
+
+
+def required(flag: str, help: str) -> Any:
+    """An option that has to be given."""
+    return option(flag, help, dataclasses.MISSING)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def request(takes: type[T]) -> type[T]:
+    """A frozen dataclass whose fields are parameters, or classes that hold some."""
+    for name, value in list(vars(takes).items()):
+        if isinstance(value, _Parameter):
+            field = dataclasses.field(default=value.default, metadata={"typer": value.typer})
+            setattr(takes, name, field)
+    return dataclasses.dataclass(frozen=True, kw_only=True)(takes)
+
+
+@dataclass_transform(kw_only_default=True, frozen_default=True)
+def verb(name: str, runs: str, *examples: str) -> Callable[[type[T]], type[T]]:
+    """The class is what the verb `name` takes; `runs`, imported when it runs, answers it."""
+
+    def register(takes: type[T]) -> type[T]:
+        made = request(takes)
+        VERBS.append(Verb(name, made, runs, examples))
+        return made
+
+    return register
+
+
+SWEEP = argument("SWEEP", "A sweep file, or the name of a sweep that comes with the tool.")
+SWEEP_ID = argument("SWEEP", "A sweep id.")
+SWEEP_IDS = argument("SWEEP", "Sweep ids; all if left out.", ())
+RUN_ID = argument("RUN", "A run id, a unique part of one, or SWEEP:CELL.")
+RESULTS = option("--results FOLDER", "The results folder.", DEFAULT_RESULTS)
+ARMS = option(
+    "--arm NAME=WHAT",
+    "One side of a comparison; give two or more. WHAT is a git ref, . (the working tree), or pairs"
+    " git: repo: checkout: python: packages: with commas between.",
+    (),
+)
+BUDGET = option(
+    "--budget TIME", "Add blocks of the arms until all is decided, at most so long, as 10m or 90s."
+)
+POLICY = option("--policy FILE.yaml", "Tolerances and requirements.")
+
+
+@request
 class CellsRequest:
     """Settings of all cells of a sweep, and which cells are wanted."""
 
-    assignments: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--set", metavar="PATH=VALUE", help="Fix a setting in every cell, as train.steps=50."
-        ),
-    ] = ()
-    only: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--only", metavar="EXPR", help="Keep matching cells only: KEY=PATTERN[|PATTERN][,...]."
-        ),
-    ] = ()
-    skip: Annotated[
-        tuple[str, ...],
-        typer.Option("--skip", metavar="EXPR", help="Leave matching cells out."),
-    ] = ()
+    assignments: tuple[str, ...] = option(
+        "--set PATH=VALUE", "Fix a setting in every cell, as train.steps=50.", ()
+    )
+    only: tuple[str, ...] = option(
+        "--only EXPR", "Keep matching cells only: KEY=PATTERN[|PATTERN][,...].", ()
+    )
+    skip: tuple[str, ...] = option("--skip EXPR", "Leave matching cells out.", ())
 
 
-@dataclass(frozen=True, kw_only=True)
+@request
 class LauncherRequest:
     """What makes the runs. options: KEY=VALUE."""
 
-    name: Annotated[
-        str,
-        typer.Option(
-            "--launcher",
-            metavar="NAME",
-            help="Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command"
-            " reaches (command)."
-            " A launcher of your own is package.module:NAME.",
-        ),
-    ] = LOCAL
-    options: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--launcher-option",
-            metavar="KEY=VALUE",
-            help="A setting of the launcher, as partition=gpu; a profile of"
-            " ~/.config/mfsdp-bench/slurm.yaml is profile=NAME.",
-        ),
-    ] = ()
+    name: str = option(
+        "--launcher NAME",
+        "Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command reaches"
+        " (command). A launcher of your own is package.module:NAME.",
+        LOCAL,
+    )
+    options: tuple[str, ...] = option(
+        "--launcher-option KEY=VALUE",
+        "A setting of the launcher, as partition=gpu; a profile of"
+        " ~/.config/mfsdp-bench/slurm.yaml is profile=NAME.",
+        (),
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
+@request
 class SweepRequest:
     """What the command line says about a sweep."""
 
-    sweep: SweepFile
-    cells: CellsRequest = field(default_factory=CellsRequest)
-    repeat: Repeat = None
-    arms: Arms = ()
-    interleave: Annotated[
-        bool, typer.Option("--interleave", help="Run the arms in turn, block by block.")
-    ] = False
-    launcher: LauncherRequest = field(default_factory=LauncherRequest)
+    sweep: Path = SWEEP
+    cells: CellsRequest = CellsRequest()
+    repeat: int | None = option("--repeat N", "Runs of each cell.", min=1, max=1000)
+    arms: tuple[str, ...] = ARMS
+    interleave: bool = option("--interleave", "Run the arms in turn, block by block.", False)
+    launcher: LauncherRequest = LauncherRequest()
 
 
-@dataclass(frozen=True, kw_only=True)
+@request
 class MachineRequest:
     """A machine that is not this one."""
 
-    device: Annotated[
-        str | None,
-        typer.Option("--device", metavar="NAME", help="Plan for GPUs of this name, as H100."),
-    ] = None
-    gpus: Annotated[
-        int | None,
-        typer.Option(
-            "--gpus", metavar="N", min=1, max=4096, help="So many of --device, 8 in a node."
-        ),
-    ] = None
+    device: str | None = option("--device NAME", "Plan for GPUs of this name, as H100.")
+    gpus: int | None = option("--gpus N", "So many of --device, 8 in a node.", min=1, max=4096)

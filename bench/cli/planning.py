@@ -1,132 +1,26 @@
-"""`plan`, and the plan that `run` starts from."""
+"""`plan`: the cells of a sweep as text or JSON."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict
 from typing import Any
-
-from pydantic import BaseModel
 
 from bench.cli import console
 from bench.cli.answer import Answer
-from bench.cli.launchers import (
-    LAUNCHERS,
-    LauncherKind,
-    NoSettings,
-    launcher_kind,
-    launcher_settings,
-)
-from bench.cli.options import LOCAL, MachineRequest, SweepRequest
-from bench.cli.sweep_files import sweep_file
+from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of
 from bench.cli.verbs.measure import PlanRequest
-from bench.errors import UsageError
-from bench.launch.arm.request import ArmRequest
-from bench.resolve.described import described_machine
-from bench.resolve.machine import Machine
 from bench.resolve.state_bytes import gather_bytes, state_bytes_by_category
 from bench.spec import ResolvedRun
 from reports.nccl.sums import gradient_sums
-from sweeps.arms import parse_arm_options
-from sweeps.definition import load_sweep
 from sweeps.plan import Plan
-from sweeps.planning import make_plan, sweep_cells
-from sweeps.selection import parse_assignments, parse_selection
 
 _MOST_NAMED = 3
 
 
-def machine_of(asked: MachineRequest) -> Machine | None:
-    """What --device and --gpus describe, None without them.
-
-    Raises:
-        UsageError: one of them is missing, or such a machine cannot be.
-    """
-    if asked.device is None and asked.gpus is None:
-        return None
-    if asked.device is None or asked.gpus is None:
-        raise UsageError("--device and --gpus describe a machine together: give both, or neither")
-    return described_machine(asked.device, asked.gpus)
-
-
-@dataclass(frozen=True)
-class RequestedPlan:
-    """The plan of the whole sweep, and the part of it that was selected.
-
-    `arms` are what is asked for; the plans name them only once they are prepared. named_by_code:
-    the id then ends with what the arms are, `asked_id` being what it begins with. launcher,
-    settings: what makes the runs, and its settings. machine: what it is planned for.
-    """
-
-    whole: Plan
-    chosen: Plan
-    arms: tuple[ArmRequest, ...] = ()
-    launcher: LauncherKind = LAUNCHERS[LOCAL]
-    settings: BaseModel = field(default_factory=NoSettings)
-    named_by_code: bool = False
-    asked_id: str = ""
-    machine: Machine | None = None
-
-
-def requested_plan(
-    request: SweepRequest, *, machine: Machine | None = None, to_run: bool = True
-) -> RequestedPlan:
-    """Read the sweep file and plan it.
-
-    Args:
-        request: the file, and what of it.
-        machine: to plan for; None is where the launcher makes its runs.
-        to_run: False to look at what was run.
-
-    Raises:
-        UsageError: the file, an option or a cell is wrong.
-    """
-    definition = load_sweep(sweep_file(request.sweep))
-    arms = parse_arm_options(request.arms) or definition.arms
-    interleave = request.interleave or definition.interleave
-    if interleave and not arms:
-        raise UsageError(
-            "interleaved blocks and budgets need arms, and there are none; add them, as in"
-            " --arm base=main --arm head=."
-        )
-    fixed = parse_assignments(request.cells.assignments)
-    cells = sweep_cells(definition, fixed)
-    selection = parse_selection(request.cells.only, request.cells.skip, cells)
-    if to_run and any(arm.settings for arm in arms) and not interleave:
-        raise UsageError(
-            "arms that differ in their settings are compared block by block; add `interleave: true`"
-            " to the file, or --interleave"
-        )
-    launcher = launcher_kind(request.launcher.name)
-    settings = launcher_settings(launcher, request.launcher.options, definition.slurm)
-    machine = machine or launcher.machine(settings)
-    whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
-    if request.arms:
-        # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
-        whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")
-    if whole.pack and interleave:
-        raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
-    # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
-    pack = whole.pack and launcher.shares_machine
-    whole = replace(whole, interleaved=interleave, pack=pack)
-    chosen = whole.selected(c.id for c in cells if selection.keeps(c))
-    # Arms of a file that all run this checkout are known by the file, as any sweep is.
-    named_by_code = bool(request.arms) or any(arm.has_own_code for arm in arms)
-    return RequestedPlan(
-        whole,
-        chosen,
-        arms,
-        launcher,
-        settings,
-        named_by_code=named_by_code,
-        asked_id=whole.id,
-        machine=machine,
-    )
-
-
 def show_plan(asked: PlanRequest) -> Answer:
     """The plan, with what each cell would hold and how its gradients are added up."""
-    requested = requested_plan(asked.wanted, machine=machine_of(asked.machine))
+    requested = choose(asked.wanted, machine=machine_of(asked.machine))
     plan, memory = _with_memory(requested)
 
     def text() -> str:
@@ -138,7 +32,7 @@ def show_plan(asked: PlanRequest) -> Answer:
     return Answer(lambda: _document(requested, plan, memory), text)
 
 
-def _document(requested: RequestedPlan, plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
+def _document(requested: ChosenSweep, plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
     cells = {cell.id: cell.resolved for cell in plan.cells}
     sums = {name: [asdict(one) for one in gradient_sums(run)] for name, run in cells.items()}
     return plan.to_document() | {
@@ -150,7 +44,7 @@ def _document(requested: RequestedPlan, plan: Plan, memory: dict[str, Any]) -> d
     }
 
 
-def _with_memory(requested: RequestedPlan) -> tuple[Plan, dict[str, Any]]:
+def _with_memory(requested: ChosenSweep) -> tuple[Plan, dict[str, Any]]:
     """The chosen plan without cells that cannot fit, and the memory of each that was predicted."""
     machine, plan = requested.machine, requested.chosen
     on_devices = any(cell.resolved.launch.device == "cuda" for cell in plan.cells)
@@ -187,7 +81,7 @@ def _mebibytes(predicted_bytes: int | None) -> str:
     return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
-def arms_text(requested: RequestedPlan) -> str:
+def arms_text(requested: ChosenSweep) -> str:
     """The arms for people, and the order of their runs."""
     rows = [(arm.name, arm.described()) for arm in requested.arms]
     order = (

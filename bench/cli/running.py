@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
-from bench.cli.arm_preparation import prepared_sides
+from bench.cli.chosen_sweep import ChosenSweep, choose
 from bench.cli.duration import parsed_seconds
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
 from bench.cli.options import DEFAULT_RESULTS
-from bench.cli.planning import RequestedPlan, pruned_text, requested_plan
+from bench.cli.planning import pruned_text
 from bench.cli.verbs.measure import RunRequest
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue
@@ -23,7 +23,6 @@ from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
-from sweeps.execution import Sides
 from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Stopping
@@ -51,45 +50,46 @@ def run_sweep(asked: RunRequest) -> Answer:
         if wanted.repeat is not None:
             raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
         wanted = replace(wanted, interleave=True)
-    plans = requested_plan(wanted)
-    _check_options(plans, asked)
+    sweep = choose(wanted)
+    _check_options(sweep, asked)
     store = ResultsStore.open(asked.results, create=True)
-    if plans.launcher.elsewhere:
-        without_secrets(plans.chosen)
-    return run_plans(plans, store, asked)
+    if sweep.launcher.elsewhere:
+        without_secrets(sweep.chosen)
+    return run_and_tell(sweep, store, asked)
 
 
-def run_plans(plans: RequestedPlan, store: ResultsStore, asked: RunRequest) -> Answer:
-    """Run what is missing of `plans.chosen`, and say what came out."""
+def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> Answer:
+    """Run what is missing of a sweep whose arms are not prepared yet, and say what came out."""
+    options = RunOptions(
+        asked.force, asked.retry_failed, asked.max_failures, asked.block_retries, asked.seed
+    )
     limits = _limits(asked)
-    plans, sides = prepared_sides(plans, store)
-    if plans.chosen.pruned:
-        console.note(f"{pruned_text(plans.chosen)}\n")
+    sweep = sweep.prepared(store)
+    if sweep.chosen.pruned:
+        console.note(f"{pruned_text(sweep.chosen)}\n")
     budget = None
     if limits is None:
-        outcome = run_planned(plans, sides, store, run_options(asked))
+        outcome = run_missing(sweep, store, options)
     else:
-        policy, seconds = limits
-        plans, outcome, budget = run_within(
-            plans, sides, store, run_options(asked), policy=policy, seconds=seconds
-        )
+        sweep, outcome, budget = run_within(sweep, store, options, limits)
+    plan = sweep.chosen
     report, failure = None, None
     if asked.report and not outcome.interrupted:
-        report, failure = _report(store, plans.chosen.id)
-    codes = [outcome_code(plans.chosen, outcome)]
+        report, failure = _report(store, sweep.id)
+    codes = [outcome_code(plan, outcome)]
     codes += [exit_codes.of_error(failure)] if failure else []
     code = exit_codes.worst(codes)
 
     def document() -> dict[str, object]:
-        found = _outcome_document(plans.chosen, outcome, code) | {"report": report}
+        found = _outcome_document(plan, outcome, code) | {"report": report}
         found |= {"error": redact_text(str(failure))} if failure else {}
         return found if budget is None else found | {"budget": budget.to_data()}
 
     return Answer(
         document,
-        lambda: "\n\n".join(filter(None, (_results(store, plans.chosen), report))),
+        lambda: "\n\n".join(filter(None, (_results(store, plan), report))),
         code,
-        ("", *closing_lines(plans.chosen, outcome), *_hint(plans, outcome, asked, report)),
+        ("", *closing_lines(plan, outcome), *_hint(sweep, outcome, asked, report)),
         failure=failure,
     )
 
@@ -117,23 +117,15 @@ def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | No
         return None, error
 
 
-def run_options(asked: RunRequest) -> RunOptions:
-    """What to repeat, and when to give up."""
-    return RunOptions(
-        asked.force, asked.retry_failed, asked.max_failures, asked.block_retries, asked.seed
-    )
-
-
 def _hint(
-    plans: RequestedPlan, outcome: SweepOutcome, asked: RunRequest, report: str | None
+    sweep: ChosenSweep, outcome: SweepOutcome, asked: RunRequest, report: str | None
 ) -> list[str]:
     """What can be done next."""
-    sweep = plans.chosen.id
     where = "" if asked.results == DEFAULT_RESULTS else f" --results {asked.results}"
-    if outcome.interrupted and plans.launcher.jobs:
-        return [f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep}{where}"]
+    if outcome.interrupted and sweep.launcher.jobs:
+        return [f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep.id}{where}"]
     if outcome.good and not (outcome.interrupted or report):
-        return [f"report: mfsdp-bench report {sweep}{where}"]
+        return [f"report: mfsdp-bench report {sweep.id}{where}"]
     return []
 
 
@@ -145,14 +137,14 @@ def _results(store: ResultsStore, plan: Plan) -> str:
     return "" if table is None else f"\n{terminal.table(table)}"
 
 
-def _check_options(plans: RequestedPlan, asked: RunRequest) -> None:
-    if asked.seed is not None and not plans.chosen.interleaved:
+def _check_options(sweep: ChosenSweep, asked: RunRequest) -> None:
+    if asked.seed is not None and not sweep.whole.interleaved:
         raise UsageError(
             "--seed decides the order of interleaved arms; add --interleave, or leave it out"
         )
     if asked.budget is None and asked.policy is not None:
         raise UsageError("--policy says when blocks decide; add --budget, as in --budget 10m")
-    if plans.launcher.jobs:
+    if sweep.launcher.jobs:
         for name, given in (("--max-failures", asked.max_failures), ("--budget", asked.budget)):
             if given is not None:
                 raise UsageError(
@@ -167,60 +159,68 @@ def _check_options(plans: RequestedPlan, asked: RunRequest) -> None:
 
 
 def run_within(
-    plans: RequestedPlan,
-    sides: Sides,
+    sweep: ChosenSweep,
     store: ResultsStore,
     options: RunOptions,
-    *,
-    policy: Policy,
-    seconds: float,
+    limits: tuple[Policy, float],
     pairs: Sequence[tuple[str, str]] | None = None,
-) -> tuple[RequestedPlan, SweepOutcome, BlockBudget]:
+) -> tuple[ChosenSweep, SweepOutcome, BlockBudget]:
     """Add blocks until every required comparison is decided or the budget is spent.
 
     Args:
-        plans: interleaved, with prepared arms.
-        sides: how each arm's runs are started.
+        sweep: interleaved, with prepared arms.
         store: the results folder.
         options: what to repeat.
-        policy: what is required.
-        seconds: the budget.
+        limits: what is required, and the seconds there are for it.
         pairs: (base, head) of every comparison; None is every other arm against the base.
 
     Returns:
-        The plans with as many repeats as there are blocks now, what was run, and where it stands.
+        The sweep with as many repeats as there are blocks now, what was run, and where it stands.
     """
     from bench.cli.budgeting import BlockBudget
     from reports.gates.pairing import two_arms
 
-    chosen, names = plans.chosen, [arm.name for arm in plans.chosen.arms]
-    base, _ = two_arms(chosen.id, names, None, None)
+    names = [arm.name for arm in sweep.whole.arms]
+    base, _ = two_arms(sweep.id, names, None, None)
     against = pairs or [(base, name) for name in names if name != base]
-    budget = BlockBudget(chosen, against, policy, seconds, store)
-    outcome = run_planned(plans, sides, store, options, budget)
+    budget = BlockBudget(sweep.chosen, against, *limits, store)
+    outcome = run_missing(sweep, store, options, budget)
     for line in budget.closing_lines():
         console.note(line)
-    grown = Plan.from_document(store.read_plan(chosen.id)) if chosen.cells else plans.whole
-    ids = [cell.id for cell in chosen.cells]
-    return replace(plans, whole=grown, chosen=grown.selected(ids)), outcome, budget
+    if sweep.chosen.cells:
+        sweep = replace(sweep, whole=Plan.from_document(store.read_plan(sweep.id)))
+    return sweep, outcome, budget
 
 
-def run_planned(
-    plans: RequestedPlan,
-    sides: Sides,
+def run_to_judge(sweep: ChosenSweep, store: ResultsStore) -> SweepOutcome:
+    """Run what is missing of a prepared sweep, for a verb that then looks at its records.
+
+    Raises:
+        KeyboardInterrupt: somebody ended it.
+    """
+    outcome = run_missing(sweep, store, RunOptions())
+    for line in closing_lines(sweep.chosen, outcome):
+        console.note(line)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome
+
+
+def run_missing(
+    sweep: ChosenSweep,
     store: ResultsStore,
     options: RunOptions,
     budget: BlockBudget | None = None,
 ) -> SweepOutcome:
-    """Run what is missing, or what `budget` chooses, with progress on stderr.
+    """Run what is missing of a prepared sweep, or what `budget` chooses; progress on stderr.
 
     Ctrl-C ends the current run and the rest.
     """
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
-    jobs = plans.launcher.jobs
-    make = partial(run_queued, _submission(plans, sides)) if jobs else run_sides
+    jobs = sweep.launcher.jobs
+    make = partial(run_queued, _submission(sweep)) if jobs else run_sides
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
@@ -234,26 +234,26 @@ def run_planned(
             budget.publish = publish
             asked["chooser"] = budget
         return make(
-            plans.chosen,
+            sweep.chosen,
             store,
-            sides=sides,
+            sides=sweep.sides,
             options=options,
-            whole=plans.whole,
+            whole=sweep.whole,
             stop=stop,
             publish=publish,
             **asked,
         )
 
 
-def _submission(plans: RequestedPlan, sides: Sides) -> Submission:
-    settings = SlurmSettings.model_validate(plans.settings)
+def _submission(sweep: ChosenSweep) -> Submission:
+    settings = SlurmSettings.model_validate(sweep.settings)
     if not settings.exclusive:
         console.note(
             "exclusive is false: other jobs may share nodes with these runs, and take time"
         )
     return Submission(
         SlurmQueue(settings),
-        {arm: side.code for arm, side in sides.items()},
+        {arm: side.code for arm, side in sweep.sides.items()},
         settings.model_dump(mode="json"),
         job_request,
         settings.poll_seconds,

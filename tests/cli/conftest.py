@@ -194,6 +194,6 @@ def _asked_once(code: RankCode, asked: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def world(tmp_path, in_process, cli, monkeypatch) -> World:
     made = World(tmp_path, in_process, cli)
-    monkeypatch.setattr("bench.cli.arm_preparation.launch", made.launch)
+    monkeypatch.setattr("bench.cli.chosen_sweep.launch", made.launch)
     monkeypatch.setattr(probe, "_ask", _asked_once)
     return made

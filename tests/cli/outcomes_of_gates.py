@@ -39,7 +39,7 @@ def timed(world: World, milliseconds: Any) -> Iterator[None]:
         return with_end(folder)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.arm_preparation.launch", launch)
+        patch.setattr("bench.cli.chosen_sweep.launch", launch)
         yield
 
 

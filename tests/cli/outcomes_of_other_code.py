@@ -14,7 +14,7 @@ import pytest
 from outcome_scenarios import TWO_CELLS, World, scenario
 from recorded_runs import CELLS, Arm, record_arms
 
-from bench.cli import arm_preparation
+from bench.cli import chosen_sweep
 from bench.launch.code import RankCode
 
 ROOT = Path(__file__).parents[2]
@@ -27,14 +27,14 @@ BLOCKS = ("--interleave", "--repeat", "1")
 @contextlib.contextmanager
 def other_head() -> Iterator[None]:
     """The code of the arm head is other code; "a head that was edited" has a copy in truth."""
-    real = arm_preparation.code_identity
+    real = chosen_sweep.code_identity
 
     def identity(*asked: Any, code: RankCode | None = None) -> str:
         is_head = code is not None and code.arm == "head"
         return "0123456789abcdef" if is_head else real(*asked, code=code)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arm_preparation, "code_identity", identity)
+        patch.setattr(chosen_sweep, "code_identity", identity)
         yield
 
 
@@ -48,7 +48,7 @@ def edited(monkeypatch: pytest.MonkeyPatch, code: str = "0123456789abcdef") -> N
     def identity(*_: Any, **__: Any) -> str:
         return code
 
-    monkeypatch.setattr("bench.cli.arm_preparation.code_identity", identity)
+    monkeypatch.setattr("bench.cli.chosen_sweep.code_identity", identity)
 
 
 def measured_twice(world: World) -> None:
@@ -120,16 +120,17 @@ def _(world: World) -> int:
 
 @scenario("gate", "an old sweep whose id has no code hash")
 def _(world: World) -> int:
-    from bench.cli import planning, running
+    from bench.cli import running
+    from bench.cli.chosen_sweep import choose
     from bench.cli.options import SweepRequest
     from bench.cli.verbs.measure import RunRequest
 
     asked = SweepRequest(
         sweep=world.file(ONE_CELL), repeat=1, arms=("base=.", "head=."), interleave=True
     )
-    before = replace(planning.requested_plan(asked), named_by_code=False)
+    before = replace(choose(asked), named_by_code=False)
     request = RunRequest(wanted=asked, results=world.folder / "results")
-    assert running.run_plans(before, world.store, request).code == 0
+    assert running.run_and_tell(before, world.store, request).code == 0
     assert world.store.sweeps() == ["one-base-vs-head"]
     code = world.run("gate", "sweep.yaml", *SAME)
     assert world.run("gate", "one-base-vs-head") == code

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from git_repository import git
 from stand_in_runs import with_end, with_steps
 
 from bench.cli import bisecting
+from bench.cli.chosen_sweep import ChosenSweep
 from bench.cli.main import run_command_line
 from bench.launch.git import commit_of
 from bench.store import StoreLockedError
@@ -70,17 +72,12 @@ def started(repository, crashing, monkeypatch) -> list[int]:
         planned = PlannedArm(arm.name, arm.described(), commit, None, "2.13.0", "3.11")
         return planned, Side(launch, lambda _: commit)
 
-    def prepared(plans, _store):
-        arms = [side(arm) for arm in plans.arms]
-        planned = tuple(arm for arm, _ in arms)
-        plans = bisecting.replace(
-            plans,
-            whole=bisecting.replace(plans.whole, arms=planned),
-            chosen=bisecting.replace(plans.chosen, arms=planned),
-        )
-        return plans, {arm.name: made for arm, made in arms}
+    def prepared(sweep, _store):
+        arms = [side(arm) for arm in sweep.arms]
+        whole = replace(sweep.whole, arms=tuple(arm for arm, _ in arms))
+        return replace(sweep, whole=whole, sides={arm.name: made for arm, made in arms})
 
-    monkeypatch.setattr(bisecting, "prepared_sides", prepared)
+    monkeypatch.setattr(ChosenSweep, "prepared", prepared)
     return numbers
 
 
@@ -149,15 +146,15 @@ def test_a_folder_that_another_runner_uses_is_no_fault_of_a_commit(
     bisect, started, monkeypatch, after
 ):
     calls: list[int] = []
-    run_planned = bisecting.running.run_planned
+    run_missing = bisecting.running.run_missing
 
     def planned(*arguments):
         calls.append(1)
         if len(calls) > after:
             raise StoreLockedError("another runner is using results")
-        return run_planned(*arguments)
+        return run_missing(*arguments)
 
-    monkeypatch.setattr(bisecting.running, "run_planned", planned)
+    monkeypatch.setattr(bisecting.running, "run_missing", planned)
     code, text = bisect("--good", "c0", "--bad", "c11", "--metric", "wire_bytes")
     assert code == 2
     assert text["error"] == "another runner is using results"

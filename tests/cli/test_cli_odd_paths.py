@@ -104,7 +104,7 @@ def test_a_folder_removed_during_a_run_ends_it_with_a_sentence(world, monkeypatc
             shutil.rmtree(path)
         return world.finish(resolved, folder, "ok")
 
-    monkeypatch.setattr("bench.cli.arm_preparation.launch", launch)
+    monkeypatch.setattr("bench.cli.chosen_sweep.launch", launch)
     assert world.sweep() == NOTHING_MEASURED
     assert "its folder is gone; somebody removed or renamed it while it was in use" in world.err
 

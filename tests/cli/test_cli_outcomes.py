@@ -37,7 +37,7 @@ ALL_PRUNED = "name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_
 # Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
 INTERRUPTED = """
 import os, signal, sys
-from bench.cli import arm_preparation
+from bench.cli import chosen_sweep
 def launch(resolved, folder, *, stop, on_step=None, **_):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
@@ -45,7 +45,7 @@ def launch(resolved, folder, *, stop, on_step=None, **_):
     status = folder.status.model_copy(update={{"state": "interrupted"}})
     folder.write_status(status)
     return status
-arm_preparation.launch = launch
+chosen_sweep.launch = launch
 from bench.cli.main import run_command_line
 sys.exit(run_command_line(sys.argv[1:]))
 """
@@ -114,7 +114,7 @@ def _(world: World) -> int:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.planning.load_sweep", interrupt)
+        patch.setattr("bench.cli.chosen_sweep.load_sweep", interrupt)
         return world.run("run", "quickstart")
 
 

@@ -24,7 +24,7 @@ COMMAND = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
 import sys
 sys.path[:0] = [{root!r}, {stand_ins!r}]
-from bench.cli import arm_preparation
+from bench.cli import chosen_sweep
 from bench.cli.main import run_command_line
 from stand_in_runs import with_end, with_steps
 
@@ -35,7 +35,7 @@ def launch(resolved, folder, **_):
     with_steps(resolved, folder, level * (1 + 0.001 * ((block * 7 + len(arm or "")) % 5)), 64)
     return with_end(folder)
 
-arm_preparation.launch = launch
+chosen_sweep.launch = launch
 sys.exit(run_command_line(sys.argv[1:]))
 """
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from stand_in_runs import LAPTOP, StandIn, go
 
+from bench.cli.chosen_sweep import choose
 from bench.cli.options import SweepRequest
-from bench.cli.planning import requested_plan
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.store import ResultsStore
@@ -175,4 +175,4 @@ def test_arms_by_settings_must_be_interleaved(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(ENGINES.replace("interleave: true\n", ""))
     with pytest.raises(UsageError, match="compared block by block"):
-        requested_plan(SweepRequest(sweep=file))
+        choose(SweepRequest(sweep=file))

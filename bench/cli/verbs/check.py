@@ -2,120 +2,76 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from bench.cli.options import DEFAULT_RESULTS, Results
+from bench.cli.options import RESULTS, argument, option, verb
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "validate",
+    "validating.run_validation",
+    "validate",
+    "validate fsdp2 ddp --full",
+    "validate --inject all",
+)
 class ValidationRequest:
     """Check engines against plain torch, case by case.
 
     Gradients, weights, bytes on the wire and memory are checked.
     """
 
-    engines: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar="ENGINE",
-            help="mfsdp (if left out), another engine, or package.module:factory.",
-        ),
-    ] = ()
-    full: Annotated[
-        bool, typer.Option("--full", help="All cases, not only those that touch every axis.")
-    ] = False
-    ranks: Annotated[
-        int | None,
-        typer.Option(
-            "--ranks", metavar="N", min=1, max=64, help="Ranks at most; 4 on a CPU if left out."
-        ),
-    ] = None
-    patterns: Annotated[
-        tuple[str, ...],
-        typer.Option("--case", metavar="PATTERN", help="Cases whose id matches."),
-    ] = ()
-    inject: Annotated[
-        str | None,
-        typer.Option(
-            "--inject", metavar="R1,...|all|FILE.patch", help="Put bugs into the core first."
-        ),
-    ] = None
-    case_seconds: Annotated[
-        float,
-        typer.Option(
-            "--case-seconds", metavar="N", min=1, help="Time after which a case counts as hung."
-        ),
-    ] = 30.0
-    fuzz: Annotated[
-        int | None,
-        typer.Option(
-            "--fuzz", metavar="N", min=1, help="Run N random training programs instead of cases."
-        ),
-    ] = None
-    seed: Annotated[int, typer.Option("--seed", metavar="S", help="Of the random programs.")] = 0
-    list_only: Annotated[bool, typer.Option("--list", help="Print the ids of the cases.")] = False
-    results: Results = DEFAULT_RESULTS
+    engines: tuple[str, ...] = argument(
+        "ENGINE", "mfsdp (if left out), another engine, or package.module:factory.", ()
+    )
+    full: bool = option("--full", "All cases, not only those that touch every axis.", False)
+    ranks: int | None = option("--ranks N", "Ranks at most; 4 on a CPU if left out.", min=1, max=64)
+    patterns: tuple[str, ...] = option("--case PATTERN", "Cases whose id matches.", ())
+    inject: str | None = option("--inject R1,...|all|FILE.patch", "Put bugs into the core first.")
+    case_seconds: float = option(
+        "--case-seconds N", "Time after which a case counts as hung.", 30.0, min=1
+    )
+    fuzz: int | None = option("--fuzz N", "Run N random training programs instead of cases.", min=1)
+    seed: int = option("--seed S", "Of the random programs.", 0)
+    list_only: bool = option("--list", "Print the ids of the cases.", False)
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "nccl",
+    "nccl_audit.show_audit",
+    "nccl job.log",
+    "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml",
+)
 class AuditRequest:
     """Say which NCCL kernel ran for each collective.
 
     Where it was not the symmetric one, it says why.
     """
 
-    logs: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar="LOG",
-            help="Files, folders, a run's folder, - for stdin, or a sweep with requirements.",
-        ),
-    ]
-    results: Results = DEFAULT_RESULTS
-    require: Annotated[
-        str | None,
-        typer.Option("--require", metavar="OP=KIND,...", help="Fail unless met, as AG=sym,RS=sym."),
-    ] = None
-    profile: Annotated[
-        str | None,
-        typer.Option("--profile", metavar="NAME", help="The requirements of a topology."),
-    ] = None
-    after_iteration: Annotated[
-        int | None,
-        typer.Option(
-            "--after-iteration", metavar="N", min=0, help="Judge only what follows iteration N."
-        ),
-    ] = None
-    min_bytes: Annotated[
-        int,
-        typer.Option(
-            "--min-bytes", metavar="N", min=0, help="Judge only messages of at least N bytes."
-        ),
-    ] = 0
-    form: Annotated[Literal["table", "md"], typer.Option("--format", help="How to print.")] = (
-        "table"
+    logs: tuple[str, ...] = argument(
+        "LOG", "Files, folders, a run's folder, - for stdin, or a sweep with requirements."
     )
-    junit: Annotated[
-        Path | None,
-        typer.Option("--junit", metavar="FILE", help="Write the requirements' results as JUnit."),
-    ] = None
+    results: Path = RESULTS
+    require: str | None = option("--require OP=KIND,...", "Fail unless met, as AG=sym,RS=sym.")
+    profile: str | None = option("--profile NAME", "The requirements of a topology.")
+    after_iteration: int | None = option(
+        "--after-iteration N", "Judge only what follows iteration N.", min=0
+    )
+    min_bytes: int = option("--min-bytes N", "Judge only messages of at least N bytes.", 0, min=0)
+    form: Literal["table", "md"] = option("--format", "How to print.", "table")
+    junit: Path | None = option("--junit FILE", "Write the requirements' results as JUnit.")
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("doctor", "diagnosis.show_diagnosis", "doctor")
 class DoctorRequest:
     """Say what this machine can run, and what is missing."""
 
-    results: Results = DEFAULT_RESULTS
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("schema", "schemas.show_schema", "schema sweep > sweep.schema.json")
 class SchemaRequest:
     """Print the JSON Schema of a sweep file or of a run."""
 
-    what: Annotated[
-        Literal["sweep", "run"], typer.Argument(metavar="sweep|run", help="Which document.")
-    ] = "sweep"
+    what: Literal["sweep", "run"] = argument("sweep|run", "Which document.", "sweep")

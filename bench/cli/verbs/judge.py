@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from bench.cli import completing
 from bench.cli.options import (
-    DEFAULT_RESULTS,
-    Arms,
-    Budget,
+    ARMS,
+    BUDGET,
+    POLICY,
+    RESULTS,
+    SWEEP,
     CellsRequest,
-    Policy,
-    Results,
-    SweepFile,
+    argument,
+    option,
+    required,
+    verb,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "compare",
+    "comparing.show_comparison",
+    "compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32",
+    "compare speed --format md",
+)
 class CompareRequest:
     """Compare two sweeps, cells or runs, or the arms of one sweep.
 
@@ -28,35 +32,23 @@ class CompareRequest:
     measured: 3 if nothing was, 5 if an arm was other code.
     """
 
-    base: Annotated[
-        str,
-        typer.Argument(
-            metavar="BASE",
-            autocompletion=completing.judged,
-            help="A sweep or cell to compare with, or a sweep file.",
-        ),
-    ]
-    head: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="HEAD",
-            autocompletion=completing.judged,
-            help="The sweep or cell to judge; left out: the arms of BASE.",
-        ),
-    ] = None
-    arms: Arms = ()
-    ignore: Annotated[
-        tuple[str, ...],
-        typer.Option("--ignore", metavar="PATH", help="A setting or section to set aside."),
-    ] = ()
-    policy: Policy = None
-    form: Annotated[Literal["table", "md"], typer.Option("--format", help="How to print.")] = (
-        "table"
+    base: str = argument("BASE", "A sweep or cell to compare with, or a sweep file.")
+    head: str | None = argument(
+        "HEAD", "The sweep or cell to judge; left out: the arms of BASE.", None
     )
-    results: Results = DEFAULT_RESULTS
+    arms: tuple[str, ...] = ARMS
+    ignore: tuple[str, ...] = option("--ignore PATH", "A setting or section to set aside.", ())
+    policy: Path | None = POLICY
+    form: Literal["table", "md"] = option("--format", "How to print.", "table")
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "gate",
+    "gating.run_gate",
+    "gate my.yaml --arm base=main --arm head=. --junit gate.xml",
+    "gate nightly --baseline main --strict",
+)
 class GateRequest:
     """Judge a sweep; the exit code is the verdict.
 
@@ -66,95 +58,43 @@ class GateRequest:
     1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
 
-    sweep: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP", autocompletion=completing.judged, help="A sweep id, or a sweep file."
-        ),
-    ]
-    arms: Arms = ()
-    against: Annotated[
-        str | None,
-        typer.Option(
-            "--against",
-            metavar="SWEEP",
-            autocompletion=completing.sweeps,
-            help="Another sweep as base.",
-        ),
-    ] = None
-    baseline: Annotated[
-        str | None, typer.Option("--baseline", metavar="NAME", help="A baseline, or its file.")
-    ] = None
-    base_arm: Annotated[
-        str | None,
-        typer.Option(
-            "--base", metavar="ARM", autocompletion=completing.arms, help="The arm to compare with."
-        ),
-    ] = None
-    head_arm: Annotated[
-        str | None,
-        typer.Option(
-            "--head", metavar="ARM", autocompletion=completing.arms, help="The arm to judge."
-        ),
-    ] = None
-    policy: Policy = None
-    confirm: Annotated[
-        int,
-        typer.Option("--confirm", metavar="N", min=0, help="More blocks to run before it fails."),
-    ] = 0
-    budget: Budget = None
-    only: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--only",
-            metavar="CELL",
-            autocompletion=completing.cells,
-            help="Judge this cell only: an id, or a pattern.",
-        ),
-    ] = ()
-    any_nodes: Annotated[
-        bool, typer.Option("--any-nodes", help="Compare what different nodes have measured.")
-    ] = False
-    packed: Annotated[
-        bool, typer.Option("--packed", help="Judge times of runs that went on side by side.")
-    ] = False
-    strict: Annotated[bool, typer.Option("--strict", help="Undecided is exit code 4.")] = False
-    junit: Annotated[
-        Path | None, typer.Option("--junit", metavar="FILE", help="Write JUnit XML.")
-    ] = None
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write Markdown.")
-    ] = None
-    github: Annotated[
-        bool, typer.Option("--github", help="Annotations and the step summary of GitHub Actions.")
-    ] = False
-    results: Results = DEFAULT_RESULTS
+    sweep: str = argument("SWEEP", "A sweep id, or a sweep file.")
+    arms: tuple[str, ...] = ARMS
+    against: str | None = option("--against SWEEP", "Another sweep as base.")
+    baseline: str | None = option("--baseline NAME", "A baseline, or its file.")
+    base_arm: str | None = option("--base ARM", "The arm to compare with.")
+    head_arm: str | None = option("--head ARM", "The arm to judge.")
+    policy: Path | None = POLICY
+    confirm: int = option("--confirm N", "More blocks to run before it fails.", 0, min=0)
+    budget: str | None = BUDGET
+    only: tuple[str, ...] = option("--only CELL", "Judge this cell only: an id, or a pattern.", ())
+    any_nodes: bool = option("--any-nodes", "Compare what different nodes have measured.", False)
+    packed: bool = option("--packed", "Judge times of runs that went on side by side.", False)
+    strict: bool = option("--strict", "Undecided is exit code 4.", False)
+    junit: Path | None = option("--junit FILE", "Write JUnit XML.")
+    markdown: Path | None = option("--markdown FILE", "Write Markdown.")
+    github: bool = option("--github", "Annotations and the step summary of GitHub Actions.", False)
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("noise", "calibrating.run_noise", "noise quickstart", "noise")
 class NoiseRequest:
     """Measure how far equal code seems to differ here (A/A).
 
     Without SWEEP, show what has been measured before.
     """
 
-    sweep: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="SWEEP",
-            autocompletion=completing.sweep_files,
-            help="What to calibrate with; none: show.",
-        ),
-    ] = None
-    repeat: Annotated[
-        int,
-        typer.Option("--repeat", metavar="N", min=1, max=1000, help="Blocks of two runs per cell."),
-    ] = 10
-    cells: CellsRequest = field(default_factory=CellsRequest)
-    results: Results = DEFAULT_RESULTS
+    sweep: Path | None = argument("SWEEP", "What to calibrate with; none: show.", None)
+    repeat: int = option("--repeat N", "Blocks of two runs per cell.", 10, min=1, max=1000)
+    cells: CellsRequest = CellsRequest()
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "bisect",
+    "bisecting.run_bisect",
+    "bisect my.yaml --good v1.2 --metric copied_bytes --only engine.name=mfsdp",
+)
 class BisectRequest:
     """Find the commit that changed a metric.
 
@@ -162,62 +102,46 @@ class BisectRequest:
     same command goes on where it was interrupted. Commits that cannot run are skipped.
     """
 
-    sweep: SweepFile
-    good: Annotated[str, typer.Option("--good", metavar="REF", help="A commit without the change.")]
-    bad: Annotated[
-        str, typer.Option("--bad", metavar="REF", help="A later commit that has it.")
-    ] = "HEAD"
-    metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="What changed, as a policy names it.")
-    ]
-    repo: Annotated[
-        Path | None,
-        typer.Option("--repo", metavar="PATH", help="Repository of the commits, if another one."),
-    ] = None
-    most_blocks: Annotated[
-        int,
-        typer.Option("--max-blocks", metavar="N", min=6, help="Blocks per commit, for times."),
-    ] = 16
-    policy: Policy = None
-    cells: CellsRequest = field(default_factory=CellsRequest)
-    results: Results = DEFAULT_RESULTS
+    sweep: Path = SWEEP
+    good: str = required("--good REF", "A commit without the change.")
+    bad: str = option("--bad REF", "A later commit that has it.", "HEAD")
+    metric: str = required("--metric NAME", "What changed, as a policy names it.")
+    repo: Path | None = option("--repo PATH", "Repository of the commits, if another one.")
+    most_blocks: int = option("--max-blocks N", "Blocks per commit, for times.", 16, min=6)
+    policy: Path | None = POLICY
+    cells: CellsRequest = CellsRequest()
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("baseline save", "baselines.save", "baseline save main nightly")
 class SaveRequest:
     """Keep the numbers of a sweep as a small JSON file."""
 
-    name: Annotated[str, typer.Argument(metavar="NAME", help="A new name.")]
-    sweep: Annotated[
-        str,
-        typer.Argument(
-            metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep that was run."
-        ),
-    ]
-    arm: Annotated[
-        str | None,
-        typer.Option("--arm", metavar="ARM", autocompletion=completing.arms, help="One arm of it."),
-    ] = None
-    results: Results = DEFAULT_RESULTS
+    name: str = argument("NAME", "A new name.")
+    sweep: str = argument("SWEEP", "A sweep that was run.")
+    arm: str | None = option("--arm ARM", "One arm of it.")
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("baseline list", "baselines.show_list", "baseline list")
 class ListRequest:
     """Show every baseline with its age and hardware."""
 
-    results: Results = DEFAULT_RESULTS
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "baseline promote",
+    "baselines.promote_to",
+    "baseline promote candidate main --reason 'a faster reducer'",
+)
 class PromoteRequest:
     """Let one baseline take the place of another.
 
     The change is written into its history.
     """
 
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="A baseline, or its file.")]
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The name it takes over.")]
-    reason: Annotated[
-        str, typer.Option("--reason", metavar="TEXT", help="Kept in its history.")
-    ] = ""
-    results: Results = DEFAULT_RESULTS
+    candidate: str = argument("CANDIDATE", "A baseline, or its file.")
+    name: str = argument("NAME", "The name it takes over.")
+    reason: str = option("--reason TEXT", "Kept in its history.", "")
+    results: Path = RESULTS

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
 
-import typer
-
-from bench.cli import completing
 from bench.cli.options import (
-    DEFAULT_RESULTS,
-    Budget,
+    BUDGET,
+    POLICY,
+    RESULTS,
+    SWEEP_ID,
     CellsRequest,
     MachineRequest,
-    Policy,
-    Results,
-    SweepId,
     SweepRequest,
+    argument,
+    option,
+    verb,
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "plan",
+    "planning.show_plan",
+    "plan quickstart",
+    "plan my.yaml --only engine.name=mfsdp --set train.steps=50",
+)
 class PlanRequest:
     """Show the cells of a sweep, and why others are pruned.
 
@@ -30,10 +32,16 @@ class PlanRequest:
     """
 
     wanted: SweepRequest
-    machine: MachineRequest = field(default_factory=MachineRequest)
+    machine: MachineRequest = MachineRequest()
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "fit",
+    "fitting.show_fit",
+    "fit --model llama3-8b --device H100 --gpus 64",
+    "fit --model llama3-70b --device H100 --gpus 256 --search",
+    "fit my.yaml --only engine.name=mfsdp",
+)
 class FitRequest:
     """Say what each rank would hold and send, without running.
 
@@ -41,33 +49,25 @@ class FitRequest:
     whether that fits; a model alone needs both.
     """
 
-    sweep: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="SWEEP",
-            autocompletion=completing.sweep_files,
-            help="A sweep file, or the name of a sweep that comes with the tool.",
-        ),
-    ] = None
-    model: Annotated[
-        str | None,
-        typer.Option("--model", metavar="PRESET|config.json", help="A model instead of a sweep."),
-    ] = None
-    cells: CellsRequest = field(default_factory=CellsRequest)
-    machine: MachineRequest = field(default_factory=MachineRequest)
-    search: Annotated[
-        bool, typer.Option("--search", help="Try GPUs and switches; rank what fits by its cost.")
-    ] = False
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Trace every layer, not a few of those that repeat.")
-    ] = False
-    plot: Annotated[
-        Path | None,
-        typer.Option("--plot", metavar="FILE", help="Draw the memory of a step (--model)."),
-    ] = None
+    sweep: Path | None = argument(
+        "SWEEP", "A sweep file, or the name of a sweep that comes with the tool.", None
+    )
+    model: str | None = option("--model PRESET|config.json", "A model instead of a sweep.")
+    cells: CellsRequest = CellsRequest()
+    machine: MachineRequest = MachineRequest()
+    search: bool = option("--search", "Try GPUs and switches; rank what fits by its cost.", False)
+    whole: bool = option("--whole", "Trace every layer, not a few of those that repeat.", False)
+    plot: Path | None = option("--plot FILE", "Draw the memory of a step (--model).")
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "run",
+    "running.run_sweep",
+    "run quickstart --report",
+    "run my.yaml --repeat 3",
+    "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
+    "run my.yaml --launcher slurm --launcher-option partition=gpu",
+)
 class RunRequest:
     """Run what is missing of a sweep.
 
@@ -77,36 +77,25 @@ class RunRequest:
     """
 
     wanted: SweepRequest
-    seed: Annotated[
-        int | None,
-        typer.Option("--seed", metavar="N", min=0, help="Seed of the order of interleaved arms."),
-    ] = None
-    block_retries: Annotated[
-        int,
-        typer.Option(
-            "--block-retries",
-            metavar="N",
-            min=0,
-            help="How often a block is started again after a fault.",
-        ),
-    ] = 2
-    budget: Budget = None
-    policy: Policy = None
-    force: Annotated[bool, typer.Option("--force", help="Run finished cells again.")] = False
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run failed cells again.")
-    ] = False
-    max_failures: Annotated[
-        int | None,
-        typer.Option("--max-failures", metavar="N", min=1, help="Stop after N failed runs."),
-    ] = None
-    report: Annotated[
-        bool, typer.Option("--report", help="Write the report and print its path at the end.")
-    ] = False
-    results: Results = DEFAULT_RESULTS
+    seed: int | None = option("--seed N", "Seed of the order of interleaved arms.", min=0)
+    block_retries: int = option(
+        "--block-retries N", "How often a block is started again after a fault.", 2, min=0
+    )
+    budget: str | None = BUDGET
+    policy: Path | None = POLICY
+    force: bool = option("--force", "Run finished cells again.", False)
+    retry_failed: bool = option("--retry-failed", "Run failed cells again.", False)
+    max_failures: int | None = option("--max-failures N", "Stop after N failed runs.", min=1)
+    report: bool = option("--report", "Write the report and print its path at the end.", False)
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "cancel",
+    "cancelling.cancel_jobs",
+    "cancel my-sweep",
+    "cancel my-sweep --results /shared/results",
+)
 class CancelRequest:
     """End the jobs of a sweep on a cluster.
 
@@ -114,5 +103,5 @@ class CancelRequest:
     What runs here is ended by Ctrl-C.
     """
 
-    sweep: SweepId
-    results: Results = DEFAULT_RESULTS
+    sweep: str = SWEEP_ID
+    results: Path = RESULTS

@@ -2,82 +2,66 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
-import typer
-
-from bench.cli import completing
-from bench.cli.options import DEFAULT_RESULTS, Policy, Results, RunId, SweepIds
+from bench.cli.options import POLICY, RESULTS, RUN_ID, SWEEP_IDS, argument, option, verb
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("status", "statuses.show_status", "status", "status quickstart")
 class StatusRequest:
     """Show which runs of a sweep are done, failed or missing."""
 
-    sweep: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="SWEEP", autocompletion=completing.sweeps, help="A sweep id; all if left out."
-        ),
-    ] = None
-    results: Results = DEFAULT_RESULTS
+    sweep: str | None = argument("SWEEP", "A sweep id; all if left out.", None)
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("show", "single_run.show_run", "show 8f3a", "show quickstart:ddp-fp32 --json")
 class ShowRequest:
     """Show one run: its configuration, how it ended and its numbers.
 
     Takes the id of a validation as well.
     """
 
-    run: RunId
-    results: Results = DEFAULT_RESULTS
+    run: str = RUN_ID
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("logs", "single_run.show_logs", "logs 8f3a --rank 1")
 class LogsRequest:
     """Print what the processes of a run printed."""
 
-    run: RunId
-    rank: Annotated[
-        int | None, typer.Option("--rank", metavar="N", min=0, help="Only the log of this rank.")
-    ] = None
-    results: Results = DEFAULT_RESULTS
+    run: str = RUN_ID
+    rank: int | None = option("--rank N", "Only the log of this rank.", min=0)
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "report",
+    "reporting.report",
+    "report quickstart",
+    "report quickstart speed --out /tmp/report",
+)
 class ReportRequest:
     """Write a report (HTML and Markdown) and print its path."""
 
-    sweeps: SweepIds = ()
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/... if left out."
-        ),
-    ] = None
-    reference: Annotated[
-        str | None,
-        typer.Option(
-            "--reference",
-            metavar="CELL",
-            autocompletion=completing.cells,
-            help="The cell to compare with.",
-        ),
-    ] = None
-    form: Annotated[
-        Literal["html", "pr", "matrix"],
-        typer.Option(
-            "--format",
-            help="A report; the block of a pull request, or a table by axes, as Markdown.",
-        ),
-    ] = "html"
-    results: Results = DEFAULT_RESULTS
+    sweeps: tuple[str, ...] = SWEEP_IDS
+    out: Path | None = option("--out FOLDER", "Where to write; RESULTS/reports/... if left out.")
+    reference: str | None = option("--reference CELL", "The cell to compare with.")
+    form: Literal["html", "pr", "matrix"] = option(
+        "--format",
+        "A report; the block of a pull request, or a table by axes, as Markdown.",
+        "html",
+    )
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "history",
+    "histories.show_history",
+    "history step_time",
+    "history memory --append history.jsonl --out page",
+)
 class HistoryRequest:
     """Show a metric over commits and days, and its changes.
 
@@ -85,73 +69,51 @@ class HistoryRequest:
     finds the commit or the night with which one came.
     """
 
-    metric: Annotated[
-        str,
-        typer.Argument(
-            metavar="METRIC",
-            autocompletion=completing.metrics,
-            help="A metric that gates judge, as step_time, memory or loss.",
-        ),
-    ]
-    archives: Annotated[
-        tuple[Path, ...],
-        typer.Option(
-            "--archive", metavar="PATH", help="A file of starts, or another results folder, too."
-        ),
-    ] = ()
-    append: Annotated[
-        Path | None,
-        typer.Option(
-            "--append", metavar="FILE", help="Add the starts of RESULTS to this file, and read it."
-        ),
-    ] = None
-    policy: Policy = None
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FOLDER", help="Where to write; RESULTS/reports/history-METRIC."
-        ),
-    ] = None
-    results: Results = DEFAULT_RESULTS
+    metric: str = argument("METRIC", "A metric that gates judge, as step_time, memory or loss.")
+    archives: tuple[Path, ...] = option(
+        "--archive PATH", "A file of starts, or another results folder, too.", ()
+    )
+    append: Path | None = option(
+        "--append FILE", "Add the starts of RESULTS to this file, and read it."
+    )
+    policy: Path | None = POLICY
+    out: Path | None = option("--out FOLDER", "Where to write; RESULTS/reports/history-METRIC.")
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "import",
+    "importing.import_logs",
+    "import base.log --set device=H100 --set seq_len=8192",
+    "import head.log && mfsdp-bench compare base head --format md",
+    "import - --name pr3067 < page.txt",
+)
 class ImportRequest:
     """Keep the runs in a log or text of another framework."""
 
-    logs: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar="LOG",
-            help="Files, folders, or - for standard input; the list of imports if left out.",
-        ),
-    ] = ()
-    form: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            metavar="[megatron|torchtitan|nemo|deepspeed|trainer|table]",
-            help="What wrote it; found if left out.",
-        ),
-    ] = None
-    name: Annotated[
-        str | None,
-        typer.Option(
-            "--name",
-            metavar="NAME",
-            help="That of the file if left out; before the labels of several runs in it.",
-        ),
-    ] = None
-    facts: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--set", metavar="FIELD=VALUE", help="What the log does not say, as seq_len=8192."
-        ),
-    ] = ()
-    results: Results = DEFAULT_RESULTS
+    logs: tuple[str, ...] = argument(
+        "LOG", "Files, folders, or - for standard input; the list of imports if left out.", ()
+    )
+    form: str | None = option(
+        "--from [megatron|torchtitan|nemo|deepspeed|trainer|table]",
+        "What wrote it; found if left out.",
+    )
+    name: str | None = option(
+        "--name NAME",
+        "That of the file if left out; before the labels of several runs in it.",
+    )
+    facts: tuple[str, ...] = option(
+        "--set FIELD=VALUE", "What the log does not say, as seq_len=8192.", ()
+    )
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb(
+    "lint",
+    "linting.show_lint",
+    "lint page.txt --format md",
+    "lint base.log head.log --ignore 'single_run=a first look'",
+)
 class LintRequest:
     """Say what pasted or measured evidence does not support.
 
@@ -159,26 +121,17 @@ class LintRequest:
     give, and comparisons of unlike things.
     """
 
-    what: Annotated[
-        tuple[str, ...],
-        typer.Argument(
-            metavar="FILE|RUN",
-            help="Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL.",
-        ),
-    ]
-    ignore: Annotated[
-        tuple[str, ...],
-        typer.Option(
-            "--ignore", metavar="RULE[@RUN]=REASON", help="Silence a rule, in all runs or in one."
-        ),
-    ] = ()
-    form: Annotated[
-        Literal["table", "md", "github"], typer.Option("--format", help="How to print.")
-    ] = "table"
-    results: Results = DEFAULT_RESULTS
+    what: tuple[str, ...] = argument(
+        "FILE|RUN", "Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL."
+    )
+    ignore: tuple[str, ...] = option(
+        "--ignore RULE[@RUN]=REASON", "Silence a rule, in all runs or in one.", ()
+    )
+    form: Literal["table", "md", "github"] = option("--format", "How to print.", "table")
+    results: Path = RESULTS
 
 
-@dataclass(frozen=True, kw_only=True)
+@verb("export", "exporting.export", "export --to csv", "export speed --to parquet --out /tmp/speed")
 class ExportRequest:
     """Write runs and steps as tables for other tools.
 
@@ -186,13 +139,7 @@ class ExportRequest:
     The same frames for a notebook: reports.frames.read_frames("results").
     """
 
-    sweeps: SweepIds = ()
-    form: Annotated[
-        Literal["csv", "json", "parquet"],
-        typer.Option("--to", help="The format of the files."),
-    ] = "csv"
-    out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FOLDER", help="Where to write; RESULTS/export if left out."),
-    ] = None
-    results: Results = DEFAULT_RESULTS
+    sweeps: tuple[str, ...] = SWEEP_IDS
+    form: Literal["csv", "json", "parquet"] = option("--to", "The format of the files.", "csv")
+    out: Path | None = option("--out FOLDER", "Where to write; RESULTS/export if left out.")
+    results: Path = RESULTS
