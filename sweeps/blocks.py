@@ -2,7 +2,7 @@
 
 A block is one cell, run once by each of its arms, one right after the other. Arms that are compared
 are in one block; a run that is compared with nothing is a block of one arm. The order of arms
-depends on the seed, the cell and the number of the block alone: more repeats, a selection of cells
+depends on the sweep, the cell and the number of the block alone: more repeats, a selection of cells
 or a resumed sweep change nothing about the blocks that were drawn before.
 """
 
@@ -13,8 +13,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from sweeps.plan import Plan, PlannedCell
-
-MAX_SEED = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Block:
         return tuple(PlannedRun(self.cell, self.number, arm) for arm in self.arms)
 
 
-def arm_order(arms: Sequence[str], *, seed: int, cell: str, block: int) -> tuple[str, ...]:
+def arm_order(arms: Sequence[str], *, sweep: str, cell: str, block: int) -> tuple[str, ...]:
     """The arms of one block in the order in which they run.
 
     First is drawn without replacement over as many blocks as there are arms: in each such group
@@ -53,10 +51,10 @@ def arm_order(arms: Sequence[str], *, seed: int, cell: str, block: int) -> tuple
     start. The order behind the first is drawn freely.
     """
     group, index = divmod(block, len(arms))
-    firsts = random.Random(f"{seed}/{cell}/first/{group}").sample(list(arms), len(arms))
+    firsts = random.Random(f"{sweep}/{cell}/first/{group}").sample(list(arms), len(arms))
     first = firsts[index]
     others = [arm for arm in arms if arm != first]
-    random.Random(f"{seed}/{cell}/others/{block}").shuffle(others)
+    random.Random(f"{sweep}/{cell}/others/{block}").shuffle(others)
     return (first, *others)
 
 
@@ -67,16 +65,16 @@ def planned_blocks(plan: Plan) -> Iterator[Block]:
     the next.
 
     Raises:
-        ValueError: the plan is interleaved and has no arms or no seed.
+        ValueError: the plan is interleaved and has no arms.
     """
     names = [arm.name for arm in plan.arms]
     if not plan.interleaved:
         yield from (Block(r.cell, (r.arm,), r.repeat) for r in planned_runs(plan))
         return
-    if not names or plan.seed is None:
-        raise ValueError("blocks need a plan with arms and a seed")
+    if not names:
+        raise ValueError("blocks need a plan with arms")
     for number, cell in _repeats(plan):
-        yield Block(cell, arm_order(names, seed=plan.seed, cell=cell.id, block=number), number)
+        yield Block(cell, arm_order(names, sweep=plan.id, cell=cell.id, block=number), number)
 
 
 def planned_runs(plan: Plan) -> Iterator[PlannedRun]:
@@ -88,8 +86,3 @@ def planned_runs(plan: Plan) -> Iterator[PlannedRun]:
 def _repeats(plan: Plan) -> Iterator[tuple[int, PlannedCell]]:
     for number in range(max((cell.repeats for cell in plan.cells), default=0)):
         yield from ((number, cell) for cell in plan.cells if number < cell.repeats)
-
-
-def draw_seed() -> int:
-    """A seed for a sweep that was given none; it is recorded in the plan."""
-    return random.SystemRandom().randint(0, MAX_SEED)

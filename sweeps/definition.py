@@ -14,11 +14,16 @@ from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.launch.slurm.settings import slurm_settings
 from sweeps.arms import ArmError, read_arm, set_problem
-from sweeps.axis_reader import check_axes, read_axes, read_includes, read_zip_group
 from sweeps.conditions import read_condition
 from sweeps.document import KeyPath, YamlDocument, parse_document, read_document
 from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
-from sweeps.reader import SettingsReader
+from sweeps.reader import (
+    SettingsReader,
+    check_axes,
+    read_axes,
+    read_includes,
+    read_zip_group,
+)
 from sweeps.schema import (
     MatrixSection,
     OverrideSection,
@@ -31,39 +36,12 @@ from sweeps.suggest import did_you_mean
 
 
 @dataclass(frozen=True)
-class Target:
-    """For the cells that match `when`: head / base of each metric is to be at most so much.
-
-    It says what a comparison is made for, before it is made: `plan.json` keeps it, so that a report
-    judges the records by what was asked when they were made.
-    """
-
-    when: Condition
-    base: str
-    head: str
-    at_most: Mapping[str, float]
-
-
-@dataclass(frozen=True)
-class KernelRequirement:
-    """For the cells that match `when`: the kernels that NCCL's logs are to show.
-
-    nccl: terms as `AG=sym,RS=sym`, which `reports.nccl.requirement` reads. after_iteration,
-    min_bytes: which calls count.
-    """
-
-    when: Condition
-    nccl: str
-    after_iteration: int | None
-    min_bytes: int
-
-
-@dataclass(frozen=True)
 class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
-    slurm: settings of `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack:
-    runs that leave a part of the machine free go on side by side.
+    targets, require: with the cells that each is for. slurm: settings of
+    `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack: runs that leave a
+    part of the machine free go on side by side.
     """
 
     name: str
@@ -74,8 +52,8 @@ class SweepDefinition:
     base_lines: Mapping[str, int]
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
-    targets: tuple[Target, ...] = ()
-    require: tuple[KernelRequirement, ...] = ()
+    targets: tuple[tuple[Condition, TargetSection], ...] = ()
+    require: tuple[tuple[Condition, RequireSection], ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
     pack: bool = False
 
@@ -113,9 +91,16 @@ def define(document: YamlDocument) -> SweepDefinition:
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
     targets = _read_targets(reader, file.targets, matrix, arm_names)
-    require = _read_requirements(reader, file.require, matrix)
+    require = tuple(
+        (_condition(reader, item.when, ("require", index, "when"), matrix.labels), item)
+        for index, item in enumerate(file.require)
+    )
     reader.stop_on_problems()
-    _check_cells(reader, matrix, arms, [*targets, *require])
+    rules = [("exclude", rule) for rule in matrix.exclude]
+    rules += [("override", rule.when) for rule in matrix.overrides]
+    rules += [("target", when) for when, _ in targets]
+    rules += [("requirement", when) for when, _ in require]
+    _check_cells(reader, matrix, arms, rules)
     if file.pack:
         _check_packing(reader, file)
     reader.stop_on_problems()
@@ -156,7 +141,7 @@ def _read_targets(
     written: Sequence[TargetSection],
     matrix: Matrix,
     arms: Sequence[str],
-) -> tuple[Target, ...]:
+) -> tuple[tuple[Condition, TargetSection], ...]:
     """The targets; each names two arms of the file and cells of the matrix."""
     targets = []
     for index, item in enumerate(written):
@@ -174,22 +159,8 @@ def _read_targets(
             if bound <= 0:
                 reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
         when = _condition(reader, item.when, (*where, "when"), matrix.labels)
-        targets.append(Target(when, item.base, item.head, item.at_most))
+        targets.append((when, item))
     return tuple(targets)
-
-
-def _read_requirements(
-    reader: SettingsReader, written: Sequence[RequireSection], matrix: Matrix
-) -> tuple[KernelRequirement, ...]:
-    return tuple(
-        KernelRequirement(
-            _condition(reader, item.when, ("require", index, "when"), matrix.labels),
-            item.nccl,
-            item.after_iteration,
-            item.min_bytes,
-        )
-        for index, item in enumerate(written)
-    )
 
 
 def _check_packing(reader: SettingsReader, file: SweepFile) -> None:
@@ -305,7 +276,7 @@ def _check_cells(
     reader: SettingsReader,
     matrix: Matrix,
     arms: Sequence[ArmRequest],
-    judged: Sequence[Target | KernelRequirement],
+    rules: Sequence[tuple[str, Condition]],
 ) -> None:
     """The matrix has a sensible size, and every rule of it means at least one cell."""
     if matrix.size > MAX_CELLS:
@@ -316,9 +287,6 @@ def _check_cells(
     if not expand(matrix):
         reader.report(("matrix",), "every cell is excluded; nothing is left to run")
         return
-    rules = [("exclude", rule) for rule in matrix.exclude]
-    rules += [("override", rule.when) for rule in matrix.overrides]
-    rules += [("target" if isinstance(o, Target) else "requirement", o.when) for o in judged]
     if not rules:
         return
     plain = replace(matrix, exclude=(), overrides=())

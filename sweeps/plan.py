@@ -116,9 +116,9 @@ class Plan:
     """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
 
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
-    `seed` decides; else all of the first arm, then all of the next. until_decided: blocks were
-    added until they decided, so that whoever judges them must allow for every look. pack: runs that
-    leave a part of the machine free go on side by side.
+    is drawn; else all of the first arm, then all of the next. until_decided: blocks were added
+    until they decided, so that whoever judges them must allow for every look. pack: runs that leave
+    a part of the machine free go on side by side.
     """
 
     id: str
@@ -127,7 +127,6 @@ class Plan:
     source: str
     fixed: Mapping[str, Any] | None = None
     interleaved: bool = False
-    seed: int | None = None
     until_decided: bool = False
     pack: bool = False
     arms: tuple[PlannedArm, ...] = ()

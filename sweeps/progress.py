@@ -79,36 +79,17 @@ class BlockLost:
 
 
 @dataclass(frozen=True)
-class Stopping:
-    """Somebody asked to stop: the current run is being ended. `hint`: what can be done now."""
-
-    hint: str
-
-
-@dataclass(frozen=True)
-class SweepStopped:
-    """The sweep ends before its last cell, and why."""
-
-    reason: str
-
-
-@dataclass(frozen=True)
 class Remark:
-    """Something that whoever chooses the runs wants to be known."""
+    """A line for whoever watches: why a sweep stops, what a chooser found, what is waited for.
+
+    is_warning: it ends, or will end, before all is run.
+    """
 
     text: str
+    is_warning: bool = False
 
 
-Progress = (
-    SweepStarted
-    | RunStarted
-    | StepReached
-    | RunEnded
-    | BlockLost
-    | Remark
-    | Stopping
-    | SweepStopped
-)
+Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Remark
 Subscriber = Callable[[Progress], None]
 
 

@@ -35,15 +35,13 @@ class RunOptions:
 
     force: every run, done or not. retry_failed: runs whose record says they failed.
     max_failures: stop after so many failed runs of this call; None never stops. block_retries: how
-    often a block of several arms that a fault cost is started again. seed: of the order of the
-    arms; None is the recorded one, or a new one that is recorded.
+    often a block of several arms that a fault cost is started again.
     """
 
     force: bool = False
     retry_failed: bool = False
     max_failures: int | None = None
     block_retries: int = DEFAULT_BLOCK_RETRIES
-    seed: int | None = None
 
     def retries_of(self, block: Block) -> int:
         """How often a fault may cost `block`: a single run may be repeated at any time."""

@@ -14,19 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 from threading import Event, Lock
 
-from bench.errors import UsageError
 from bench.launch.share import Share
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
-from sweeps.blocks import Block, draw_seed
+from sweeps.blocks import Block
 from sweeps.execution import RunMaker, Sides
 from sweeps.packing import ResourcePool, Resources
 from sweeps.plan import Plan
 from sweeps.progress import (
     BlockLost,
+    Remark,
     Subscriber,
     SweepStarted,
-    SweepStopped,
     ignore,
     one_at_a_time,
 )
@@ -98,14 +97,15 @@ def run_sides(
         chooser: asked for the cell of every block, instead of the repeats of an interleaved plan.
 
     Raises:
-        UsageError: another runner holds the folder, or the blocks were drawn with another seed.
+        UsageError: another runner holds the folder.
         NothingMeasuredError: the results folder cannot be written (a full disk).
     """
     options = options or RunOptions()
     maker = RunMaker(plan.id, store, sides, stop or Event(), publish)
     with store.lock():
-        asked = replace(whole or plan, until_decided=True) if chooser else whole or plan
-        plan, whole = as_recorded(plan, asked, store, options)
+        whole = whole or plan
+        looked = chooser is not None or once_looked_at(whole, store)
+        plan, whole = (replace(one, until_decided=looked) for one in (plan, whole))
         if chooser is None:
             store.write_plan(plan.id, whole.to_document())
             found = look(plan, maker, options)
@@ -128,38 +128,11 @@ def run_sides(
         )
 
 
-def as_recorded(
-    plan: Plan, whole: Plan, store: ResultsStore, options: RunOptions
-) -> tuple[Plan, Plan]:
-    """Both plans with what an earlier call has decided for good.
-
-    That is the seed of the order within blocks (recorded before, or given now, or drawn), and
-    whether their number was once decided by looking at them.
-
-    Raises:
-        UsageError: given and recorded seed differ.
-    """
-    known = Plan.from_document(store.read_plan(plan.id)) if plan.id in store.sweeps() else None
-    seed = _seed(plan, known, options)
-    looked = whole.until_decided or (known is not None and known.until_decided)
-    return (
-        replace(plan, seed=seed, until_decided=looked),
-        replace(whole, seed=seed, until_decided=looked),
-    )
-
-
-def _seed(plan: Plan, known_plan: Plan | None, options: RunOptions) -> int | None:
-    if not plan.interleaved:
-        return None
-    recorded = None if known_plan is None else known_plan.seed
-    given = options.seed
-    if given is not None and recorded not in (None, given) and not options.force:
-        raise UsageError(
-            f"--seed {given}: the blocks of {plan.id} were drawn with seed {recorded}; leave --seed"
-            " out to go on with them, or run all of them again with --force"
-        )
-    known = given if given is not None else recorded
-    return draw_seed() if known is None else known
+def once_looked_at(plan: Plan, store: ResultsStore) -> bool:
+    """Whether the number of its blocks was ever decided by looking at them."""
+    if plan.until_decided or plan.id not in store.sweeps():
+        return plan.until_decided
+    return Plan.from_document(store.read_plan(plan.id)).until_decided
 
 
 def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
@@ -239,7 +212,8 @@ class BlockRunner:
         result = BlocksRun.of_all([block() for block in begun])
         is_early = self._wrong_code or self._chooser is not None or result.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
-            self._maker.publish(SweepStopped("interrupted" if stop.is_set() else self._why_stop))
+            why = "interrupted" if stop.is_set() else self._why_stop
+            self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
         return result
 
     def _run_block(self, one: MissingBlock, share: Share | None) -> BlocksRun:

@@ -12,8 +12,9 @@ from bench.resolve.resolution import resolve_anywhere
 from bench.store import ResultsStore
 from reports.nccl.audit import audit_run
 from reports.nccl.requirement import judge, parse_requirements
-from sweeps.definition import KernelRequirement, load_sweep
+from sweeps.definition import load_sweep
 from sweeps.matrix import MatrixCell, expand
+from sweeps.schema import RequireSection
 
 _NEVER = "never measured"
 
@@ -37,14 +38,14 @@ def show_requirements(sweep: Path, results: Path) -> Answer:
     definition = load_sweep(sweep)
     if not definition.require:
         raise UsageError(f"{sweep} requires nothing of NCCL's logs: it has no `require` section")
-    for one in definition.require:
+    for _, one in definition.require:
         parse_requirements(one.nccl)
     store = ResultsStore(results)
     judged = [
         row
         for cell in expand(definition.matrix)
-        for one in definition.require
-        if one.when.matches(cell)
+        for when, one in definition.require
+        if when.matches(cell)
         for row in _judge(store, definition.name, cell, one)
     ]
     states = {row.state for row in judged}
@@ -56,9 +57,7 @@ def show_requirements(sweep: Path, results: Path) -> Answer:
     )
 
 
-def _judge(
-    store: ResultsStore, sweep: str, cell: MatrixCell, one: KernelRequirement
-) -> list[_Judged]:
+def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSection) -> list[_Judged]:
     wanted = parse_requirements(one.nccl)
     run, folder, why = _newest(store, sweep, cell)
     if folder is None:

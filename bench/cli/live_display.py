@@ -19,10 +19,8 @@ from sweeps.progress import (
     RunEnded,
     RunStarted,
     StepReached,
-    Stopping,
     Subscriber,
     SweepStarted,
-    SweepStopped,
 )
 from sweeps.resume import PastRun
 
@@ -36,27 +34,37 @@ _ESTIMATED_OVER_SECONDS = 24 * 3600.0
 @contextlib.contextmanager
 def progress_display(stream: TextIO) -> Iterator[Subscriber]:
     """A subscriber that shows progress on `stream`; a stream that breaks is written to no more."""
-    if stream.isatty():
-        with _live(stream) as publish:
-            yield _unbreakable(publish)
-    else:
-        yield _unbreakable(PlainLines(stream))
-
-
-def _unbreakable(publish: Subscriber) -> Subscriber:
-    """A display that fails must not end a measurement."""
     broken = False
 
     def guarded(event: Progress) -> None:
+        """A display that fails must not end a measurement."""
         nonlocal broken
-        if broken:
-            return
-        try:
-            publish(event)
-        except (OSError, ValueError):
-            broken = True
+        if not broken:
+            try:
+                publish(event)
+            except (OSError, ValueError):
+                broken = True
 
-    return guarded
+    with _live(stream) if stream.isatty() else contextlib.nullcontext(plain(stream)) as publish:
+        yield guarded
+
+
+def plain(stream: TextIO) -> Subscriber:
+    """A line when a run starts and ends, and one now and then while it goes on."""
+    lines, said = _Lines(), time.monotonic()
+
+    def publish(event: Progress) -> None:
+        nonlocal said
+        line, run = lines.line(event), lines.newest
+        is_silent = time.monotonic() - said >= _PLAIN_LINE_EVERY_SECONDS
+        if isinstance(event, StepReached) and run and is_silent:
+            parts = (f"step {event.step} of {event.steps}", numbers_text(_look(run)))
+            line = f"{_position(run)} {_name(run)}  {', '.join(filter(None, parts))}"
+        if line is not None:
+            said = time.monotonic()
+            print(console.harmless(line), file=stream, flush=True)
+
+    return publish
 
 
 class _Lines:
@@ -72,16 +80,48 @@ class _Lines:
 
     def line(self, event: Progress) -> str | None:
         """None for an event without one."""
-        if isinstance(event, RunStarted):
-            self._running[event.run_id] = event
-        if not isinstance(event, RunEnded):
-            return plain_line(event)
-        started = self._running.pop(event.run.run_id, None)
-        return plain_line(event, None if started is None else _look(started))
+        match event:
+            case SweepStarted():
+                to_do = "blocks until all is decided"
+                if event.to_run is not None:
+                    to_do = f"{quantity.counted(event.to_run, 'run')} to do"
+                before = f"{event.done_before} done before, {event.failed_before} failed before"
+                return "\n".join((f"{event.sweep}: {to_do}, {before}", *event.again))
+            case RunStarted():
+                self._running[event.run_id] = event
+                return f"{_position(event)} {_name(event)} ..."
+            case RunEnded():
+                started = self._running.pop(event.run.run_id, None)
+                text = f"{event.run.state} in {event.seconds:.1f} s"
+                if event.run.reason and event.run.state != "ok":
+                    text += f": {event.run.reason}"
+                elif numbers := numbers_text(_look(started)) if started else "":
+                    text += f": {numbers}"
+                return f"{_position(event)} {_name(event.run)}  {text}"
+            case BlockLost():
+                what = "started again" if event.again else "given up, and its cell with it"
+                return (
+                    f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
+                    f" (attempt {event.attempt}): {what}"
+                )
+            case Remark():
+                return event.text
+            case StepReached():
+                return None
 
 
 def _look(run: RunStarted) -> LiveRun:
     return read_live_run(run.folder, run.ranks, run.steps)
+
+
+def _position(event: RunStarted | RunEnded) -> str:
+    return f"[{event.position}/{event.total}]"
+
+
+def _name(run: RunStarted | PastRun) -> str:
+    which = [f"repeat {run.repeat}"] if run.repeat or run.arm else []
+    which += [f"arm {run.arm}"] if run.arm else []
+    return f"{run.cell} ({', '.join(which)})" if which else run.cell
 
 
 def numbers_text(run: LiveRun) -> str:
@@ -97,73 +137,6 @@ def numbers_text(run: LiveRun) -> str:
         parts.append(f"{quantity.significant(run.tokens_per_second, 4)} tokens/s")
         parts.append(f"loss {quantity.significant(run.loss, 5)}")
     return ", ".join((*parts, f"{memory} {quantity.binary_bytes(run.memory_bytes)}"))
-
-
-class PlainLines:
-    """A line when a run starts and ends, and one now and then while it goes on."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._lines = _Lines()
-        self._said = time.monotonic()
-
-    def __call__(self, event: Progress) -> None:
-        """Print the event if it deserves a line."""
-        line, run = self._lines.line(event), self._lines.newest
-        silent = time.monotonic() - self._said
-        if isinstance(event, StepReached) and run and silent >= _PLAIN_LINE_EVERY_SECONDS:
-            numbers = numbers_text(_look(run))
-            line = f"[{run.position}/{run.total}] {_name(run)}  step {event.step} of {event.steps}"
-            line += f", {numbers}" if numbers else ""
-        if line is not None:
-            self._said = time.monotonic()
-            print(console.harmless(line), file=self._stream, flush=True)
-
-
-def plain_line(event: Progress, last: LiveRun | None = None) -> str | None:
-    """The text of an event, None for one that has none; `last`: numbers of a run that ended."""
-    if isinstance(event, SweepStarted):
-        to_do = "blocks until all is decided"
-        if event.to_run is not None:
-            to_do = f"{quantity.counted(event.to_run, 'run')} to do"
-        first = (
-            f"{event.sweep}: {to_do}, "
-            f"{event.done_before} done before, {event.failed_before} failed before"
-        )
-        return "\n".join((first, *event.again))
-    if isinstance(event, RunStarted):
-        return f"[{event.position}/{event.total}] {_name(event)} ..."
-    if isinstance(event, RunEnded):
-        return f"[{event.position}/{event.total}] {_name(event.run)}  {_ending(event, last)}"
-    if isinstance(event, BlockLost):
-        what = "started again" if event.again else "given up, and its cell with it"
-        return (
-            f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
-            f" (attempt {event.attempt}): {what}"
-        )
-    return _said(event)
-
-
-def _said(event: Progress) -> str | None:
-    if isinstance(event, Stopping):
-        return event.hint
-    if isinstance(event, SweepStopped):
-        return f"stopped: {event.reason}"
-    return event.text if isinstance(event, Remark) else None
-
-
-def _ending(event: RunEnded, last: LiveRun | None) -> str:
-    text = f"{event.run.state} in {event.seconds:.1f} s"
-    if event.run.reason and event.run.state != "ok":
-        return f"{text}: {event.run.reason}"
-    numbers = numbers_text(last) if last is not None else ""
-    return f"{text}: {numbers}" if numbers else text
-
-
-def _name(run: RunStarted | PastRun) -> str:
-    which = [f"repeat {run.repeat}"] if run.repeat or run.arm else []
-    which += [f"arm {run.arm}"] if run.arm else []
-    return f"{run.cell} ({', '.join(which)})" if which else run.cell
 
 
 @contextlib.contextmanager
@@ -226,4 +199,5 @@ def _live(stream: TextIO) -> Iterator[Subscriber]:
 def _colour(event: Progress) -> str | None:
     if isinstance(event, RunEnded):
         return "green" if event.run.state in FINISHED_GOOD else "red"
-    return "yellow" if isinstance(event, BlockLost | Stopping | SweepStopped) else None
+    warns = isinstance(event, BlockLost) or (isinstance(event, Remark) and event.is_warning)
+    return "yellow" if warns else None

@@ -25,7 +25,7 @@ from bench.redaction import redact_text
 from bench.store import ResultsStore
 from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
-from sweeps.progress import Stopping
+from sweeps.progress import Remark
 from sweeps.queued import run_queued
 from sweeps.resume import PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
@@ -60,9 +60,7 @@ def run_sweep(asked: RunRequest) -> Answer:
 
 def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> Answer:
     """Run what is missing of a sweep whose arms are not prepared yet, and say what came out."""
-    options = RunOptions(
-        asked.force, asked.retry_failed, asked.max_failures, asked.block_retries, asked.seed
-    )
+    options = RunOptions(asked.force, asked.retry_failed, asked.max_failures, asked.block_retries)
     limits = _limits(asked)
     sweep = sweep.prepared(store)
     if sweep.chosen.pruned:
@@ -138,10 +136,6 @@ def _results(store: ResultsStore, plan: Plan) -> str:
 
 
 def _check_options(sweep: ChosenSweep, asked: RunRequest) -> None:
-    if asked.seed is not None and not sweep.whole.interleaved:
-        raise UsageError(
-            "--seed decides the order of interleaved arms; add --interleave, or leave it out"
-        )
     if asked.budget is None and asked.policy is not None:
         raise UsageError("--policy says when blocks decide; add --budget, as in --budget 10m")
     if sweep.launcher.jobs:
@@ -225,7 +219,7 @@ def run_missing(
         progress_display(sys.stderr) as publish,
         stop_on_signals(
             stop,
-            lambda hint: publish(Stopping(_JOBS_GO_ON if jobs else hint)),
+            lambda hint: publish(Remark(_JOBS_GO_ON if jobs else hint, is_warning=True)),
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):

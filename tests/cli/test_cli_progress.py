@@ -14,10 +14,10 @@ from pathlib import Path, PosixPath
 import pytest
 
 from bench.cli.duration import duration
-from bench.cli.live_display import PlainLines, progress_display
+from bench.cli.live_display import plain, progress_display
 from bench.cli.live_run import LiveRun, read_live_run
 from bench.record import StepSample
-from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
+from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.resume import PastRun
 
 NOWHERE = PosixPath("/nowhere")
@@ -28,7 +28,7 @@ EVENTS = [
     RunEnded(PastRun("ddp", 0, "r1", "ok", ""), 1, 2, 3.21),
     RunStarted("mfsdp", 1, 2, 2, 4, "r2", NOWHERE, ranks=1),
     RunEnded(PastRun("mfsdp", 1, "r2", "nan", "loss at [step 3]"), 2, 2, 1.0),
-    SweepStopped("1 failed run, as many as --max-failures"),
+    Remark("stopped: 1 failed run, as many as --max-failures", is_warning=True),
 ]
 
 # Publishes all events to a display on stderr, as `run` does.
@@ -48,8 +48,9 @@ with progress_display(sys.stderr) as publish:
 
 def test_plain_lines_say_what_starts_and_how_it_ends():
     stream = io.StringIO()
+    show = plain(stream)
     for event in EVENTS:
-        PlainLines(stream)(event)
+        show(event)
     assert stream.getvalue().splitlines() == [
         "s: 2 runs to do, 1 done before, 0 failed before",
         "[1/2] ddp ...",
@@ -197,7 +198,7 @@ def test_a_terminal_shows_the_numbers_of_the_current_run_and_keeps_them(cli, tmp
 def test_a_log_gets_a_line_with_numbers_now_and_then(tmp_path, monkeypatch):
     write_steps(tmp_path, 0, 100.0, 100.0)
     stream = io.StringIO()
-    show = PlainLines(stream)
+    show = plain(stream)
     show(RunStarted("ddp", 0, 1, 1, 4, "r1", tmp_path, ranks=1))
     show(StepReached("ddp", 1, 4))
     monkeypatch.setattr("bench.cli.live_display._PLAIN_LINE_EVERY_SECONDS", 0.0)

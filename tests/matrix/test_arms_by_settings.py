@@ -57,7 +57,7 @@ def engines(plan: Plan, cell: str) -> dict[str, tuple[str, str]]:
 def run_all(plan: Plan, store: ResultsStore, stand: StandIn) -> None:
     side = Side(stand, lambda resolved: f"code of {resolved.engine.name}")
     sides = {arm.name: side for arm in plan.arms}
-    go(plan, store, sides, seed=3)
+    go(plan, store, sides)
 
 
 def test_settings_of_an_arm_lie_over_those_of_each_cell_and_below_overrides() -> None:

@@ -11,12 +11,11 @@ import stand_in_runs
 from stand_in_runs import Run, StandIn, plan_of
 
 from bench.derive.blocks import complete_blocks, is_interleaved
-from bench.errors import UsageError
 from bench.store import ResultsStore, StoreFullError
 from sweeps.blocks import planned_blocks
 from sweeps.execution import Side
 from sweeps.plan import Plan
-from sweeps.progress import BlockLost, SweepStopped
+from sweeps.progress import BlockLost, Remark
 from sweeps.resume import standing_in
 from sweeps.runner import SweepOutcome
 
@@ -58,7 +57,7 @@ def drawn(store: ResultsStore) -> list[Run]:
     return [(b.cell.id, b.number, arm) for b in planned_blocks(plan) for arm in b.arms]
 
 
-def test_the_runs_are_made_in_the_order_that_the_recorded_seed_gives(store, stand) -> None:
+def test_the_runs_are_made_in_the_order_that_is_drawn(store, stand) -> None:
     outcome = go(store, stand, blocks(4))
     assert stand.seen == drawn(store)
     assert len(outcome.ran) == 16
@@ -97,7 +96,7 @@ def test_of_finished_blocks_those_run_again_of_which_one_arm_is_other_or_missing
 
 @pytest.mark.parametrize("fault", ["crashed", "timeout", "hang"])
 def test_a_block_lost_to_a_fault_is_repeated_as_a_whole(store, stand, fault: str) -> None:
-    go(store, stand, seed=5)
+    go(store, stand)
     order = [run for run in drawn(store) if run[:2] == ("ddp", 1)]
     stand.ends[order[-1]] = [fault]
     outcome = go(store, stand, force=True)
@@ -113,7 +112,7 @@ def test_a_block_lost_to_a_fault_is_repeated_as_a_whole(store, stand, fault: str
 
 
 def test_a_lost_block_does_not_run_its_remaining_arms(store, stand) -> None:
-    go(store, stand, blocks(1), seed=5)
+    go(store, stand, blocks(1))
     first = drawn(store)[0]
     stand.ends[first] = ["crashed"]
     go(store, stand, blocks(1), force=True)
@@ -159,7 +158,7 @@ def test_what_would_fail_again_is_not_repeated_unless_asked(store, stand, state:
 
 def test_stop_in_the_middle_of_a_block_loses_the_block(store, stand) -> None:
     stop = threading.Event()
-    go(store, stand, blocks(1), seed=5)
+    go(store, stand, blocks(1))
     second = drawn(store)[1]
     stand.during = lambda run, event: event.set() if run == second else None
     outcome = go(store, stand, blocks(1), force=True, stop=stop)
@@ -209,25 +208,14 @@ def test_runs_of_blocks_of_one_arm_stand_for_it(store, stand) -> None:
     assert stand.seen == []
 
 
-def test_the_recorded_seed_stands_until_everything_runs_again(store, stand) -> None:
-    go(store, stand, seed=5)
-    go(store, stand, blocks(3))
-    assert Plan.from_document(store.read_plan("a")).seed == 5
-    with pytest.raises(UsageError, match="drawn with seed 5"):
-        go(store, stand, seed=6)
-    assert stand.seen == []
-    go(store, stand, seed=6, force=True)
-    assert Plan.from_document(store.read_plan("a")).seed == 6
-
-
 def test_an_arm_whose_code_changed_meanwhile_stops_the_sweep(store, stand) -> None:
     stand.ends["ddp", 0, "head"] = ["wrong code"]
     events = []
     outcome = go(store, stand, publish=events.append)
     assert {run[:2] for run in stand.seen} == {("ddp", 0)}
     assert len(outcome.failed) == 1
-    assert any("not the code that was prepared" in e.reason for e in events
-               if isinstance(e, SweepStopped))  # fmt: skip
+    remarks = [event for event in events if isinstance(event, Remark)]
+    assert any("not the code that was prepared" in one.text for one in remarks)
     # It says nothing about the code that was prepared, so no retry is used up.
     assert go(store, stand, block_retries=0).failed == ()
 

@@ -18,7 +18,7 @@ from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.packing import Resources
 from sweeps.plan import Plan
-from sweeps.progress import SweepStopped
+from sweeps.progress import Remark
 from sweeps.runner import SweepOutcome
 
 FOUR = Resources(("0", "1", "2", "3"), (), 2**40)
@@ -103,8 +103,8 @@ def test_a_failure_touches_no_other_run_and_enough_of_them_stop_the_sweep(store,
     outcome = go(store, stand_in, text, max_failures=1, publish=told.append)
     assert [run.state for run in outcome.ran] == ["crashed", "ok"]
     assert outcome.not_started == 5
-    (stopped,) = (event for event in told if isinstance(event, SweepStopped))
-    assert "1 failed run, as many as --max-failures" in stopped.reason
+    (stopped,) = (event for event in told if isinstance(event, Remark))
+    assert "1 failed run, as many as --max-failures" in stopped.text
 
 
 def test_ctrl_c_ends_all_that_go_on_and_the_next_call_runs_them_again(store, stand_in):

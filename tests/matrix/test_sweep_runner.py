@@ -11,7 +11,7 @@ from stand_in_runs import StandIn, plan_of
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
 from sweeps.execution import Side
 from sweeps.plan import Plan
-from sweeps.progress import RunEnded, RunStarted, StepReached, SweepStarted, SweepStopped
+from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.runner import SweepOutcome
 
 SWEEP = """\
@@ -138,7 +138,7 @@ def test_too_many_failures_end_the_sweep(store, stand_in):
     outcome = go(store, stand_in, max_failures=1, publish=events.append)
     assert stand_in.seen == [DDP]
     assert outcome.not_started == 2
-    assert SweepStopped("1 failed run, as many as --max-failures") in events
+    assert Remark("stopped: 1 failed run, as many as --max-failures", is_warning=True) in events
 
 
 def test_stop_ends_the_current_run_and_the_sweep(store, stand_in):

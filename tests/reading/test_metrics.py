@@ -57,7 +57,7 @@ def test_gates_tables_and_targets_judge_it(energy, store):
     (found,) = [one for one in result.judgements if one.metric == "energy"]
     assert (found.verdict, found.base) == ("equivalent", 8e8)
     assert "energy" in other_table(result.judgements).rows[-1].cells
-    assert parse_sweep(FILE, "x.yaml").targets[0].at_most == {"energy": 0.5}
+    assert parse_sweep(FILE, "x.yaml").targets[0][1].at_most == {"energy": 0.5}
     target = {"cell": "zero3", "base": "base", "head": "head", "metric": "energy", "at_most": 0.5}
     store.write_plan("gate", store.read_plan("gate") | {"targets": [target]})
     (bounded,) = judge_targets(store, "gate")

@@ -77,7 +77,6 @@ class RunRequest:
     """
 
     wanted: SweepRequest
-    seed: int | None = option("--seed N", "Seed of the order of interleaved arms.", min=0)
     block_retries: int = option(
         "--block-retries N", "How often a block is started again after a fault.", 2, min=0
     )
