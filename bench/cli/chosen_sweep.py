@@ -207,6 +207,12 @@ def _shipped_sweeps() -> dict[str, Path]:
     return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
 
 
+def pruned_text(plan: Plan) -> str:
+    """Every pruned cell with its rule and reason."""
+    rows = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
+    return console.columns(("pruned", "rule", "reason"), rows)
+
+
 def commit_text(arm: PlannedArm) -> str:
     """The commit of an arm for people, and what was changed in it."""
     commit = f"commit {arm.commit[:12]}" if arm.commit else "no commit"

@@ -8,10 +8,9 @@ from typing import Any
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
-from bench.cli.chosen_sweep import choose, machine_of
+from bench.cli.chosen_sweep import choose, machine_of, pruned_text
 from bench.cli.fit_pruning import Predictions
 from bench.cli.options import SweepRequest
-from bench.cli.planning import pruned_text
 from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError
 from bench.fit.prediction import Prediction, predict

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cli import console
 from bench.cli.answer import Answer
-from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of
+from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of, pruned_text
 from bench.cli.verbs.measure import PlanRequest
 from bench.resolve.state_bytes import gather_bytes, state_bytes_by_category
 from bench.spec import ResolvedRun
@@ -120,12 +120,6 @@ def plan_text(plan: Plan) -> str:
     packed = "\npacked: runs go on side by side where they leave cores or devices free; no times"
     parts.append(_totals(plan) + (packed if plan.pack else ""))
     return "\n\n".join(parts)
-
-
-def pruned_text(plan: Plan) -> str:
-    """Every pruned cell with its rule and reason."""
-    rows = [(cell.id, cell.rule, cell.reason) for cell in plan.pruned]
-    return console.columns(("pruned", "rule", "reason"), rows)
 
 
 def sums_text(plan: Plan) -> str:

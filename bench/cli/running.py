@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
-from bench.cli.chosen_sweep import ChosenSweep, choose
+from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
 from bench.cli.duration import parsed_seconds
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
 from bench.cli.options import DEFAULT_RESULTS
-from bench.cli.planning import pruned_text
 from bench.cli.verbs.measure import RunRequest
 from bench.errors import UsageError
 from bench.launch.slurm.queue import SlurmQueue

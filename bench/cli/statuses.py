@@ -12,7 +12,7 @@ from typing import Any
 
 from bench.cli import console
 from bench.cli.answer import Answer
-from bench.cli.planning import pruned_text
+from bench.cli.chosen_sweep import pruned_text
 from bench.cli.verbs.read import StatusRequest
 from bench.errors import UsageError
 from bench.launch.code import code_identity

@@ -45,9 +45,7 @@ class EngineSettings(Frozen):
     a setting may be added at any time without giving old runs another name.
     """
 
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True
-    )
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
 
 @dataclass(frozen=True)
