@@ -17,16 +17,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
+from sweeps.schema import ArmSection
 from sweeps.selection import parse_assignments
-from sweeps.settings import SettingError, Settings, checked, flattened, full_path
+from sweeps.settings import SettingError, Settings, checked, explain, flattened, full_path
 from sweeps.suggest import did_you_mean
 
 WORKING_TREE = "."
 MAX_ARMS = 8
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,23}\Z")
-_KEYS = ("git", "repo", "checkout", "python", "packages", "set")
 _PAIR = re.compile(r"([a-z]+):(.*)\Z", re.DOTALL)
 
 
@@ -71,24 +73,38 @@ def read_arm(name: str, written: object, folder: Path) -> ArmRequest:
     if not _NAME.match(name):
         raise ArmError(f"expected a name of up to 24 letters, digits and ._-, found {name!r}")
     if not isinstance(written, str | Mapping):
-        raise ArmError(f"expected a git ref, `.` or a mapping of {', '.join(_KEYS)}")
+        known = ", ".join(ArmSection.model_fields)
+        raise ArmError(f"expected a git ref, `.` or a mapping of {known}")
     values = _pairs(written) if isinstance(written, str) else dict(written)
     for key, value in values.items():
-        _check_value(key, value)
-    if "git" in values and "checkout" in values:
+        if value is None:
+            raise ArmError(f"{key}: expected a value, found none; leave the key out")
+    try:
+        asked = ArmSection.model_validate(values)
+    except ValidationError as error:
+        raise ArmError(_problem(error.errors()[0])) from None
+    if asked.git is not None and asked.checkout is not None:
         raise ArmError("git and checkout exclude each other; keep one of them")
-    if "repo" in values and "git" not in values:
+    if asked.repo is not None and asked.git is None:
         raise ArmError("repo says where a git ref is looked up, so it needs git:REF as well")
-    checkout = values.get("checkout")
     return ArmRequest(
         name=name,
-        git=values.get("git"),
-        repo=_path(values.get("repo"), folder),
-        checkout=None if checkout == WORKING_TREE else _path(checkout, folder),
-        python=_program(values.get("python"), folder),
-        packages=tuple(_pin(pin, folder) for pin in values.get("packages", ())),
-        settings=_settings(values.get("set", {})),
+        git=asked.git,
+        repo=_path(asked.repo, folder),
+        checkout=None if asked.checkout == WORKING_TREE else _path(asked.checkout, folder),
+        python=_program(asked.python, folder),
+        packages=tuple(_pin(pin, folder) for pin in asked.packages or ()),
+        settings=_settings(asked.set or {}),
     )
+
+
+def _problem(error: Any) -> str:
+    """One refusal of `ArmSection`, as expected and found."""
+    key, *_ = error["loc"]
+    if error["type"] == "extra_forbidden":
+        known = tuple(ArmSection.model_fields)
+        return f"unknown key {key!r}{did_you_mean(key, known) or '; expected ' + ', '.join(known)}"
+    return f"{key}: {explain(error)}"
 
 
 def set_problem(names: Sequence[str]) -> str | None:
@@ -166,25 +182,6 @@ def _settings(written: Mapping[str, Any]) -> Settings:
         except SettingError as error:
             raise ArmError(f"set: {error}") from None
     return settings
-
-
-def _check_value(key: str, value: Any) -> None:
-    if key not in _KEYS:
-        raise ArmError(
-            f"unknown key {key!r}{did_you_mean(key, _KEYS) or '; expected ' + ', '.join(_KEYS)}"
-        )
-    if key == "set":
-        if not isinstance(value, Mapping) or not value:
-            raise ArmError(f"set: expected a mapping of settings to values, found {value!r}")
-        return
-    texts = value if key == "packages" else [value]
-    if not isinstance(texts, list) or not texts:
-        raise ArmError(f"{key}: expected a list of at least one package, found {value!r}")
-    for text in texts:
-        if not isinstance(text, str) or not text.strip() or "\0" in text:
-            raise ArmError(f"{key}: expected a text, found {text!r}")
-        if text.startswith("-"):
-            raise ArmError(f"{key}: {text!r} would be read as an option; expected a plain value")
 
 
 def _path(value: str | None, folder: Path) -> Path | None:

@@ -6,9 +6,9 @@ What a model cannot say (which settings exist, which labels an axis has) is chec
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from bench.derive.metrics import target_metrics
 from bench.launch.slurm.settings import SlurmSettings
@@ -48,18 +48,30 @@ class OverrideSection(_Section):
     set: dict[str, Any] = Field(description="setting -> value")
 
 
+def _plain(text: str) -> str:
+    """What git, pip and others take as it is, and never as an option of theirs."""
+    if not text.strip() or "\0" in text:
+        raise ValueError("a text with something in it")
+    if text.startswith("-"):
+        raise ValueError("a plain value; this would be read as an option")
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_plain)]
+
+
 class ArmSection(_Section):
     """One side of a comparison; with nothing in it, the working tree as it is."""
 
-    git: str | None = Field(default=None, description="a ref, looked up in `repo`")
-    repo: str | None = Field(default=None, description="a repository; without it, this one")
-    checkout: str | None = Field(default=None, description="a folder as it is")
-    python: str | None = Field(default=None, description="interpreter of the ranks")
-    packages: list[str] | None = Field(
-        default=None, description="installed by pip for this arm alone"
+    git: Plain | None = Field(default=None, description="a ref, looked up in `repo`")
+    repo: Plain | None = Field(default=None, description="a repository; without it, this one")
+    checkout: Plain | None = Field(default=None, description="a folder as it is")
+    python: Plain | None = Field(default=None, description="interpreter of the ranks")
+    packages: list[Plain] | None = Field(
+        default=None, min_length=1, description="installed by pip for this arm alone"
     )
     set: dict[str, Any] | None = Field(
-        default=None, description="setting -> value, for the runs of this arm"
+        default=None, min_length=1, description="setting -> value, for the runs of this arm"
     )
 
 

@@ -126,6 +126,10 @@ def explain(error: Any) -> str:
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if message.startswith(("greater", "less")):
         message = f"a value {message}"
+    elif error["type"] == "dict_type":
+        message = "a mapping"
+    elif error["type"] == "too_short":
+        message = "at least one"
     return f"expected {message}, {shown}"
 
 

@@ -154,7 +154,7 @@ def test_the_command_line_takes_settings_of_arms() -> None:
         ("{set: {engine.nam: ddp}}", "did you mean 'engine.name'"),
         ("{set: {engine.name: dpd}}", "did you mean 'ddp'"),
         ("{set: [engine.name]}", "set: expected a mapping"),
-        ("{set: {}}", "set: expected a mapping"),
+        ("{set: {}}", "set: expected at least one"),
     ],
 )
 def test_settings_that_no_run_has_are_refused_with_the_line_of_the_arm(
