@@ -19,6 +19,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml import events as ev
 from ruamel.yaml.error import MarkedYAMLError, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
+from ruamel.yaml.parser import Parser
 
 from bench.errors import UsageError
 
@@ -131,14 +132,16 @@ def _refusal(source: str, line: int | None, message: str) -> SweepFileError:
 
 
 def _compose(text: str, source: str) -> Node:
-    """The node graph of the one document in `text`, after a scan that bounds its depth."""
+    """The node graph of the one document in `text`."""
     if not text.strip():
         raise _refusal(source, None, "the file is empty; a sweep needs at least a `name`")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            _scan(text, source)
-            root: Node | None = YAML(typ="safe", pure=True).compose(text)
+            yaml = YAML(typ="safe", pure=True)
+            yaml.Parser = _CheckedParser
+            yaml.parser.source = source
+            root: Node | None = yaml.compose(text)
     except SweepFileError:
         raise
     except MarkedYAMLError as error:
@@ -157,26 +160,33 @@ def _compose(text: str, source: str) -> Node:
     return root
 
 
-def _scan(text: str, source: str) -> None:
-    """Walk the events without recursion: depth, tags, directives and a second document."""
-    depth = 0
-    documents = 0
-    for event in YAML(typ="safe", pure=True).parse(text):
+class _CheckedParser(Parser):
+    """Refuses what is too deep, tags, directives and a second document, before it is built."""
+
+    source = ""
+    _depth = 0
+    _documents = 0
+
+    def get_event(self) -> Any:
+        event = super().get_event()
         line = event.start_mark.line + 1
         if isinstance(event, ev.DocumentStartEvent):
-            documents += 1
-            if documents > 1:
-                raise _refusal(source, line, "one document is expected, a second `---` begins here")
+            self._documents += 1
+            if self._documents > 1:
+                message = "one document is expected, a second `---` begins here"
+                raise _refusal(self.source, line, message)
             if event.version is not None or event.tags:
-                raise _refusal(source, line, "`%` directives are not accepted; remove the line")
-        elif isinstance(event, (ev.MappingStartEvent, ev.SequenceStartEvent)):
-            depth += 1
-            if depth > MAX_DEPTH:
-                raise _refusal(source, line, f"nested deeper than {MAX_DEPTH} levels")
-        elif isinstance(event, (ev.MappingEndEvent, ev.SequenceEndEvent)):
-            depth -= 1
+                message = "`%` directives are not accepted; remove the line"
+                raise _refusal(self.source, line, message)
+        elif isinstance(event, ev.MappingStartEvent | ev.SequenceStartEvent):
+            self._depth += 1
+            if self._depth > MAX_DEPTH:
+                raise _refusal(self.source, line, f"nested deeper than {MAX_DEPTH} levels")
+        elif isinstance(event, ev.MappingEndEvent | ev.SequenceEndEvent):
+            self._depth -= 1
         if getattr(event, "tag", None) is not None:
-            raise _refusal(source, line, f"tags are not accepted: remove `{event.tag}`")
+            raise _refusal(self.source, line, f"tags are not accepted: remove `{event.tag}`")
+        return event
 
 
 class _Builder:
@@ -193,7 +203,7 @@ class _Builder:
         if self._nodes > MAX_NODES:
             raise _refusal(self.source, line, f"expands to more than {MAX_NODES:,} values")
         if depth > MAX_DEPTH:
-            # Only an alias can still get here: the text itself was measured by `_scan`.
+            # Only an alias can still get here: the text itself was measured as it was parsed.
             raise _refusal(self.source, line, "an alias nests too deeply or contains itself")
         if isinstance(node, MappingNode):
             return self._mapping(node, path, depth)

@@ -37,7 +37,7 @@ from sweeps.resume import (
     RunOptions,
     compare_with_records,
 )
-from sweeps.until_decided import Chooser, GrowingPlan
+from sweeps.until_decided import MOST_BLOCKS, Chooser, chosen_blocks
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ def run_sides(
             missing: Iterable[MissingBlock] = found.missing
             total, again = len(found.missing_runs), found.again
         else:
-            found = look(GrowingPlan.of_all_blocks(plan), maker, options)
-            missing = GrowingPlan(whole, store, found).blocks_for(chooser)
+            found = look(plan.with_repeats(MOST_BLOCKS), maker, options)
+            missing = chosen_blocks(chooser, whole, store, found)
             total, again = chooser.expected_blocks * len(plan.arms), ()
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))

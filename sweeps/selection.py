@@ -33,14 +33,14 @@ def parse_assignments(texts: Iterable[str]) -> dict[str, Scalar]:
             raise UsageError(f"--set {text}: expected PATH=VALUE, as in --set train.steps=50")
         try:
             full = full_path(path.strip())
-            settings[full] = checked(full, _yaml_value(value))
+            settings[full] = checked(full, yaml_value(value))
         except UsageError as error:
             raise UsageError(f"--set {text}: {error}") from None
     return settings
 
 
-def _yaml_value(text: str) -> object:
-    """`value` read as YAML; what is not YAML (`a: b`, `*`) is the text itself."""
+def yaml_value(text: str) -> object:
+    """The text read as YAML; what is not YAML (`a: b`, `*`) is the text itself."""
     if not text:
         return ""
     try:

@@ -34,44 +34,32 @@ class Chooser(Protocol):
         """One more block of `cell` counts; None: it was lost for good, the cell is given up."""
 
 
-class GrowingPlan:
-    """The plan that is kept while blocks are added to it.
+def chosen_blocks(
+    chooser: Chooser, whole: Plan, store: ResultsStore, found: Progressed
+) -> Iterator[MissingBlock]:
+    """The next block of each cell that is chosen.
+
+    The plan on disk asks for it before it runs, and for one block at least of each cell.
 
     Args:
+        chooser: names the cells.
         whole: the plan to keep; its numbers of repeats are not looked at.
         store: the results folder.
-        found: the blocks of `of_all_blocks`, by what is known of them.
+        found: the blocks of the plan with `MOST_BLOCKS` of each cell, by what is known of them.
     """
+    numbers = Counter({cell.id: 1 for cell in whole.cells})
 
-    def __init__(self, whole: Plan, store: ResultsStore, found: Progressed) -> None:
-        self._whole = whole
-        self._store = store
-        self._numbers = Counter({cell.id: 0 for cell in whole.cells})
-        for run in (*found.done, *found.failed):
-            self._grow(run.cell, run.repeat)
-        self._waiting: dict[str, deque[MissingBlock]] = {}
-        for one in found.missing:
-            self._waiting.setdefault(one.block.cell.id, deque()).append(one)
-        self._keep()
+    def keep(*blocks: tuple[str, int]) -> None:
+        for cell, number in blocks:
+            numbers[cell] = max(numbers[cell], number + 1)
+        cells = tuple(replace(cell, repeats=numbers[cell.id]) for cell in whole.cells)
+        store.write_plan(whole.id, replace(whole, cells=cells).to_document())
 
-    @staticmethod
-    def of_all_blocks(plan: Plan) -> Plan:
-        """`plan` with more blocks than anybody will add."""
-        return plan.with_repeats(MOST_BLOCKS)
-
-    def blocks_for(self, chooser: Chooser) -> Iterator[MissingBlock]:
-        """The next block of each cell that is chosen, part of the plan before it runs."""
-        while (cell := chooser.next_cell()) is not None:
-            one = self._waiting[cell].popleft()
-            self._grow(cell, one.block.number)
-            self._keep()
-            yield one
-
-    def _grow(self, cell: str, number: int) -> None:
-        self._numbers[cell] = max(self._numbers[cell], number + 1)
-
-    def _keep(self) -> None:
-        """Have the plan on disk ask for so many blocks of each cell, and for one at least."""
-        whole, numbers = self._whole, self._numbers
-        cells = tuple(replace(cell, repeats=max(1, numbers[cell.id])) for cell in whole.cells)
-        self._store.write_plan(whole.id, replace(whole, cells=cells).to_document())
+    waiting: dict[str, deque[MissingBlock]] = {}
+    for one in found.missing:
+        waiting.setdefault(one.block.cell.id, deque()).append(one)
+    keep(*((run.cell, run.repeat) for run in (*found.done, *found.failed)))
+    while (cell := chooser.next_cell()) is not None:
+        one = waiting[cell].popleft()
+        keep((cell, one.block.number))
+        yield one

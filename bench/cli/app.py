@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import GenericAlias
@@ -22,12 +23,19 @@ if TYPE_CHECKING:
 
 
 def _print_version(asked: bool) -> None:
-    if asked:
-        from bench.cli.console import data
-        from bench.cli.version import version_text
+    """As `mfsdp-bench 0.1.0 (commit 3c20bcc8a1b2), Python 3.11.7, torch 2.13.0`."""
+    if not asked:
+        return
+    from bench.cli.console import data
+    from bench.launch.code import checkout_root, installed_version
+    from bench.launch.git import git_state
 
-        data(version_text())
-        raise typer.Exit
+    own, torch = installed_version("mfsdp-bench"), installed_version("torch")
+    state = git_state(checkout_root())
+    changed = ", with uncommitted changes" if state["dirty"] else ""
+    commit = f" (commit {state['commit'][:12]}{changed})" if state["commit"] else ""
+    data(f"mfsdp-bench {own}{commit}, Python {platform.python_version()}, torch {torch}")
+    raise typer.Exit
 
 
 def _root(

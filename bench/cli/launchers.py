@@ -29,6 +29,7 @@ from bench.launch.slurm.submission import JobRequest
 from bench.resolve.import_path import load, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import LaunchSpec
+from sweeps.selection import yaml_value
 from sweeps.suggest import did_you_mean
 
 _OPTION = "--launcher-option"
@@ -143,18 +144,12 @@ def launcher_settings(
 
 
 def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
-    from ruamel.yaml import YAML
-    from ruamel.yaml.error import YAMLError
-
     found: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as partition=gpu")
-        try:
-            parsed = YAML(typ="safe").load(value)
-        except YAMLError:
-            parsed = value
+        parsed = yaml_value(value)
         section, _, rest = key.partition(".")
         if not rest:
             found[key] = parsed

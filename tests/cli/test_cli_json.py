@@ -51,12 +51,3 @@ def test_a_refusal_says_why_and_with_which_exit_code(in_process):
     document = json.loads(out)
     assert (code, document["exit_code"]) == (2, 2)
     assert f"error: {document['error']}" == err.strip()
-
-
-def test_a_refusal_of_the_parser_does_too(in_process):
-    code, out, _ = in_process("plan", "--no-such-option", "--json")
-    assert (code, json.loads(out)["exit_code"]) == (2, 2)
-
-
-def test_without_json_a_refusal_leaves_stdout_empty(in_process):
-    assert in_process("plan", "none.yaml")[:2] == (2, "")
