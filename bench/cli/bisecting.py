@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from bench.cli import console, exit_codes, running
 from bench.cli.answer import Answer
-from bench.cli.chosen_sweep import ChosenSweep, choose
+from bench.cli.chosen_sweep import choose
 from bench.cli.options import SweepRequest
 from bench.cli.policies import judged_metric, read_policy
 from bench.cli.verbs.judge import BisectRequest
@@ -214,9 +214,13 @@ class _Looker:
         if self.metric.judge == "count":
             cells = replace(cells, assignments=(*cells.assignments, "measure.counts=true"))
         wanted = SweepRequest(sweep=self._request.sweep, cells=cells, repeat=blocks)
-        sweep = self._with_arms(choose(wanted), refs)
+        sweep = choose(wanted)
+        sweep = sweep.only(c.id for c in sweep.chosen.cells if self.cell in ("", c.id))
+        arms = tuple(ArmRequest(arm, git=ref, repo=self._request.repo) for arm, ref in refs.items())
+        commit = commit_of(self.repository, refs[_HERE], "bisect")[:12]
+        name = f"{sweep.id}-bisect-{commit}{'-blocks' if len(arms) > 1 else ''}"
         store = ResultsStore.open(self._request.results, create=True)
-        sweep = sweep.prepared(store)
+        sweep = replace(sweep.with_arms(name, arms), named_by_code=True).prepared(store)
         outcome = running.run_missing(sweep, store, RunOptions())
         if outcome.interrupted:
             raise KeyboardInterrupt
@@ -224,17 +228,6 @@ class _Looker:
             why = "; ".join(f"{run.state}: {run.reason}" for run in outcome.failed[:1])
             raise NothingMeasuredError(f"no run finished ({why or 'every cell is pruned'})")
         return sweep.id
-
-    def _with_arms(self, sweep: ChosenSweep, refs: Mapping[str, str]) -> ChosenSweep:
-        arms = tuple(
-            ArmRequest(name, git=ref, repo=self._request.repo) for name, ref in refs.items()
-        )
-        interleaved = len(arms) > 1
-        commit = commit_of(self.repository, refs[_HERE], "bisect")[:12]
-        name = f"{sweep.id}-bisect-{commit}{'-blocks' if interleaved else ''}"
-        whole = replace(sweep.whole, id=name, interleaved=interleaved)
-        kept = (cell.id for cell in sweep.chosen.cells if self.cell in ("", cell.id))
-        return replace(sweep, whole=whole, kept=tuple(kept), arms=arms, named_by_code=True)
 
 
 def _size(judged: Judgement) -> float:

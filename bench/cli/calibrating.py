@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -41,9 +40,8 @@ def run_noise(asked: NoiseRequest) -> Answer:
         )
     request = SweepRequest(sweep=asked.sweep, cells=asked.cells, repeat=asked.repeat)
     sweep = choose(request)
-    whole = replace(sweep.whole, id=f"{sweep.id}-noise", interleaved=True)
     store = ResultsStore.open(asked.results, create=True)
-    sweep = replace(sweep, whole=whole, arms=ARMS).prepared(store)
+    sweep = sweep.with_arms(f"{sweep.id}-noise", ARMS).prepared(store)
     outcome = running.run_to_judge(sweep, store)
     pairs = sides_of_arms(store, sweep.id, "a", "b").pairs
     found = calibrate(

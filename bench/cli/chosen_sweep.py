@@ -72,6 +72,16 @@ class ChosenSweep:
         """Other cells of the same plan."""
         return replace(self, kept=tuple(cells))
 
+    def with_arms(self, name: str, arms: tuple[ArmRequest, ...]) -> ChosenSweep:
+        """The same cells as a sweep of this name, run by these arms, in blocks if several.
+
+        Blocks are compared by time, which packed runs do not have.
+        """
+        blocks = len(arms) > 1
+        pack = self.whole.pack and not blocks
+        whole = replace(self.whole, id=name, interleaved=blocks, pack=pack)
+        return replace(self, whole=whole, arms=arms)
+
     def prepared(self, store: ResultsStore) -> ChosenSweep:
         """With its arms as they are now, in the plan and as sides.
 

@@ -304,6 +304,10 @@ def _(world: World) -> int:
     assert world.run("noise") == 0
     assert "0 minutes ago" in world.out
     assert "Example CPU, 2 cores" in world.out
+    # Arms are compared by time, so what a sweep packs runs one after the other here.
+    packed = "name: packed\npack: true\nbase: {launch.ranks: 1, engine.name: single}\n"
+    with timed(world, lambda *_: 10.0):
+        assert world.run("noise", world.file(packed), "--repeat", "6") == code
     return code
 
 
