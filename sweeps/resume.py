@@ -136,14 +136,15 @@ def compare_with_records(
         attempts = [] if options.force else _attempts(block, own, code_of)
         complete = next((a for a in reversed(attempts) if _is_complete(block, a)), None)
         if complete is not None:
-            done += [_past(block, complete[arm]) for arm in block.arms]
+            runs_of_it = (complete[arm] for arm in block.arms)
+            done += [PastRun.of(one.run_id, one.status, block.cell.id) for one in runs_of_it]
             continue
         lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
         final = lost and (
             lost[-1].status.state not in FAULTS or len(lost) > options.retries_of(block)
         )
         if final and not options.retry_failed:
-            failed.append(_past(block, lost[-1]))
+            failed.append(PastRun.of(lost[-1].run_id, lost[-1].status, block.cell.id))
         else:
             faults = 0 if options.retry_failed else len(lost)
             started = _attempts_started(block, known) if block.compares else 0
@@ -250,11 +251,7 @@ def _failure(attempt: Attempt) -> RunOutline | None:
     return next((run for run in attempt.values() if run.status.state not in settled), None)
 
 
-def _past(block: Block, record: RunOutline) -> PastRun:
-    return PastRun.of(record.run_id, record.status, block.cell.id)
-
-
-_MAX_NAMED = 3
+_MOST_NAMED = 3
 _NO_FAULT = "another run of its block does not count, or it was asked for"
 
 
@@ -268,7 +265,7 @@ def _lines_of_repeats(
         past = past or by_key.get((run.cell.id, run.repeat, run.arm))
         if past is not None:
             found.setdefault(_reason(run, past, code_of), []).append(_name(run))
-    return tuple(f"again: {_named(names)}: {reason}" for reason, names in found.items())
+    return tuple(f"again: {named(names)}: {reason}" for reason, names in found.items())
 
 
 Newest = Mapping[tuple[str, int, str | None], RunOutline]
@@ -306,7 +303,8 @@ def _name(run: PlannedRun) -> str:
     return f"{name} [{run.arm}]" if run.arm else name
 
 
-def _named(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MAX_NAMED])
-    hidden = len(names) - _MAX_NAMED
-    return f"{shown} and {hidden} more" if hidden > 0 else shown
+def named(names: Iterable[str]) -> str:
+    """Each once; of many the first few, and how many more."""
+    each = list(dict.fromkeys(names))
+    more = len(each) - _MOST_NAMED
+    return ", ".join(each[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
@@ -14,8 +13,7 @@ from bench.resolve.state_bytes import gather_bytes, state_bytes_by_category
 from bench.spec import ResolvedRun
 from reports.nccl.sums import gradient_sums
 from sweeps.plan import Plan
-
-_MOST_NAMED = 3
+from sweeps.resume import named
 
 
 def show_plan(asked: PlanRequest) -> Answer:
@@ -133,13 +131,6 @@ def sums_text(plan: Plan) -> str:
             )
     lines = [f"  {text} ({named(names)})" for text, names in cells.items()]
     return "\n".join(["gradient sums", *lines]) if lines else ""
-
-
-def named(cells: Iterable[str]) -> str:
-    """Each once; of many the first few, and how many more."""
-    names = list(dict.fromkeys(cells))
-    more = len(names) - _MOST_NAMED
-    return ", ".join(names[:_MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
 def _totals(plan: Plan) -> str:
