@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.launch.forked_ranks import ForkedRank
+from bench.launch.forked_ranks import ForkedRank, name_callers_cheaply
 from bench.launch.local.process_tree import rank_of
 from bench.launch.process import AGENT_PID_VARIABLE
 
@@ -80,3 +80,20 @@ def test_a_rank_that_runs_is_waited_for_found_by_its_name_and_ended(forked) -> N
     # torchrun ends ranks by a signal to the session that each has from its first moment on.
     os.killpg(rank.pid, signal.SIGTERM)
     assert rank.wait(30) == -signal.SIGTERM
+
+
+def test_torchrun_names_its_callers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous as rendezvous
+
+    def recorded() -> str:
+        return rendezvous.get_method_name()
+
+    def next_rendezvous() -> str:
+        return recorded()
+
+    own = rendezvous.get_method_name
+    monkeypatch.setattr(rendezvous, "get_method_name", own)  # as it was, behind the test
+    assert next_rendezvous() == "next_rendezvous"
+    name_callers_cheaply()
+    assert rendezvous.get_method_name is not own
+    assert next_rendezvous() == "next_rendezvous"
