@@ -61,7 +61,34 @@ class Audit:
     def rows_after(self, iteration: int) -> tuple[VerdictRow, ...]:
         """Rows of what was seen after so many iterations had ended."""
         made = calls_of(self.job, iteration)
-        return tuple(rows(made, lambda key, views: describe(key, views, self.job, self.groups)))
+        return tuple(rows(made, self._described))
+
+    def _described(self, key: GroupKey, views: list[View]) -> CommunicatorRow:
+        """A communicator by its role if the run recorded it, and by its identifiers in any case."""
+        first = min(views, key=lambda view: (view.process, view.pointer))
+        ranks = next((view.ranks for view in views if view.ranks), None)
+        nodes = next((view.nodes for view in views if view.nodes is not None), None)
+        if key[0] == "id":
+            label = f"commId {key[1]}"
+        elif key[0] == "split" and first.split is not None:
+            label = f"split {first.split[1]} of {first.split[0].pointer}, colour {first.split[2]}"
+        else:
+            label = f"{first.pointer} of {first.process}"
+            if first.begins:
+                label += f" ({first.begins + 1}. with this pointer)"
+        hosts = tuple(sorted({view.process.rpartition(":")[0] for view in views}))
+        return CommunicatorRow(label, self._role(views, ranks), ranks, nodes, hosts)
+
+    def _role(self, views: list[View], ranks: int | None) -> str:
+        """The recorded groups with exactly these ranks; two roles may share their ranks."""
+        members = {self.groups.ranks.get(self.job.processes[v.process].source) for v in views}
+        if None in members:
+            return ""
+        exact = {role for role, own in self.groups.roles if own == members}
+        if not exact and ranks is not None:
+            # Logs of some ranks are missing: the one kind of group of this size with the others.
+            exact = {r for r, own in self.groups.roles if members <= own and len(own) == ranks}
+        return "/".join(sorted(exact))
 
 
 def audit_paths(paths: Sequence[str | Path]) -> Audit:
@@ -86,39 +113,6 @@ def _audit(
     job.remarks[:0] = remarks
     by = "marks of the run" if marks else "iteration lines, in the order of the file"
     return Audit(job, groups, by if job.iterations_seen is not None else "")
-
-
-def describe(key: GroupKey, views: list[View], job: LoggedJob, groups: Groups) -> CommunicatorRow:
-    """Name of a communicator: its role if the run recorded it, its identifiers in any case."""
-    first = min(views, key=lambda view: (view.process, view.pointer))
-    ranks = next((view.ranks for view in views if view.ranks), None)
-    nodes = next((view.nodes for view in views if view.nodes is not None), None)
-    if key[0] == "id":
-        label = f"commId {key[1]}"
-    elif key[0] == "split" and first.split is not None:
-        label = f"split {first.split[1]} of {first.split[0].pointer}, colour {first.split[2]}"
-    else:
-        label = f"{first.pointer} of {first.process}"
-        if first.begins:
-            label += f" ({first.begins + 1}. with this pointer)"
-    hosts = tuple(sorted({view.process.rpartition(":")[0] for view in views}))
-    return CommunicatorRow(label, _role(views, job, groups), ranks, nodes, hosts)
-
-
-def _role(views: list[View], job: LoggedJob, groups: Groups) -> str:
-    """The recorded groups with exactly these ranks; two roles may share their ranks."""
-    members = set()
-    for view in views:
-        rank = groups.ranks.get(job.processes[view.process].source)
-        if rank is None:
-            return ""
-        members.add(rank)
-    ranks = next((view.ranks for view in views if view.ranks), None)
-    exact = {role for role, own in groups.roles if own == members}
-    if not exact and ranks is not None:
-        # Logs of some ranks are missing: the one kind of group of this size that holds the others.
-        exact = {r for r, own in groups.roles if members <= own and len(own) == ranks}
-    return "/".join(sorted(exact))
 
 
 _LOG = re.compile(r"rank(\d+)\.log")

@@ -109,12 +109,12 @@ def _judged(
     regular = f"rings and trees add up in {sent}"
     if not (setting("nccl_ub") and setting("symmetric_registration")):
         return "as sent", f"{regular}; symmetric ones need nccl_ub"
-    needed = _first(operation, nodes)
-    if needed is None:
+    if nodes > 1 and operation == "AllReduce":
         return "as sent", (
             f"NCCL has no symmetric {_IN_WORDS[operation]} over several nodes"
             " (unless they are one NVLink domain)"
         )
+    needed = FIRST_SYMMETRIC if nodes == 1 else MULTI_NODE_SCATTER
     least = ".".join(map(str, needed))
     if version is None:
         return "unknown", f"in FP32 from NCCL {least} on, where symmetric kernels run"
@@ -122,10 +122,3 @@ def _judged(
         found = ".".join(map(str, version))
         return "as sent", f"NCCL {found} is older than {least}, the first with this kernel"
     return "unknown", "in FP32 where symmetric kernels ran, which a log tells"
-
-
-def _first(operation: str, nodes: int) -> Version | None:
-    """The first version with a symmetric kernel; None if there is none."""
-    if nodes == 1:
-        return FIRST_SYMMETRIC
-    return MULTI_NODE_SCATTER if operation == "ReduceScatter" else None
