@@ -11,7 +11,7 @@ import stand_in_runs
 from stand_in_runs import Run, StandIn, plan_of
 
 from bench.derive.blocks import complete_blocks, is_interleaved
-from bench.store import ResultsStore, StoreFullError
+from bench.store import ResultsStore
 from sweeps.blocks import planned_blocks
 from sweeps.execution import Side
 from sweeps.plan import Plan
@@ -218,23 +218,3 @@ def test_an_arm_whose_code_changed_meanwhile_stops_the_sweep(store, stand) -> No
     assert any("not the code that was prepared" in one.text for one in remarks)
     # It says nothing about the code that was prepared, so no retry is used up.
     assert go(store, stand, block_retries=0).failed == ()
-
-
-def test_too_many_failed_blocks_end_the_sweep(store, stand) -> None:
-    stand.ends["ddp", 0, "base"] = ["nan"]
-    outcome = go(store, stand, max_failures=1)
-    assert {run[0] for run in stand.seen} == {"ddp"}
-    assert outcome.not_started == 6
-
-
-def test_a_full_disk_in_a_block_loses_that_block_alone(store, stand) -> None:
-    def fail_third(run, stop):
-        if len(stand.seen) == 4:
-            raise StoreFullError("no space left")
-
-    stand.during = fail_third
-    with pytest.raises(StoreFullError):
-        go(store, stand)
-    stand.during = lambda *_: None
-    go(store, stand)
-    assert stand.seen == drawn(store)[2:]
