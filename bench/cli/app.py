@@ -30,7 +30,7 @@ def _print_version(asked: bool) -> None:
     from bench.launch.code import checkout_root, installed_version
     from bench.launch.git import git_state
 
-    own, torch = installed_version("mfsdp-bench"), installed_version("torch")
+    own, torch = (installed_version(name) or "none" for name in ("mfsdp-bench", "torch"))
     state = git_state(checkout_root())
     changed = ", with uncommitted changes" if state["dirty"] else ""
     commit = f" (commit {state['commit'][:12]}{changed})" if state["commit"] else ""
