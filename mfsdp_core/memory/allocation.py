@@ -43,6 +43,14 @@ class Allocators:
     requests: Mapping[PooledRole, Sequence[BucketRequest]]
     pools: dict[PooledRole, SlotPool] = field(default_factory=dict)
 
+    @property
+    def of_cycles(self) -> BucketAllocator:
+        """Of gradients, which `zero_grad` gives back: fresh ones, unless a pool lets nothing move.
+
+        Who has kept a gradient over `zero_grad` then has its numbers still, as with plain torch.
+        """
+        return self.gradients if self.config.pool is None else self.lasting
+
     def plan_document(self) -> dict[str, Any]:
         """The pools and every bucket that units ask for, as plain data; see `mfsdp_core/README`."""
         return {

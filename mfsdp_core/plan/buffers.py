@@ -17,7 +17,8 @@ payload          S       of payload   gather,    the same, where weights are gat
 main_weights     O       main_params  model      main and compute dtypes differ, or weights are
                                                  encoded, or a shard of FLAT parameters serves as
                                                  both, or the weight has gather hooks
-accumulator      S or I  main_grads   model      trainable; I where every microbatch reduces
+accumulator      S or I  main_grads   cycle, or  trainable; I where every microbatch reduces; model
+                                      model      with a pool
 grad_bucket      S       grad_comm    reduction  trainable, and every microbatch reduces, or
                                                  gradients change dtype on their way to the wire
 outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a change of dtype; I
@@ -83,9 +84,9 @@ CATEGORY_OF_ROLE: Mapping[Role, Category] = {
 }
 
 #: model: from sharding on. use: from a gather to the release of the unit. gather: until what was
-#: gathered is decoded. reduction: from the first gradient until the result has landed. step: from
-#: the end of the cycle's reduction to `zero_grad`.
-Lifetime = Literal["model", "use", "gather", "reduction", "step"]
+#: gathered is decoded. reduction: from the first gradient until the result has landed. cycle: from
+#: the first gradient of a cycle to `zero_grad`. step: from the end of the cycle's reduction to it.
+Lifetime = Literal["model", "use", "gather", "reduction", "cycle", "step"]
 
 #: Slots that a pool needs at most: one outer reduction is waited for before the next is started.
 MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
@@ -155,17 +156,19 @@ def plan_buffers(
     payloads: Sequence[Payload] = (),
     *,
     decoupled: bool = False,
+    pooled: bool = False,
 ) -> BucketBuffers:
     """The rows of `plan` on the rank at `coordinate`, by the table of the module.
 
     payloads: of the codec of its weights; none, or `WEIGHTS` alone, where they travel as they are.
-    decoupled: gradients are handed over in their own dtype, and never cast.
+    decoupled: gradients are handed over in their own dtype, and never cast. pooled: the model has a
+    pool, with which no buffer moves, so accumulators stay too.
     """
     extents = _Extents(plan, strategy, coordinate)
     encoded = [payload for payload in payloads if payload.name != WEIGHTS]
     rows = [*_weights(extents, dtypes, encoded)]
     if plan.requires_grad:
-        rows += _gradients(extents, dtypes, decoupled=decoupled)
+        rows += _gradients(extents, dtypes, decoupled=decoupled, pooled=pooled)
     first, slices = extents.owned
     size = plan.layout.slice_elements
     return BucketBuffers(plan, tuple(rows), (first * size, (first + slices) * size))
@@ -237,11 +240,13 @@ def _weights(
         yield of.row("main_weights", of.owned, dtypes.main_params)
 
 
-def _gradients(of: _Extents, dtypes: GroupDtypes[str], *, decoupled: bool) -> Iterator[Buffer]:
+def _gradients(
+    of: _Extents, dtypes: GroupDtypes[str], *, decoupled: bool, pooled: bool
+) -> Iterator[Buffer]:
     inner, comm = of.strategy.inner, dtypes.grad_comm
     every_microbatch = inner.reduces_every_microbatch
     accumulated = of.inner if every_microbatch else of.whole
-    yield of.row("accumulator", accumulated, dtypes.main_grads)
+    yield of.row("accumulator", accumulated, dtypes.main_grads, "model" if pooled else "cycle")
     if every_microbatch or dtypes.needs_comm_buffer:
         yield of.row("grad_bucket", of.whole, comm, "reduction")
     if of.coordinate.has_outer_axis and dtypes.needs_comm_buffer:

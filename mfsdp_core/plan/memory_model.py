@@ -1,9 +1,10 @@
 """Bytes that a rank holds at rest, as a formula: nothing is allocated, nothing is measured.
 
-At rest means after `zero_grad`: no pass runs, no gradient is attached. The lines of a bucket are
-the rows of its table in `plan/buffers.py` that last as long as the model, and besides them:
+At rest means after `zero_grad`: no pass runs, no gradient is there. The lines of a bucket are the
+rows of its table in `plan/buffers.py` that last as long as the model, and besides them:
 
 line                     category               elements            dtype
+gradient accumulator     gradients              as its row          main_grads, until `zero_grad`
 cast gradient            gradients              as its row          main_params, until `zero_grad`
 optimizer state          optimizer_state        as main weights,    main_params (or its own)
                                                 without padding
@@ -224,8 +225,8 @@ def memory_at_rest(  # noqa: PLR0913 - each of them decides about bytes
 
     expert_coordinate: the rank's coordinate on the mesh of experts, needed where there are experts.
     bucketing: see `plan_buckets`. optimizer: also counts its state, which exists after the first
-    step. gradients_attached: the point of the optimizer's step instead, when cast gradients exist
-    as well. allocation: None is the default allocator; what a pool keeps for gradients that no slot
+    step. gradients_attached: the point of the optimizer's step instead, when gradients exist as
+    well. allocation: None is the default allocator; what a pool keeps for gradients that no slot
     serves exists from the first step on, which `optimizer` and `gradients_attached` imply. codec:
     what encodes weights on their way; its payloads have lines of their own.
 
@@ -269,6 +270,7 @@ def memory_of_buckets(  # noqa: PLR0913 - as above
     Raises:
         ConfigurationError: a dtype of unknown size, or experts without a coordinate.
     """
+    allocation = allocation or AllocationConfig()
     lines: list[MemoryLine] = []
     tables: list[BucketBuffers] = []
     for plan in plans:
@@ -287,7 +289,13 @@ def memory_of_buckets(  # noqa: PLR0913 - as above
         )
         payloads = codec.payloads(plan.layout, plan.dtype) if codec and plan.is_encoded else ()
         table = plan_buffers(
-            plan, strategy, where, dtypes, payloads, decoupled=policy.decoupled_grad
+            plan,
+            strategy,
+            where,
+            dtypes,
+            payloads,
+            decoupled=policy.decoupled_grad,
+            pooled=allocation.pool is not None,
         )
         tables.append(table)
         lines += _lines_at_rest(table, strategy, attached=gradients_attached)
@@ -295,7 +303,7 @@ def memory_of_buckets(  # noqa: PLR0913 - as above
             lines += _optimizer_lines(table, dtypes.main_params, optimizer)
     requests = pool_requests(tables, ELEMENT_BYTES.__getitem__)
     used = gradients_attached or optimizer is not None
-    lines += _pool_lines(allocation or AllocationConfig(), requests, used=used)
+    lines += _pool_lines(allocation, requests, used=used)
     return MemoryModel(tuple(lines))
 
 
@@ -331,7 +339,7 @@ def _lines_at_rest(
 ) -> Iterator[MemoryLine]:
     """What the bucket's own buffers take. attached: gradients have been handed over."""
     for row in table.rows:
-        if row.lifetime == "model" or (row.lifetime == "step" and attached):
+        if row.lifetime == "model" or (row.lifetime in ("cycle", "step") and attached):
             name = _LINE_OF_ROLE[row.role]
             if row.role == "compute_weights" and strategy.inner.gathers_every_use:
                 name = "preserved root weights"

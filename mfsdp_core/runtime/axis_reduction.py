@@ -19,7 +19,7 @@ from mfsdp_core.shard.flat_buffer import part
 
 
 class AxisReduction:
-    """Reduces into `own`, the part of `accumulated` that is valid afterwards; one at a time.
+    """Reduces into `own`, the part of an accumulator that is valid afterwards; one at a time.
 
     flight: what is under way: this rank's part of what was sent, the collective, and the key of the
     memory.
@@ -28,7 +28,6 @@ class AxisReduction:
     def __init__(
         self,
         bucket: str,
-        accumulated: torch.Tensor,
         axis: AxisPlacements,
         communicator: Communicator,
         allocator: BucketAllocator,
@@ -40,12 +39,21 @@ class AxisReduction:
         self._communicator = communicator
         self._allocator = allocator
         self._average = average
+        self._cuts = self._scatters and not axis.reduces_every_microbatch
         self.flight: tuple[torch.Tensor, PendingSum, BufferKey | None] | None = None
-        self.own = accumulated
-        if self._scatters and not axis.reduces_every_microbatch:
-            self.own = part(accumulated, communicator.rank, communicator.size)
+        self.own: torch.Tensor
+
+    def into(self, accumulated: torch.Tensor) -> torch.Tensor:
+        """From now on reduce into `accumulated`; returns the part of it that is `own`."""
+        by = self._communicator
+        self.own = part(accumulated, by.rank, by.size) if self._cuts else accumulated
         elements = self.own.numel()
-        self._part = slice(communicator.rank * elements, (communicator.rank + 1) * elements)
+        self._part = slice(by.rank * elements, (by.rank + 1) * elements)
+        return self.own
+
+    def leave(self) -> None:
+        """Let go of the accumulator; `into` comes before the next reduction."""
+        del self.own
 
     def issue(
         self, data: torch.Tensor, key: BufferKey | None, total: torch.dtype, *, adds: bool = False

@@ -8,7 +8,8 @@ one raw and one sharded face under several names; a swap rebinds all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -126,6 +127,16 @@ class ManagedParameter:
             module._parameters[attribute] = self.sharded
 
 
+def _references(held: list[Any], index: int) -> int:
+    """To an entry of a list. Those of C++, as autograd's, count as well (torch 2.11 and 2.13)."""
+    return sys.getrefcount(held[index])
+
+
+_NOTHING = torch.empty(0)
+#: References to what nobody but a list holds; versions of Python count differently.
+_ALONE = _references([torch.empty(0)], 0)
+
+
 def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
     shard: Any = managed.sharded
     gradient = shard_like(local, shard)
@@ -176,11 +187,14 @@ class Bucket:
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
+        self._own_parts = list(map(self._own_part, range(len(parameters))))
         self._spec = spec
         self.axes = axes
         self._mesh = axes.whole
         self._allocator = allocator
-        self._gradient_shards: list[DTensor] | None = None
+        # Gradients as the sharded parameters have them, and the memory that they are views of now.
+        self._gradient_shards: list[DTensor | None] = [None] * len(parameters)
+        self._viewed: torch.Tensor | None = None
         self._attached: int | None = None
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
@@ -208,11 +222,17 @@ class Bucket:
         `flat` has the extent of the main weights: one slice where the optimizer is sharded, else
         the full buffer.
         """
+        shape, strides, start = self._own_parts[index]
+        # One operation of torch where a slice and its shape are two.
+        return flat.as_strided(shape, strides, flat.storage_offset() + start)
+
+    def _own_part(self, index: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
+        """Shape, strides and first element of a parameter's part of the main weights."""
         slot = self.plan.layout.slots[index]
         if not self._shards_optimizer:
-            return flat[slot.offset : slot.end].view(slot.shape)
+            return slot.shape, slot.strides, slot.offset
         local = self.plan.layout.local_rows(index, self._sub_shard)
-        return flat[local.start : local.start + local.elements].view(local.rows, *slot.shape[1:])
+        return (local.rows, *slot.shape[1:]), slot.strides or (1,), local.start
 
     def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
         """The parts of all parameters."""
@@ -253,12 +273,11 @@ class Bucket:
         again = self._attached is not None
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
+        assert reduced is not None  # a reduction has landed
         if self._cast_key is not None:
             reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
-        if self._gradient_shards is None:
-            views = self.local_views(reduced)
-            self._gradient_shards = list(map(_gradient_of, self.parameters, views))
-        for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
+        shards = self._shards_of(reduced)
+        for managed, shard in zip(self.parameters, shards, strict=True):
             held = getattr(managed.sharded, self._attribute, None)
             if held is not None and held is not shard:
                 raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
@@ -281,7 +300,7 @@ class Bucket:
 
     def forget_removed(self) -> None:
         """Make zeros of reduced gradients that the user has set to None."""
-        if self.gradients is None:
+        if self.gradients is None or self.gradients.reduced is None:
             return
         for index, view in enumerate(self.local_views(self.gradients.reduced)):
             if getattr(self.parameters[index].sharded, self._attribute, None) is None:
@@ -327,13 +346,38 @@ class Bucket:
             return
         self.gradients.reset()
         self._attached = None
-        if keeps_zeros and self.holds_gradients:
-            self.gradients.reduced.zero_()
+        reduced = self.gradients.reduced
+        if keeps_zeros and reduced is not None and self.holds_gradients:
+            reduced.zero_()
             return
         for managed in self.parameters:
             setattr(managed.sharded, self._attribute, None)
         if self._cast_key is not None:
             self._allocator.release(self._cast_key)
+        if self.gradients.give_back():
+            self._forget_memory()
+
+    def _shards_of(self, reduced: torch.Tensor) -> Sequence[DTensor]:
+        """The gradients as views of `reduced`, in objects of former cycles where there are some."""
+        shards: list[Any] = self._gradient_shards
+        if self._viewed is not reduced:
+            self._viewed = reduced
+            for index, view in enumerate(self.local_views(reduced)):
+                if shards[index] is None:
+                    shards[index] = _gradient_of(self.parameters[index], view)
+                else:
+                    shards[index]._local_tensor = view
+        return shards
+
+    def _forget_memory(self) -> None:
+        """Let the memory of gradients go; those that somebody else holds keep theirs."""
+        self._viewed = None
+        shards: list[Any] = self._gradient_shards
+        for index in range(len(shards)):
+            if shards[index] is not None and _references(shards, index) == _ALONE:
+                shards[index]._local_tensor = _NOTHING
+            else:
+                shards[index] = None
 
     @torch.no_grad()
     def _adopt(self) -> None:

@@ -26,7 +26,7 @@ class BucketSpec:
 
     dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. payloads: what
     gathers send, in their order, as far as is known before. codec: makes that of its weights.
-    decoupled: gradients are handed over in their own dtype.
+    decoupled: gradients are handed over in their own dtype. pooled: the model has a pool.
     """
 
     plan: BucketPlan
@@ -37,6 +37,7 @@ class BucketSpec:
     payloads: tuple[Payload, ...]
     codec: Callable[[Shard], BucketCodec]
     decoupled: bool
+    pooled: bool
 
     @cached_property
     def buffers(self) -> BucketBuffers:
@@ -48,6 +49,7 @@ class BucketSpec:
             GroupDtypes(*map(dtype_name, vars(self.dtypes).values())),
             self.payloads,
             decoupled=self.decoupled,
+            pooled=self.pooled,
         )
 
     def key(self, role: Role, payload: str = "") -> BufferKey:

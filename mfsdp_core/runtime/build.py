@@ -275,6 +275,7 @@ class _BucketFactory:
             self._dense_ranks,
             *self._codec(plan, members, axes),
             decoupled=self._config.reduction.decoupled,
+            pooled=self._config.allocation.pool is not None,
         )
 
     def _codec(
@@ -333,7 +334,7 @@ class _BucketFactory:
             weights,
             gradients,
             axes=axes,
-            allocator=self.allocators.lasting,
+            allocator=self.allocators.of_cycles,
         )
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))

@@ -1,6 +1,7 @@
 """Gradients of one bucket: fill, scale, reduce, land.
 
-A cycle ends with `reset`, that is `zero_grad`. In a cycle there is one state: whether the own
+A cycle ends with `reset`, that is `zero_grad`, which gives the accumulator's memory back; the first
+gradient of the next one takes it again. In a cycle there is one state: whether the own
 contribution, which a PARTIAL accumulator holds, has been reduced along either axis. Accumulators of
 reduced slices are open until the outer stage. What came afterwards would be reduced twice.
 
@@ -76,22 +77,25 @@ class GradientBuffers:
         self._is_reduced = self._outer_issued = False
         # Counts changes of the reduced gradient, so that it is attached once per change.
         self.revision = 0
-        data = allocators.lasting.acquire(spec.key("accumulator")).zero_()
-        whole = not self._axis.reduces_every_microbatch
-        self._whole = FullBuffer(self._layout, data) if whole else None
+        #: Whether gradients accumulate whole, to be reduced once at the end of the cycle.
+        self.holds_whole = not self._axis.reduces_every_microbatch
+        self._accumulators = allocators.of_cycles
+        self._whole: FullBuffer | None = None
+        #: What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard. None:
+        #: the cycle has no gradient yet.
+        self.reduced: torch.Tensor | None = None
         average = reduction.averages
         self._inner = AxisReduction(
-            self._name, data, self._axis, self._communicator, self._allocator, average=average
+            self._name, self._axis, self._communicator, self._allocator, average=average
         )
-        # What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard.
-        self.reduced = self._inner.own
         self._outer: AxisReduction | None = None
         if communicators.outer is not None:
             axis, by = spec.strategy.outer, communicators.outer
             self._outer = AxisReduction(
-                self._name, self.reduced, axis, by, self._outer_allocator, average=average
+                self._name, axis, by, self._outer_allocator, average=average
             )
-            self.reduced = self._outer.own
+        if spec.pooled:
+            self._begin()
 
     @property
     def _open_key(self) -> BufferKey:
@@ -111,11 +115,6 @@ class GradientBuffers:
         return self._bucket is not None or is_moving
 
     @property
-    def holds_whole(self) -> bool:
-        """Whether gradients accumulate whole, to be reduced once at the end of the cycle."""
-        return self._whole is not None
-
-    @property
     def reduces_in_place(self) -> bool:
         """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
         whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket_key is None
@@ -125,7 +124,7 @@ class GradientBuffers:
     @property
     def awaits_reduction(self) -> bool:
         """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
-        return self._whole is not None and not self._is_reduced
+        return self.holds_whole and not self._is_reduced
 
     @property
     def awaits_outer(self) -> bool:
@@ -147,13 +146,13 @@ class GradientBuffers:
         """
         self._check_open()
         in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
-        if self._whole is None:
+        if not self.holds_whole:
             view = self._open_bucket().tensor(index)
             if in_backward and (index in self._filled or index in self._handed_out):
                 view = torch.empty_like(view)
                 self._handed_out.setdefault(index, []).append(view)
         else:
-            view = self._whole.tensor(index)
+            view = self._open_whole().tensor(index)
             if index not in self._filled:
                 view.zero_()
                 self._filled.add(index)
@@ -167,13 +166,13 @@ class GradientBuffers:
     def written(self, index: int) -> None:
         """A kernel wrote the gradient of tensor `index` into `target` itself."""
         again = self._handed_out.pop(index, [])
-        view = (self._whole or self._open_bucket()).tensor(index)
-        filled = self._whole is None and index in self._filled
+        view = (self._open_whole() if self.holds_whole else self._open_bucket()).tensor(index)
+        filled = not self.holds_whole and index in self._filled
         for more in again:
             view.add_(more, alpha=self._scale if filled else 1.0)
         if self._guard is not None:
             self._guard.check_parameter(index, view)
-        if self._whole is None:
+        if not self.holds_whole:
             if self._scale != 1.0 and not filled:
                 view.mul_(self._scale)
             self._filled.add(index)
@@ -190,10 +189,10 @@ class GradientBuffers:
             gradient = gradient.to_dense()
         if self._guard is not None:
             self._guard.check_parameter(index, gradient)
-        if self._whole is None:
+        if not self.holds_whole:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
-            view = self._whole.tensor(index)
+            view = self._open_whole().tensor(index)
             if is_last and index not in self._filled and self._may_scale(gradient):
                 self._scaled.add(index)
             scale = self._scale if index in self._scaled else 1.0
@@ -219,10 +218,10 @@ class GradientBuffers:
                 "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
                 "on the parameter, and any tensor of its shape as its gradient."
             )
-        if self._whole is None:
-            self._issue_bucket(self._open_bucket())
+        if self.holds_whole:
+            self._issue_whole(self._open_whole())
         else:
-            self._issue_whole(self._whole)
+            self._issue_bucket(self._open_bucket())
 
     def land(self) -> None:
         """Wait for the reduction under way and put its result where the optimizer looks."""
@@ -251,6 +250,17 @@ class GradientBuffers:
             self._outer.land()
             self.revision += 1
 
+    def give_back(self) -> bool:
+        """Let the accumulator's memory go, in a cycle without gradients; False where none goes."""
+        if self._spec.pooled or self.reduced is None:
+            return False
+        self._accumulators.release(self._spec.key("accumulator"))
+        self._inner.leave()
+        if self._outer is not None:
+            self._outer.leave()
+        self.reduced = self._whole = None
+        return True
+
     def reset(self) -> None:
         """Begin a new cycle: everything accumulated so far is forgotten."""
         self.land()
@@ -270,14 +280,31 @@ class GradientBuffers:
             self._filled.clear()
 
     def scale(self, factor: float) -> None:
-        """Multiply the reduced gradient."""
-        self.reduced.mul_(factor)
-        self.revision += 1
+        """Multiply the reduced gradient, if there is one."""
+        if self.reduced is not None:
+            self.reduced.mul_(factor)
+            self.revision += 1
+
+    def _begin(self) -> torch.Tensor:
+        """Take the accumulator's memory; its contents are undefined."""
+        data = self._accumulators.acquire(self._spec.key("accumulator"))
+        self.reduced = self._inner.into(data)
+        if self._outer is not None:
+            self.reduced = self._outer.into(self.reduced)
+        return data
+
+    def _open_whole(self) -> FullBuffer:
+        if self._whole is None:
+            self._whole = FullBuffer(self._layout, self._begin())
+            self._whole.zero_gaps()
+        return self._whole
 
     def _issue_bucket(self, bucket: FullBuffer) -> None:
         self._zero_missing(bucket)
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
+        if self.reduced is None:
+            self._begin()
         adds = self._axis.landing is Landing.ADD and self._landed
         self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
         self._filled.clear()
@@ -368,7 +395,7 @@ class GradientBuffers:
             Event(
                 kind="land",
                 operation=operation,
-                dtype=dtype_name(self.reduced.dtype),
+                dtype=dtype_name(self._dtypes.main_grads),
                 payload_bytes=own_bytes,
                 group=self._communicator.role,
                 group_size=self._communicator.size,

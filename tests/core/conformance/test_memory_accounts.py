@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mfsdp_core
 from conformance.judging import close, refuses, same
 from conformance.small_model import (
     WIDTH,
@@ -240,6 +241,54 @@ def test_what_the_formula_leaves_out_by_default() -> None:
     same("moments in codes", coded, [4096, 8192])
 
 
+@pytest.mark.parametrize("strategy", [0, 1, 2, 3])
+def test_gradients_take_memory_from_the_first_one_to_zero_grad(strategy: int) -> None:
+    """Not before, nor between steps. A pool, with which no buffer moves, keeps it."""
+    for allocator, stays in (("storage_resize", False), ("fixed_pool", True)):
+        model, _ = pair(strategy, allocator=allocator)
+        found = []
+        for number in range(2):
+            found.append(model.ledger.bytes_by_category()["gradients"])
+            model(batch(number)).backward()
+            held = model.ledger.bytes_by_category()["gradients"]
+            model.zero_grad()
+        assert held > 0
+        same(f"between steps with {allocator}", found, [held if stays else 0] * 2)
+        model(batch()).backward()
+        model.zero_grad(set_to_none=False)
+        same("as zeros", model.ledger.bytes_by_category()["gradients"], held)
+
+
+class _Keep(torch.autograd.Function):
+    """Autograd alone holds the second argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kept: Tensor) -> Tensor:
+        ctx.save_for_backward(kept)
+        return x.clone()
+
+
+@pytest.mark.parametrize("main_grads", [torch.float64, torch.float32])
+@pytest.mark.parametrize("strategy", [0, 1, 2, 3])
+def test_a_gradient_kept_over_zero_grad_keeps_its_numbers(
+    strategy: int, main_grads: torch.dtype
+) -> None:
+    """As with plain torch, while later steps compute others. In FP32 it is a cast copy."""
+    policy = MixedPrecisionPolicy(None, main_grads_dtype=main_grads)
+    model, _ = pair(strategy, mixed_precision_policy=policy)
+    model(batch(0)).backward()
+    first, second, third, *_ = model.parameters()
+    before = [mfsdp_core.gather_full(p.grad).clone() for p in (first, third)]
+    shard, local, rows = first.grad, second.grad.to_local(), second.grad.to_local().clone()
+    kept: Any = _Keep.apply(torch.ones(1, requires_grad=True), third.grad)
+    for number in (1, 2):
+        model.zero_grad()
+        model(batch(number)).backward()
+    same("kept rows", local, rows)
+    found = (shard, *kept.grad_fn.saved_tensors)
+    same("kept", [mfsdp_core.gather_full(gradient) for gradient in found], before)
+
+
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 
@@ -318,9 +367,10 @@ def test_sums_of_another_dtype_are_taken_where_they_belong() -> None:
             loss = model(batch(number, dtype=_FP32))
             with _Made() as made:
                 loss.backward()
-            model.zero_grad()
-            beside = {elements for dtype, elements in made.found if dtype == _FP32}
-            same(f"strategy {strategy}", beside & slices, set())
+            model.zero_grad(set_to_none=False)
+        # The second time: gradients have their memory then.
+        beside = {elements for dtype, elements in made.found if dtype == _FP32}
+        same(f"strategy {strategy}", beside & slices, set())
 
 
 class _Wide(nn.Linear):

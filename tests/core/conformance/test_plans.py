@@ -236,6 +236,7 @@ def test_bytes_at_rest_are_as_counted_by_hand() -> None:
             where,
             memory_model.PolicyNames("float32", "float32"),
             optimizer=memory_model.ADAM,
+            gradients_attached=True,
         )
         found = model.bytes_by_category()
         compute, main = weights
