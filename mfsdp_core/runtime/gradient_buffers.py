@@ -79,6 +79,7 @@ class GradientBuffers:
         self.revision = 0
         #: Whether gradients accumulate whole, to be reduced once at the end of the cycle.
         self.holds_whole = not self._axis.reduces_every_microbatch
+        self._accumulator_key = spec.key("accumulator")
         self._accumulators = allocators.of_cycles
         self._whole: FullBuffer | None = None
         #: What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard. None:
@@ -254,7 +255,7 @@ class GradientBuffers:
         """Let the accumulator's memory go, in a cycle without gradients; False where none goes."""
         if self._spec.pooled or self.reduced is None:
             return False
-        self._accumulators.release(self._spec.key("accumulator"))
+        self._accumulators.release(self._accumulator_key)
         self._inner.leave()
         if self._outer is not None:
             self._outer.leave()
@@ -287,7 +288,7 @@ class GradientBuffers:
 
     def _begin(self) -> torch.Tensor:
         """Take the accumulator's memory; its contents are undefined."""
-        data = self._accumulators.acquire(self._spec.key("accumulator"))
+        data = self._accumulators.acquire(self._accumulator_key)
         self.reduced = self._inner.into(data)
         if self._outer is not None:
             self.reduced = self._outer.into(self.reduced)
