@@ -16,15 +16,25 @@ TOP = "(?:bench|mfsdp_core|reports|sweeps|tools|tests|docs)"
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
-@cache
-def documents() -> list[Path]:
+def files(pattern: str) -> list[Path]:
+    """Of the repository, and what is new in it; never those of an environment inside."""
     listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", "*.md"],
+        ["git", "-C", str(ROOT), "ls-files", "-co", "--exclude-standard", pattern],
         capture_output=True,
         text=True,
         check=True,
     ).stdout.splitlines()
     return [ROOT / name for name in listed if (ROOT / name).is_file()]
+
+
+@cache
+def documents() -> list[Path]:
+    return files("*.md")
+
+
+@cache
+def sources() -> list[Path]:
+    return files("*.py")
 
 
 def anchors(page: Path) -> set[str]:
@@ -108,7 +118,8 @@ def test_every_module_and_what_a_page_names_of_it_exists(page: Path) -> None:
 )
 def test_every_file_of_its_room_that_a_readme_names_exists(page: Path) -> None:
     for name in re.findall(r"`(\w+\.py)`", FENCE.sub("", page.read_text())):
-        assert next(page.parent.rglob(name), None), f"{page.relative_to(ROOT)}: {name}"
+        found = [file for file in sources() if file.name == name and page.parent in file.parents]
+        assert found, f"{page.relative_to(ROOT)}: {name}"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

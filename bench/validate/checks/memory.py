@@ -6,6 +6,7 @@ from itertools import pairwise
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
+from bench.spec import POOLS
 from bench.validate.case_evidence import CaseEvidence, at
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
 from bench.validate.checks.check_verdict import failed, not_applicable, passed
@@ -86,8 +87,11 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
         owned //= case.outer
     if not trainable:
         return weights + (owned * compute if encoded else 0)
+    weights += owned * main if separate else 0
+    if case.allocator not in POOLS:  # `zero_grad` frees gradients, unless no buffer may move
+        return weights
     accumulator = shard if evidence.reduces_every_microbatch else elements
-    return weights + (owned * main if separate else 0) + accumulator * grads
+    return weights + accumulator * grads
 
 
 def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
