@@ -111,7 +111,7 @@ check: venv
 	@$(BIN)/lint-imports
 
 # Where pip serves no such torch, or not in time, that is said, and is no failure.
-OLDEST_TESTS := $(addprefix tests/core/test_,unused_parameters.py hybrid_sharding.py checkpoint_reshard.py \
+OLDEST_TESTS := $(addprefix tests/core/test_,unused_parameters.py mesh_shapes.py checkpoint_reshard.py \
   right_or_refused_shards.py)
 oldest-torch: venv
 	@code=0; python="$$($(BIN)/python -m tools.torch_build $(OLDEST_TORCH))" || code=$$?; \

@@ -22,6 +22,7 @@ from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     CheckpointError,
     ConfigurationError,
+    GradAlreadyReducedError,
     StateDictError,
 )
 
@@ -141,6 +142,15 @@ def test_what_cannot_be_arranged_is_refused() -> None:
         wrong = two | {"hybrid_fsdp_group": pairs[0]}
         refuses(ConfigurationError, "must hold the ranks of both axes", lambda: pair(3, **wrong))
     dist.barrier()
+
+
+def test_a_microbatch_behind_the_outer_stage_is_refused() -> None:
+    for strategy in range(4):
+        model, _ = pair(strategy, **_two_axes())
+        model(batch(0)).backward()
+        words = "already reduced in this cycle"
+        refuses(GradAlreadyReducedError, words, lambda m=model: m(batch(1)).backward())
+        model.zero_grad()
 
 
 def test_ranks_agree_on_errors() -> None:
