@@ -25,7 +25,16 @@ class DevicePeak:
     bf16_tflops: float
     fp8_tflops: float | None
     source: str
-    date: str = TABLE_DATE
+
+    def tflops(self, dtype: str) -> float | None:
+        """Of "bf16", "fp16" or "fp8"; None where the table has no value.
+
+        Any other dtype has none: what fp32 products reach depends on whether TF32 is switched on,
+        which the name of the device does not tell.
+        """
+        if dtype in ("bf16", "fp16"):
+            return self.bf16_tflops
+        return self.fp8_tflops if dtype == "fp8" else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +78,6 @@ _PEAKS: tuple[DevicePeak, ...] = (
 PEAKS: dict[str, DevicePeak] = {peak.device_name: peak for peak in _PEAKS}
 
 
-def peak_tflops(device_name: str, dtype: str) -> DevicePeak | None:
-    """The entry of `device_name` if its peak for `dtype` is known, else None.
-
-    Args:
-        device_name: exactly as the driver reports it; no substring, no change of case.
-        dtype: "bf16", "fp16" or "fp8". Any other has no entry: what fp32 products reach depends
-            on whether TF32 is switched on, which the name of the device does not tell.
-    """
-    peak = PEAKS.get(device_name)
-    if peak is None or rate_for(peak, dtype) is None:
-        return None
-    return peak
-
-
-def rate_for(peak: DevicePeak, dtype: str) -> float | None:
-    """Dense TFLOP/s of `peak` in `dtype`, None where the table has no value."""
-    if dtype in ("bf16", "fp16"):
-        return peak.bf16_tflops
-    if dtype == "fp8":
-        return peak.fp8_tflops
-    return None
-
-
 def model_flops_utilisation(
     tflops_per_second_per_device: float, device_name: str | None, dtype: str
 ) -> ModelFlopsUtilisation:
@@ -104,10 +90,10 @@ def model_flops_utilisation(
         return ModelFlopsUtilisation(
             None, None, "no single device with a known peak (a CPU has none)"
         )
-    peak = peak_tflops(device_name, dtype)
-    rate = None if peak is None else rate_for(peak, dtype)
+    peak = PEAKS.get(device_name)
+    rate = None if peak is None else peak.tflops(dtype)
     if rate is None:
-        known = "unknown device" if device_name not in PEAKS else f"no {dtype} peak known"
+        known = "unknown device" if peak is None else f"no {dtype} peak known"
         return ModelFlopsUtilisation(None, None, f"{known}: {device_name}")
     fraction = tflops_per_second_per_device / rate
     if fraction > 1.0:

@@ -7,21 +7,12 @@ import pytest
 from bench.derive.checkpoints import checkpoint_cost
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
-from bench.spec import ResolvedRun, RunSpec, TrainSpec
-
-
-def saving(every: int | None) -> ResolvedRun:
-    return resolve_anywhere(RunSpec(train=TrainSpec(checkpoint_every=every)))
-
-
-def test_a_run_that_saves_nothing_keeps_its_name():
-    plain, every = saving(None), saving(3)
-    assert "checkpoint_every" not in plain.canonical_json()
-    assert plain.config_hash != every.config_hash
+from bench.spec import RunSpec, TrainSpec
 
 
 def record_with(checkpoints: dict | None) -> RunRecord:
-    return RunRecord("r", saving(2), RunStatus(), {}, {}, checkpoints=checkpoints)
+    resolved = resolve_anywhere(RunSpec(train=TrainSpec(checkpoint_every=2)))
+    return RunRecord("r", resolved, RunStatus(), {}, {}, checkpoints=checkpoints)
 
 
 def test_the_cost_is_the_median_and_the_largest_size():
