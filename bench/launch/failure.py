@@ -9,7 +9,7 @@ from typing import Final, Literal
 
 from bench.errors import UnsupportedError
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import failure_name
+from bench.store.layout import FAILURE, rank_file
 
 FailureKind = Literal["out_of_memory", "nan", "unsupported", "crashed"]
 
@@ -45,4 +45,4 @@ def write_failure(run_dir: Path, rank: int, error: BaseException) -> None:
         "rank": rank,
         "time_seconds": time.time(),
     }
-    write_json_atomically(run_dir / failure_name(rank), document)
+    write_json_atomically(run_dir / rank_file(FAILURE, rank), document)

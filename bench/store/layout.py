@@ -57,8 +57,12 @@ HOST = "host.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
-FAILURE_GLOB = "failure.rank*.json"
-ISSUED_GLOB = "issued.rank*.json"
+FAILURE = "failure"
+ISSUED = "issued"
+SNAPSHOT = "memory_snapshot"
+TRACE = "trace"
+FAILURE_GLOB = f"{FAILURE}.rank*.json"
+ISSUED_GLOB = f"{ISSUED}.rank*.json"
 
 IDENTITY_DIGITS = 8
 """Hex digits that say what the arms of a sweep are, at the end of its id."""
@@ -67,24 +71,9 @@ _IDENTIFIER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,150}")
 _RANK = re.compile(r"\.rank(\d+)\.")
 
 
-def snapshot_name(rank: int) -> str:
-    """File of a rank's memory snapshot."""
-    return f"memory_snapshot.rank{rank}.json"
-
-
-def trace_name(rank: int) -> str:
-    """File of a rank's trace, in Chrome's format."""
-    return f"trace.rank{rank}.json"
-
-
-def issued_name(rank: int) -> str:
-    """File below `logs` of what a rank had issued when it stood still."""
-    return f"issued.rank{rank}.json"
-
-
-def failure_name(rank: int) -> str:
-    """File in which a rank says why it ends."""
-    return f"failure.rank{rank}.json"
+def rank_file(kind: str, rank: int) -> str:
+    """Name of a rank's own file of this kind: `failure.rank3.json`."""
+    return f"{kind}.rank{rank}.json"
 
 
 def is_of_arms(sweep_id: str, name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -30,12 +31,13 @@ from bench.store.layout import (
     CHECKPOINTS,
     COUNTS,
     HOST,
+    ISSUED,
     LOGS,
     MEMORY,
     RUNTIME,
-    issued_name,
-    snapshot_name,
-    trace_name,
+    SNAPSHOT,
+    TRACE,
+    rank_file,
 )
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
@@ -71,7 +73,8 @@ def run_rank(run_dir: Path) -> None:
 
 def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     profile = MemoryProfile(process.device) if resolved.measure.profile == "memory" else None
-    snapshot = MemorySnapshot.of(resolved, run_dir / snapshot_name(process.rank), process.device)
+    own_file = partial(rank_file, rank=process.rank)
+    snapshot = MemorySnapshot.of(resolved, run_dir / own_file(SNAPSHOT), process.device)
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
     live = LiveStorageMeter(sites, process.device, resolved.train.steps)
     live.start()
@@ -86,10 +89,10 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     recorder = None
     if process.rank == 0:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
-    trace = TorchTrace.of(resolved, run_dir / trace_name(process.rank), process.device, engine)
+    trace = TorchTrace.of(resolved, run_dir / own_file(TRACE), process.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, process.rank)
     saver = _saver(engine, resolved, process, run_dir)
-    note = IssuedNote(engine, run_dir / LOGS / issued_name(process.rank))
+    note = IssuedNote(engine, run_dir / LOGS / own_file(ISSUED))
     with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
             engine,
