@@ -115,7 +115,7 @@ class CallHooks:
 class LeafInputs:
     """Leaf tensors that calls were given: one hook each, however many calls there are.
 
-    A leaf lives as long as its owner likes, and so would hooks of every call, with their graphs.
+    A leaf may live long. Hooks of every call would live as long as it does, with their graphs.
     """
 
     def __init__(self) -> None:
@@ -243,7 +243,7 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
-    """`hook` as it is where nothing is compiled: what torch wraps around it costs as much as it."""
+    """`hook` itself while nothing is compiled: torch's wrapper costs as much as the hook."""
     disabled: Callable[..., None] = torch.compiler.disable(hook)
 
     def run(*arguments: Any) -> None:

@@ -113,7 +113,7 @@ class GuardedModule(nn.Module):
 
 
 def guard(model: nn.Module, units: Iterable[nn.Module], holders: Iterable[nn.Module]) -> None:
-    """From now on, do to the modules of a sharded `model` what the module docstring says.
+    """Apply the rules of this file to the modules of a sharded `model` from now on.
 
     units: the modules of units, the root among them. holders: modules that hold sharded parameters.
     """
