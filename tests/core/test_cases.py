@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from bench.testing.workers import Workers
+from bench.validate.applicability import not_installed
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_on
 from bench.validate.judge import judge
@@ -28,6 +29,9 @@ def test_training_is_that_of_plain_torch(case: AnyCase, worlds: Workers) -> None
         outcome = outcome_on(worlds, case.program)
         assert outcome.kind == "equal", outcome.text
         return
+    reason = not_installed("safetensors") if case.scenario == "exported" else None
+    if reason is not None:
+        pytest.skip(reason)
     torch.set_num_threads(1)  # as on the ranks
     verdict = judge(case, run_on(worlds, case, "cpu", _SECONDS), torch.device("cpu"))
     assert verdict.state == "passed", verdict.failures or verdict.reason

@@ -323,13 +323,18 @@ def test_states_of_an_unsharded_run_are_cut() -> None:
     train_beside(model, optimizer, plain, reference, 1)
 
 
+def _halves(of: nn.Module) -> tuple[list[nn.Parameter], list[nn.Parameter]]:
+    """Parameters of units, and the others."""
+    named = list(of.named_parameters())
+    return [p for n, p in named if "units" in n], [p for n, p in named if "units" not in n]
+
+
 def test_optimizers_of_one_model_leave_each_other_alone() -> None:
     """Clearing one does not clear what the other has yet to step with."""
     model, plain = pair(2)
 
     def two(of: Any) -> list[torch.optim.Optimizer]:
-        inner = [p for n, p in of.named_parameters() if "units" in n]
-        rest = [p for n, p in of.named_parameters() if "units" not in n]
+        inner, rest = _halves(of)
         return [_OPTIM.AdamW(inner, lr=0.1), _OPTIM.SGD(rest, lr=0.1)]
 
     own = [mfsdp_core.fully_shard_optimizer(o) for o in two(model)]
@@ -368,11 +373,8 @@ def test_gradients_may_be_cleared_in_any_way() -> None:
         (0, 1, 3), ((_by_hand, False), (_to_zeros, False), (_to_zeros, True))
     ):
         model, plain = pair(strategy)
-        sides = []
-        for of in (model, plain):
-            units = [p for name, p in of.named_parameters() if "units" in name]
-            rest = [p for name, p in of.named_parameters() if "units" not in name]
-            sides.append((of, [_OPTIM.SGD(some, lr=0.1, momentum=0.9) for some in (units, rest)]))
+        make = partial(_OPTIM.SGD, lr=0.1, momentum=0.9)
+        sides = [(of, [make(some) for some in _halves(of)]) for of in (model, plain)]
         for optimizer in sides[0][1]:
             mfsdp_core.fully_shard_optimizer(optimizer)
         for number in range(3):
