@@ -127,14 +127,11 @@ class ManagedParameter:
             module._parameters[attribute] = self.sharded
 
 
-def _references(held: list[Any], index: int) -> int:
-    """To an entry of a list. Those of C++, as autograd's, count as well (torch 2.11 and 2.13)."""
-    return sys.getrefcount(held[index])
-
-
 _NOTHING = torch.empty(0)
-#: References to what nobody but a list holds; versions of Python count differently.
-_ALONE = _references([torch.empty(0)], 0)
+_held = [torch.empty(0)]
+#: References to what only a list holds; versions of Python count differently. Those of C++, as
+#: autograd's, count as well (torch 2.11 and 2.13).
+_ALONE = sys.getrefcount(_held[0])
 
 
 def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
@@ -362,7 +359,8 @@ class Bucket:
         shards: list[Any] = self._gradient_shards
         if self._viewed is not reduced:
             self._viewed = reduced
-            for index, view in enumerate(self.local_views(reduced)):
+            for index in range(len(shards)):
+                view = self.local_view(index, reduced)
                 if shards[index] is None:
                     shards[index] = _gradient_of(self.parameters[index], view)
                 else:
@@ -374,7 +372,7 @@ class Bucket:
         self._viewed = None
         shards: list[Any] = self._gradient_shards
         for index in range(len(shards)):
-            if shards[index] is not None and _references(shards, index) == _ALONE:
+            if shards[index] is not None and sys.getrefcount(shards[index]) == _ALONE:
                 shards[index]._local_tensor = _NOTHING
             else:
                 shards[index] = None

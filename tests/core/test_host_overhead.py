@@ -31,9 +31,7 @@ def measured() -> dict[int, dict[str, Any]]:
     return found
 
 
-@pytest.mark.parametrize(
-    ("case", "most"), [("zero3", 0.264), ("recompute", 0.282), ("hsdp", 0.285)]
-)
+@pytest.mark.parametrize(("case", "most"), [("zero3", 0.27), ("recompute", 0.288), ("hsdp", 0.292)])
 def test_a_unit_costs_the_host_less_than_three_tenths_of_the_calls_of_fsdp2(
     measured, case, most
 ) -> None:
