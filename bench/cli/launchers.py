@@ -137,10 +137,12 @@ def launcher_settings(
     try:
         return kind.settings.model_validate(options)
     except ValidationError as error:
-        known = ", ".join(kind.settings.model_fields) or "none"
-        raise UsageError(
-            f"{_OPTION} {first_problem(error)}; options of this launcher: {known}"
-        ) from None
+        known, problem, hint = list(kind.settings.model_fields), first_problem(error), ""
+        if error.errors()[0]["type"] == "extra_forbidden":
+            name = str(error.errors()[0]["loc"][0])
+            problem, hint = f"{name}: there is no such option", did_you_mean(name, known)
+        listed = ", ".join(known) or "none"
+        raise UsageError(f"{_OPTION} {problem}; options of this launcher: {listed}{hint}") from None
 
 
 def _parsed(assignments: Sequence[str]) -> dict[str, Any]:

@@ -57,7 +57,10 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, in_proc
     _, planned, _ = in_process("plan", sweep, *own, "--launcher-option", "cpus=1000")
     assert "to run 2, pruned 0" in planned, planned
     refused = [
-        (("--launcher-option", "nite=hello"), "options of this launcher: note, cpus"),
+        (
+            ("--launcher-option", "nite=hello"),
+            "there is no such option; options of this launcher: note, cpus; did you mean 'note'",
+        ),
         (("--launcher-option", "note"), "expected KEY=VALUE"),
         (("--launcher", "mine:KIN"), "defines no KIN"),
         (("--launcher", "mine:NO_KIND"), "expected a LauncherKind there, found 3"),
