@@ -22,15 +22,15 @@ _TESTS_FAILED = 1
 #: By bug: a file of tests, and a part of the names of those that notice it; of cases, also one of
 #: theirs.
 SEEN_BY_TESTS = {
-    "R1": ("test_cases.py", "that_of_plain_torch"),
-    "R2": ("test_cases.py", "that_of_plain_torch"),
-    "R3": ("test_cases.py", "that_of_plain_torch"),
+    "R1": ("test_cases.py", "that_of_plain_torch and stack"),
+    "R2": ("test_cases.py", "that_of_plain_torch and point_to_point"),
+    "R3": ("test_cases.py", "that_of_plain_torch and stack"),
     "R4": ("conformance/test_optimizers.py", "elementwise"),
     "R5": ("conformance/test_interface.py", "wire_dtype"),
     "R6": ("conformance/test_plans.py", "gathered_ahead"),
     "R7": ("conformance/test_plans.py", "gathered_ahead"),
-    "R8": ("test_cases.py", "that_of_plain_torch"),
-    "R9": ("test_cases.py", "that_of_plain_torch"),
+    "R8": ("test_cases.py", "that_of_plain_torch and stack"),
+    "R9": ("test_cases.py", "that_of_plain_torch and stack"),
     "R11": ("test_experts.py", "experts_get_the_mean"),
     "R12": ("conformance/test_memory_accounts.py", "plans_of_pools"),
     "R13": ("test_cases.py", "that_of_plain_torch and stack"),
@@ -41,7 +41,7 @@ SEEN_BY_TESTS = {
     "R18": ("conformance/test_checkpoints.py", "refused"),
     "R19": ("test_plan_layout.py", "a_split_is_a_partition"),
     "R20": ("test_cases.py", "that_of_plain_torch and stack"),
-    "R21": ("test_cases.py", "that_of_plain_torch"),
+    "R21": ("test_cases.py", "that_of_plain_torch and no_overlap"),
     "R22": ("test_cases.py", "that_of_plain_torch and mxfp8"),
     "R23": ("test_cases.py", "that_of_plain_torch and mxfp8"),
     "an-optimizer-steps-while-a-gather-ahead-reads-its-weights": (
