@@ -50,10 +50,6 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-# Pairs of runs of `make bench` whose steps are profiled side by side.
-PROFILED := fsdp2-optim_grads_params-fp32-2xcpu:mfsdp-optim_grads_params-fp32-2xcpu \
-  ddp-no_shard-fp32-2xcpu:mfsdp-no_shard-fp32-2xcpu
-
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
 
 help:
@@ -162,11 +158,6 @@ bench: venv
 	-@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
 	@$(BIN)/python -m tools.floor speed
-	@for pair in $(PROFILED); do \
-	  $(BIN)/python -m tools.step_profile --steps 8 --out results/profile-$${pair#*:}.json \
-	    "$$(ls -d results/runs/bench-34m-$${pair%:*}-* | head -n 1)" \
-	    "$$(ls -d results/runs/bench-34m-$${pair#*:}-* | head -n 1)"; \
-	done
 
 # Real process trees with scripted ranks, three at a time, then jobs of a Slurm of its own.
 faults: venv

@@ -1,6 +1,7 @@
 """Which detector notices which change of mfsdp_core: `python -m tools.kill_matrix FOLDER`.
 
-Changes are the patches of `validate` first, then fresh mutants. Detectors, each asked separately:
+Changes are the patches of `validate` and of the tests, then fresh mutants. Detectors, each asked
+separately:
 
     cases      of `validate`, quick, with their checks
     programs   of `validate`
@@ -22,76 +23,119 @@ from __future__ import annotations
 import argparse
 import ast
 import difflib
+import hashlib
 import json
+import re
+import shutil
+import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from bench.testing.workers import ForkServer
+from bench.testing.call import FunctionCall
+from bench.testing.load_clock import stretched
+from bench.testing.workers import ForkServer, WorkersError
+from bench.validate import rank
 from bench.validate.bugs import BUGS, UNLISTED, Bug, bug_of
-from bench.validate.cases import Case
+from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
+from bench.validate.injection import Control, met
 from bench.validate.matrix import AnyCase, cases
-from bench.validate.patched_core import CORE, apply, copy_of_core
-from bench.validate.session import MODULES
-from tools.mutation import test_trials
-from tools.mutation.case_trials import Trials, cover, executing
-from tools.mutation.line_coverage import CoverageFile, Lines
-from tools.mutation.mutants import Mutant, sample
+from bench.validate.patched_core import CORE, copy_of_core
+from bench.validate.session import MODULES, WorkerSettings
+from tools.executed_lines import Lines, executed
+from tools.mutants import Mutant, sample
 
-KINDS: dict[str, type[AnyCase]] = {
-    "cases": Case,
-    "programs": ProgramCase,
-}
-DETECTORS = (*KINDS, "tests")
+ROOT = CORE.parent
+DETECTORS = ("cases", "programs", "tests")
 #: By change and detector.
 Answers = dict[tuple[str, str], dict[str, Any]]
-Question = Callable[[Mutant], dict[str, Any]]
+#: Of a case or test: its id, and the lines that it executes.
+Executed = dict[str, Lines]
+#: What fails of these ids on the core of a folder and nowhere else: id, check, finding; or {}.
+Detector = Callable[[Path, list[str]], dict[str, str]]
+_CASE_SECONDS = 10.0
+_TEST_SECONDS = 60.0
+_FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Patched(Mutant):
-    """A patch as a change. lines: statements that it changes, by file below mfsdp_core."""
+class Change:
+    """A patch, or a mutant. sources: of the files that it changes, by name below mfsdp_core.
 
-    bug: Bug
+    lines: statements that it changes, by file. is_imported: an import executes some of them.
+    """
+
+    id: str
+    is_patch: bool
+    sources: Mapping[str, str]
     lines: Mapping[str, frozenset[int]]
+    is_imported: bool
 
-    @property
-    def id(self) -> str:
-        """The name of the patch."""
-        return self.bug.id
+    @classmethod
+    def of(cls, name: str, is_patch: bool, sources: Mapping[str, str]) -> Change:
+        """The change to these sources."""
+        before = {file: (CORE / file).read_text() for file in sources if (CORE / file).exists()}
+        lines = {
+            file: frozenset(changed_statements(old, sources[file])) for file, old in before.items()
+        }
+        is_imported = not all(is_in_functions(old, lines[file]) for file, old in before.items())
+        return cls(name, is_patch, sources, lines, is_imported)
 
-    def is_on(self, lines: Mapping[str, set[int]]) -> bool:
-        """Whether a changed statement is among executed lines."""
-        return any(own & lines.get(file, set()) for file, own in self.lines.items())
+    @contextmanager
+    def core(self) -> Iterator[Path]:
+        """A folder with the changed core."""
+        with tempfile.TemporaryDirectory(prefix="core-") as name:
+            core = copy_of_core(Path(name))
+            for file, source in self.sources.items():
+                (core / file).write_text(source)
+            yield Path(name)
 
-    def write(self, core: Path) -> None:
-        """Apply the patch."""
-        apply(core.parent, self.bug.patch)
+    def executing(self, known: Executed) -> list[str]:
+        """What executes a changed statement, or lines of its file where an import does.
+
+        Every family has its turn. Those come first of whose lines the largest share lies in the
+        changed files.
+        """
+        shares = {}
+        for one, lines in known.items():
+            own = sum(len(lines.get(file, ())) for file in self.lines)
+            meets = any(numbers & set(lines.get(f, ())) for f, numbers in self.lines.items())
+            if own and (meets or self.is_imported):
+                shares[one] = own / sum(map(len, lines.values()))
+        turns, met_before = {}, Counter[str]()
+        for one in sorted(shares, key=lambda each: shares[each], reverse=True):
+            family, file = _family(one), one.partition("::")[0]
+            turns[one] = met_before[family], met_before[file]
+            met_before.update({family, file})
+        return sorted(turns, key=lambda each: turns[each])
 
 
-def patched(bug: Bug) -> Patched:
-    """The change that `bug` is; its file is the one with most changed lines."""
-    lines: Lines = {}
+def _family(one: str) -> str:
+    """Tests that differ in parameters, cases on the same strategy and mesh."""
+    return one.partition("[")[0] if "::" in one else "/".join(one.split("/")[:3])
+
+
+def of_patch(bug: Bug) -> Change:
+    """The change that a patch makes."""
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        copy = copy_of_core(Path(folder), bug.patch)
-        for path in sorted(copy.rglob("*.py")):
-            file = str(path.relative_to(copy))
-            old = (CORE / file).read_text() if (CORE / file).exists() else ""
-            found = changed_statements(old, path.read_text())
-            if found:
-                lines[file] = found
-    main = max(lines, key=lambda file: len(lines[file]))
-    inside = all(is_in_functions((CORE / f).read_text(), own) for f, own in lines.items())
-    numbers = {file: frozenset(own) for file, own in lines.items()}
-    place = (min(lines[main]), "inside" if inside else "")
-    return Patched(main, "patch", *place, (0, 0), 0, 0, "", bug, numbers)
+        core = copy_of_core(Path(folder), bug.patch)
+        found = {str(path.relative_to(core)): path.read_text() for path in core.rglob("*.py")}
+    originals = {str(path.relative_to(CORE)): path.read_text() for path in CORE.rglob("*.py")}
+    changed = {file: new for file, new in sorted(found.items()) if originals.get(file) != new}
+    return Change.of(bug.id, True, changed)
+
+
+def of_mutant(mutant: Mutant) -> Change:
+    """The change that a mutant makes."""
+    return Change.of(mutant.id, False, {mutant.file: mutant.source})
 
 
 def changed_statements(old: str, new: str) -> set[int]:
@@ -108,8 +152,8 @@ def changed_statements(old: str, new: str) -> set[int]:
     return changed.union(*(lines for lines in around if not changed.isdisjoint(lines)))
 
 
-def is_in_functions(source: str, lines: set[int]) -> bool:
-    """Whether every line is in the body of a function, so that tracing a call sees it."""
+def is_in_functions(source: str, lines: frozenset[int] | set[int]) -> bool:
+    """Whether some line is in the body of a function, so that tracing a call sees it."""
     bodies = {
         line
         for node in ast.walk(ast.parse(source))
@@ -128,71 +172,161 @@ def _statements(source: str) -> Iterator[tuple[int, int]]:
             yield node.lineno, max(node.lineno, last)
 
 
-def on_cases(
-    fork_server: ForkServer, kind: str, known: CoverageFile, most: int, trials: Trials
-) -> Question:
-    """Asks the cases of one kind."""
-    of_kind = [one for one in cases("mfsdp", full=False) if isinstance(one, KINDS[kind])]
-    for case in cover(fork_server, of_kind, known, float("inf")):
-        sys.stderr.write(f"traced: {case.id}\n")
-
-    def options(change: Mutant) -> dict[str, Any]:
-        chosen = executing(change, of_kind, known)
-        return {"of": len(chosen), **trials.result(change, chosen[:most])}
-
-    return options
-
-
-def on_tests(folder: Path, fork_server: ForkServer, most: int) -> Question:
-    """Asks the tests of the core."""
-    trials = test_trials.TestTrials(fork_server, folder / "tests.jsonl")
-    trials.trace(float("inf"))
-
-    def options(change: Mutant) -> dict[str, Any]:
-        chosen = trials.executing(change)
-        return {"of": len(chosen), **trials.result(change, chosen[:most])}
-
-    return options
-
-
-def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Mutant]:
+def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Change]:
     """All patches, and mutants of every room in turn; of `folder` its patches alone."""
     if folder is not None:
-        return [patched(bug_of(patch)) for patch in sorted(folder.glob("*.patch"))]
-    drawn = islice(sample(seed, mutants), mutants)
-    of_tests = map(bug_of, sorted((CORE.parent / "tests/core/patches").glob("*.patch")))
-    return [*map(patched, (*BUGS, *UNLISTED, *of_tests)), *drawn]
+        return [of_patch(bug_of(patch)) for patch in sorted(folder.glob("*.patch"))]
+    of_tests = map(bug_of, sorted((ROOT / "tests/core/patches").glob("*.patch")))
+    patches = map(of_patch, (*BUGS, *UNLISTED, *of_tests))
+    return [*patches, *map(of_mutant, sample(seed, mutants))]
+
+
+# -- detectors -------------------------------------------------------------------------------------
+
+
+def traced_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Iterator[tuple[str, Lines]]:
+    """Lines that each case executes on any of its ranks; none of one that fails."""
+    with server.workers(WorkerSettings().ranks, prepare=rank.prepare) as workers:
+        for case in wanted:
+            call = FunctionCall.of(rank.run, (case, "cpu"))
+            if isinstance(case, ProgramCase):
+                call = FunctionCall.of(program_rank.run, (case.program,))
+            found: dict[str, set[int]] = {}
+            try:
+                answers = workers.run(executed, call, seconds=_TEST_SECONDS, ranks=case.ranks)
+            except WorkersError:
+                continue
+            for _, lines in answers:
+                for file, numbers in lines.items():
+                    found.setdefault(file, set()).update(numbers)
+            yield case.id, {file: sorted(numbers) for file, numbers in found.items()}
+
+
+def on_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Detector:
+    """Asks cases of `validate`, those on few ranks first."""
+    by_id = {case.id: case for case in wanted}
+    control = Control(server, WorkerSettings(case_seconds=_CASE_SECONDS))
+
+    def first_failure(core: Path, ids: list[str]) -> dict[str, str]:
+        asked = sorted((by_id[one] for one in ids), key=lambda case: case.ranks)
+        verdict = met(server, core, asked, control, threading.Event())[-1:]
+        if not verdict or verdict[0].state != "failed":
+            return {}
+        failure = verdict[0].failures[0]
+        said = failure.finding.found if failure.finding else ""
+        return {"case": verdict[0].case, "check": failure.check, "found": said[:160]}
+
+    return first_failure
+
+
+def on_tests() -> Detector:
+    """Asks tests of the core. A test counts that fails twice, and passes without the change."""
+    passes: dict[str, bool] = {}
+
+    def first_failure(core: Path, ids: list[str]) -> dict[str, str]:
+        for one in ("tests/core", "tests/conftest.py", "pyproject.toml"):
+            copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
+            (core / one).parent.mkdir(exist_ok=True)
+            copy(ROOT / one, core / one)
+        while ids:
+            failed = _failed_test(core, ids)
+            if failed is None:
+                return {}
+            test, found = failed
+            if test not in passes:
+                passes[test] = _failed_test(ROOT, [test]) is None
+            if passes[test] and _failed_test(core, [test]) is not None:
+                return {"case": test, "check": "test", "found": found[:160]}
+            ids = ids[ids.index(test) + 1 if test in ids else len(ids) :]
+        return {}
+
+    return first_failure
+
+
+def _failed_test(folder: Path, ids: Sequence[str]) -> tuple[str, str] | None:
+    """The first test that fails, and how; the first of all where the run ends as a whole."""
+    options = ("-q", "-x", "-p", "no:cacheprovider", f"--timeout={stretched(_TEST_SECONDS):.0f}")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *ids],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if not done.returncode:
+        return None
+    found = _FAILED.search(done.stdout)
+    return (found[1], found[2] or "") if found else (ids[0], (done.stdout + done.stderr)[-160:])
+
+
+def executed_by(folder: Path, name: str, trace: Callable[[Path], None]) -> Executed:
+    """Lines by id, kept in a file for one state of the core; `trace` writes it."""
+    sources = b"".join(path.read_bytes() for path in sorted(CORE.rglob("*.py")))
+    file = folder / f"{name}-{hashlib.sha256(sources).hexdigest()[:12]}.jsonl"
+    if not file.exists():
+        sys.stderr.write(f"tracing {name}\n")
+        begun = file.with_suffix(".begun")
+        begun.unlink(missing_ok=True)
+        trace(begun.absolute())
+        begun.rename(file)
+    return {one["id"]: one["lines"] for one in map(json.loads, file.read_text().splitlines())}
+
+
+def _trace_tests(file: Path) -> None:
+    plugin = ("-p", "tools.executed_lines", "--executed-lines", str(file))
+    options = ("-q", "-p", "no:cacheprovider", "--timeout=600", *plugin)
+    subprocess.run([sys.executable, "-m", "pytest", *options, "tests/core"], cwd=ROOT, check=False)
+
+
+def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Executed]:
+    """A detector, and what there is to ask."""
+    if name == "tests":
+        return on_tests(), executed_by(folder, name, _trace_tests)
+    wanted = [
+        case
+        for case in cases("mfsdp", full=False)
+        if isinstance(case, ProgramCase) == (name == "programs")
+    ]
+
+    def trace(file: Path) -> None:
+        with file.open("w") as out:
+            for one, lines in traced_cases(server, wanted):
+                out.write(json.dumps({"id": one, "lines": lines}) + "\n")
+
+    return on_cases(server, wanted), executed_by(folder, name, trace)
 
 
 def ask(folder: Path, options: argparse.Namespace) -> None:
     """Every question that has no answer yet, patches before mutants; answers are appended."""
     deadline = time.monotonic() + 60 * options.minutes
-    file, wanted = folder / "answers.jsonl", changes(options.seed, options.mutants, options.patches)
-    known, coverage = answers(folder), CoverageFile(folder / "cases.jsonl")
-    detectors: dict[str, Question] = {}
-    with ExitStack() as stack:
-        server = stack.enter_context(ForkServer(modules=MODULES))
-        of_tests = stack.enter_context(ForkServer(modules=test_trials.MODULES))
-        trials = Trials(server, {one["case"] for one in known.values() if "case" in one})
-        for are_patches in (True, False):
-            own = [one for one in wanted if isinstance(one, Patched) == are_patches]
-            for name, change in ((name, one) for name in options.detector for one in own):
-                if (change.id, name) in known:
-                    continue
-                if time.monotonic() > deadline:
-                    return
-                if name not in detectors:
-                    detectors[name] = (
-                        on_tests(folder, of_tests, options.most)
-                        if name == "tests"
-                        else on_cases(server, name, coverage, options.most, trials)
-                    )
-                answer = {"change": change.id, "detector": name, **detectors[name](change)}
-                with file.open("a") as out:
+    wanted = changes(options.seed, options.mutants, options.patches)
+    wanted.sort(key=lambda change: not change.is_patch)
+    known = answers(folder)
+    with ForkServer(modules=MODULES) as server:
+        for name in options.detector:
+            left = [change for change in wanted if (change.id, name) not in known]
+            if not left or time.monotonic() > deadline:
+                continue
+            first_failure, lines = detector(name, folder, server)
+            for change in left:
+                start = time.monotonic()
+                if start > deadline:
+                    break
+                ids = change.executing(lines)
+                with change.core() as core:
+                    told = first_failure(core, ids[: options.most]) if ids else {}
+                answer = {
+                    "change": change.id, "detector": name, "of": len(ids),
+                    "outcome": "caught" if told else "survived", **told,
+                    "seconds": round(time.monotonic() - start, 1),
+                }  # fmt: skip
+                with (folder / "answers.jsonl").open("a") as out:
                     out.write(json.dumps(answer) + "\n")
-                sys.stderr.write(
-                    f"{name}: {answer['outcome']} ({answer['seconds']} s) {change.id}\n"
-                )
+                said = f"{name}: {answer['outcome']} ({answer['seconds']} s) {change.id}\n"
+                sys.stderr.write(said)
+
+
+# -- the table -------------------------------------------------------------------------------------
 
 
 def answers(folder: Path) -> Answers:
@@ -202,7 +336,7 @@ def answers(folder: Path) -> Answers:
     return {(one["change"], one["detector"]): one for one in map(json.loads, lines)}
 
 
-def table(known: Answers, wanted: Sequence[Mutant]) -> str:
+def table(known: Answers, wanted: Sequence[Change]) -> str:
     """Who notices what; `-` was asked and did not, empty was not asked, 0 had nothing to ask.
 
     Detectors are those of the answers, so that a file of an older tree can be told as well.
@@ -213,24 +347,20 @@ def table(known: Answers, wanted: Sequence[Mutant]) -> str:
     return "\n".join([*summary(known, wanted, names), "", *lines])
 
 
-def summary(known: Answers, wanted: Sequence[Mutant], names: Sequence[str]) -> list[str]:
+def summary(known: Answers, wanted: Sequence[Change], names: Sequence[str]) -> list[str]:
     """Counts: of patches and mutants, what each detector notices, and notices alone."""
     lines = [_row("", ["asked", *names]), "|---" * (len(names) + 2) + "|"]
     for what, is_patch in (("patches", True), ("mutants", False)):
-        ids = [one.id for one in wanted if isinstance(one, Patched) == is_patch]
-        by_change = {
-            one: {name: known[one, name] for name in names if (one, name) in known} for one in ids
-        }
-        whole = {one: found for one, found in by_change.items() if len(found) == len(names)}
-        caught = {
-            one: {name for name, answer in found.items() if answer["outcome"] == "caught"}
-            for one, found in whole.items()
-        }
-        counts = [sum(name in found for found in caught.values()) for name in names]
-        alone = [sum(found == {name} for found in caught.values()) for name in names]
+        ids = [one.id for one in wanted if one.is_patch == is_patch]
+        whole = [one for one in ids if all((one, name) in known for name in names)]
+        caught = [
+            {name for name in names if known[one, name]["outcome"] == "caught"} for one in whole
+        ]
+        counts = [sum(name in found for found in caught) for name in names]
+        alone = [sum(found == {name} for found in caught) for name in names]
+        nobody = sum(not found for found in caught)
         lines.append(_row(f"{what} noticed", [f"{len(whole)} of {len(ids)}", *counts]))
         lines.append(_row(f"{what} noticed by this one alone", ["", *alone]))
-        nobody = sum(not found for found in caught.values())
         lines.append(_row(f"{what} that nobody noticed", [nobody, *("" for _ in names)]))
     return lines
 

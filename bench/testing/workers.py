@@ -75,7 +75,13 @@ class ForkServer:
     def __enter__(self) -> Self:
         ours, theirs = Pipe()
         self._folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="ranks-")))
-        self._process = self.started(ours, theirs)
+        module = ("-m", "bench.testing.fork_server")
+        self._process = subprocess.Popen(
+            [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            env=_environment(self._device),
+        )
         theirs.close()
         self._requests = ours
         if not ours.poll(_START_SECONDS):
@@ -87,16 +93,6 @@ class ForkServer:
             self.__exit__()
             raise BenchError("the process that forks ranks ended; its error is above") from None
         return self
-
-    def started(self, _ours: Connection, theirs: Connection) -> Any:
-        """The process, which can be killed and waited for; `theirs` is its end."""
-        module = ("-m", "bench.testing.fork_server")
-        return subprocess.Popen(
-            [sys.executable, *module, str(os.getpid()), str(theirs.fileno()), *self._modules],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            env=_environment(self._device),
-        )
 
     def __exit__(self, *_: object) -> None:
         self._requests.close()

@@ -7,16 +7,16 @@ The answer is given only if it explains the gradient that was found.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from bench.validate.hypotheses import explanations
-
 #: The sum must be this close to what was found, relative to it, to count as an explanation.
 _RESIDUAL = 1e-4
+#: In units of what is right, counts this near to those of a mistake are told as that mistake.
+_NEAR = 1e-3
 #: A coefficient this far from the right one is worth a line.
 _NOTABLE = 1e-3
 
@@ -62,7 +62,86 @@ def attribute(
         [n * len(contributions) for (r, _), n in zip(keys, counts, strict=False) if r == one]
         for one in range(len(contributions))
     ]
-    return Attribution(told.microbatch, (*explanations(of_rank, rank, outer), *told.lines))
+    return Attribution(told.microbatch, (*_mistakes(of_rank, rank, outer), *told.lines))
+
+
+def _mistakes(counts: Sequence[Sequence[float]], own: int, outer: int) -> list[str]:
+    """Simple mistakes that give just these counts; none where nothing is wrong.
+
+    counts: by [rank][microbatch], 1 where a contribution is right. own: whose rows they are.
+    """
+    ranks, microbatches = len(counts), len(counts[0])
+
+    def gives(count: Callable[[int, int], float]) -> bool:
+        wanted = [[float(count(r, j)) for j in range(microbatches)] for r in range(ranks)]
+        return all(
+            abs(found - right) <= _NEAR * max(1.0, right)
+            for of_rank, row in zip(counts, wanted, strict=True)
+            for found, right in zip(of_rank, row, strict=True)
+        )
+
+    if gives(lambda _r, _j: 1):
+        return []
+    found = [text for text, count in _candidates(ranks, microbatches, own, outer) if gives(count)]
+    return [*found[:1], *(f"or {text}" for text in found[1:])]
+
+
+def _candidates(
+    ranks: int, microbatches: int, own: int, outer: int
+) -> list[tuple[str, Callable[[int, int], float]]]:
+    """What a mistake looks like and where to look, and the counts that it gives."""
+    inner, last = ranks // outer, microbatches - 1
+
+    def is_near(rank: int) -> bool:
+        return rank // inner == own // inner
+
+    alone = "as if this rank's own contribution alone had been taken"
+    return [
+        ("as if not divided by the ranks: the divisor of the reduction", lambda _r, _j: ranks),
+        (
+            "as if divided by the ranks twice: an average in the collective, and a divisor",
+            lambda _r, _j: 1 / ranks,
+        ),
+        (
+            "as if divided by the microbatches: the scale of the loss",
+            lambda _r, _j: 1 / microbatches,
+        ),
+        (
+            "as if divided by the inner ranks alone: the divisor of the outer stage",
+            lambda _r, _j: outer,
+        ),
+        ("as if every contribution was added twice", lambda _r, _j: 2),
+        ("as if nothing was reduced: the buffer is empty", lambda _r, _j: 0),
+        (f"{alone}: no reduction over the ranks", lambda r, _j: r == own),
+        (f"{alone}, and not divided", lambda r, _j: ranks * (r == own)),
+        (
+            "as if reduced over the inner ranks alone: the outer stage did not run",
+            lambda r, _j: is_near(r),
+        ),
+        (
+            "as if averaged over the inner ranks alone: the outer stage did not run",
+            lambda r, _j: outer * is_near(r),
+        ),
+        (
+            "as if the last microbatch alone was kept: the accumulator was overwritten",
+            lambda _r, j: j == last,
+        ),
+        *(
+            (
+                f"as if rank {lost}'s contribution was lost: it sent zeros, or was not waited for",
+                lambda r, _j, lost=lost: r != lost,
+            )
+            for lost in range(ranks)
+        ),
+        *(
+            (f"as if microbatch {lost + 1} was lost", lambda _r, j, lost=lost: j != lost)
+            for lost in range(microbatches)
+        ),
+        (
+            "as if the accumulator was reduced after every microbatch and not cleared",
+            lambda _r, j: microbatches - j,
+        ),
+    ]
 
 
 def _told(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from math import prod
 
@@ -16,11 +16,11 @@ from bench.testing import rounding
 from bench.testing.reference import Named
 from bench.validate import joining
 from bench.validate.cases import POLICIES, Case
-from bench.validate.observation import Seen
+from bench.validate.check_verdict import NotApplicableError
+from bench.validate.observation import Seen, StepSeen
 from bench.validate.reference import RawStep, Reference, ReferenceOptimizer
 from bench.validate.scenario import REDIRECTED
 from bench.validate.toy_models import BATCH, POSITIONS
-from bench.verdict import Finding
 
 #: ||difference|| / ||expected|| that one step of right arithmetic stays within, by main dtype.
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -33,12 +33,10 @@ class CaseEvidence:
         JoiningError: shards that do not fit together.
     """
 
-    def __init__(
-        self, case: Case, seen: Sequence[Seen], device: torch.device, *, autocast: bool
-    ) -> None:
+    def __init__(self, case: Case, seen: Sequence[Seen], device: torch.device) -> None:
         self.case = case
         self.seen = seen
-        self.reference = Reference(case, device, autocast=autocast)
+        self.reference = Reference(case, device, autocast=seen[0].autocast)
         self.tolerance = TOLERANCE[self.reference.main]
         self._raw: dict[int, RawStep] = {}
 
@@ -58,6 +56,22 @@ class CaseEvidence:
             return range(0)
         poisoned = (s for s in range(count) if not self._finite(self._after(s)))
         return range(next(poisoned, count - 1) + 1)
+
+    def each(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, int, StepSeen]]:
+        """Of all steps, or of these: the step, the rank, and what it saw."""
+        for step in self.steps if steps is None else steps:
+            for rank, one in enumerate(self.seen):
+                yield step, rank, one.steps[step]
+
+    def require(self, *parts: str) -> None:
+        """Of what the engine may have no counterpart for, what a check needs.
+
+        Raises:
+            NotApplicableError: it has none.
+        """
+        for part in parts:
+            if part in self.seen[0].lacking:
+                raise NotApplicableError(self.seen[0].lacking[part])
 
     @property
     def fed_steps(self) -> list[int]:
@@ -254,8 +268,3 @@ def _counted(lines: Sequence[str], prefix: str, most: int = 8) -> tuple[str, ...
     if len(grouped) > most:
         shown.append(f"{prefix}... and {len(grouped) - most} more")
     return tuple(shown)
-
-
-def at(step: int, **fields: object) -> Finding:
-    """A finding in a step that is counted from 0 here and from 1 for people."""
-    return Finding.model_validate({"step": step + 1, **fields})

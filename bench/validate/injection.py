@@ -10,8 +10,9 @@ from __future__ import annotations
 import tempfile
 import threading
 import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer, WorkersError
@@ -59,13 +60,10 @@ def _named(word: str) -> Sequence[Bug]:
 class Control:
     """The same cases on the core as it is: a failure there as well says nothing of the bug."""
 
-    def __init__(
-        self, fork_server: ForkServer, workers: WorkerSettings, passed: Collection[str] = ()
-    ) -> None:
-        """passed: cases that are known to pass."""
+    def __init__(self, fork_server: ForkServer, workers: WorkerSettings) -> None:
         self._fork_server = fork_server
         self.workers = workers
-        self._passed = dict.fromkeys(passed, True)
+        self._passed: dict[str, bool] = {}
 
     @property
     def failing(self) -> list[str]:
@@ -93,92 +91,69 @@ def inject(
         if stop.is_set():
             return
         start = time.perf_counter()
-        reason = _why_broken(fork_server, bug.patch)
-        if reason is not None:
-            broken = {"bug": bug.id, "title": bug.title, "outcome": "broken", "reason": reason}
-            yield BugVerdict.model_validate(broken)
-            continue
-        met = _met(fork_server, bug.patch, cases, control=control, stop=stop)
-        noticed = met[-1] if met and met[-1].state == "failed" else None
-        if stop.is_set() and noticed is None:
+        # A neutral name: nothing that runs may tell a changed copy from the original.
+        with tempfile.TemporaryDirectory(prefix="core-") as name:
+            folder = Path(name)
+            reason = _why_broken(fork_server, bug.patch, folder)
+            found = [] if reason else met(fork_server, folder, cases, control, stop)
+        if stop.is_set() and not (found and found[-1].state == "failed"):
             return
-        seconds = time.perf_counter() - start
-        yield _verdict(bug, met, noticed, seconds, fail_anyway=control.failing)
+        verdict = {"bug": bug.id, "title": bug.title, "seconds": time.perf_counter() - start}
+        verdict |= {"outcome": "broken", "reason": reason} if reason else _outcome(found, control)
+        yield BugVerdict.model_validate(verdict)
 
 
-def _why_broken(fork_server: ForkServer, patch: Path) -> str | None:
+def _why_broken(fork_server: ForkServer, patch: Path, folder: Path) -> str | None:
     """Why there is no changed core to ask: the patch does not fit, or its result does not import.
 
     Every file is compiled, also what no import of the package reaches.
     """
-    with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        try:
-            core = copy_of_core(Path(folder), patch)
-            for file in sorted(core.rglob("*.py")):
-                compile(file.read_text(), str(file.relative_to(folder)), "exec")
-            with fork_server.workers(1, Path(folder)) as workers:
-                workers.run(load_core, seconds=LOAD_SECONDS)
-        except StalePatchError as error:
-            return str(error).splitlines()[0]
-        except SyntaxError as error:
-            return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
-        except WorkersError as error:
-            return f"the changed core cannot be imported: {exception_of(error.failures[0].text)}"
+    try:
+        core = copy_of_core(folder, patch)
+        for file in sorted(core.rglob("*.py")):
+            compile(file.read_text(), str(file.relative_to(folder)), "exec")
+        with fork_server.workers(1, folder) as workers:
+            workers.run(load_core, seconds=LOAD_SECONDS)
+    except StalePatchError as error:
+        return str(error).splitlines()[0]
+    except SyntaxError as error:
+        return f"{error.filename}:{error.lineno}: {type(error).__name__}: {error.msg}"
+    except WorkersError as error:
+        return f"the changed core cannot be imported: {exception_of(error.failures[0].text)}"
     return None
 
 
-def first_failure(
+def met(
     fork_server: ForkServer,
-    patch: Path | None,
+    core: Path,
     cases: Sequence[AnyCase],
-    workers: WorkerSettings,
-) -> CaseVerdict | None:
-    """The first case that fails on a core with `patch` and passes without; None: not noticed."""
-    control = Control(fork_server, workers)
-    met = _met(fork_server, patch, cases, control=control, stop=threading.Event())
-    return met[-1] if met and met[-1].state == "failed" else None
-
-
-def _met(
-    fork_server: ForkServer,
-    patch: Path | None,
-    cases: Sequence[AnyCase],
-    *,
     control: Control,
     stop: threading.Event,
 ) -> list[CaseVerdict]:
-    """Verdicts up to the first failure that counts, which is then the last one."""
+    """Verdicts on the core in a folder, up to the first failure that the change makes.
+
+    A case that fails without the change as well is left out.
+    """
     by_id = {case.id: case for case in cases}
-    met: list[CaseVerdict] = []
-    # A neutral name: nothing that runs may tell a changed copy from the original.
-    with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        copy_of_core(Path(folder), patch)
-        for verdict in verdicts(fork_server, cases, control.workers, core=Path(folder), stop=stop):
-            if verdict.state == "failed" and not control.passes(by_id[verdict.case]):
-                continue
-            met.append(verdict)
-            if verdict.state == "failed":
-                break
-    return met
+    found: list[CaseVerdict] = []
+    for verdict in verdicts(fork_server, cases, control.workers, core=core, stop=stop):
+        if verdict.state == "failed" and not control.passes(by_id[verdict.case]):
+            continue
+        found.append(verdict)
+        if verdict.state == "failed":
+            break
+    return found
 
 
-def _verdict(
-    bug: Bug,
-    met: Sequence[CaseVerdict],
-    noticed: CaseVerdict | None,
-    seconds: float,
-    *,
-    fail_anyway: Sequence[str],
-) -> BugVerdict:
-    run = [case for case in met if case.state != "not_applicable"]
-    common = {"bug": bug.id, "title": bug.title, "cases_run": len(run), "seconds": seconds}
-    if noticed is not None:
-        return BugVerdict.model_validate(
-            {**common, "outcome": "caught", "case": noticed.case, "failure": noticed.failures[0]}
-        )
-    if not run:
+def _outcome(found: Sequence[CaseVerdict], control: Control) -> dict[str, Any]:
+    """Of cases that a bug has met: caught, missed, or nothing was asked."""
+    run = [case for case in found if case.state != "not_applicable"]
+    outcome: dict[str, Any] = {"cases_run": len(run), "outcome": "missed"}
+    if run and run[-1].state == "failed":
+        outcome |= {"outcome": "caught", "case": run[-1].case, "failure": run[-1].failures[0]}
+    elif not run:
         reason = "no case could run here"
-        if fail_anyway:
-            reason = f"fail without it as well: {', '.join(fail_anyway)}. Look at those first"
-        return BugVerdict.model_validate({**common, "outcome": "not_applicable", "reason": reason})
-    return BugVerdict.model_validate({**common, "outcome": "missed"})
+        if control.failing:
+            reason = f"fail without it as well: {', '.join(control.failing)}. Look at those first"
+        outcome |= {"outcome": "not_applicable", "reason": reason}
+    return outcome

@@ -11,50 +11,47 @@ import torch
 from bench.engines.mfsdp import node_name
 from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import SCENARIOS, Case
-from bench.validate.checks import collectives, gradients, memory, streams, weights, wire
+from bench.validate.check_verdict import NotApplicableError, WrongError
+from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
-from bench.validate.ranks import CaseOutcome
-from bench.validate.traces import frames_of
+from bench.validate.ranks import Outcome
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
-#: None: the scenario of the case does not ask it.
-Check = Callable[[CaseEvidence], CheckVerdict | None]
+#: What it measured; None: the scenario of the case does not ask it.
+Check = Callable[[CaseEvidence], str | None]
 
-#: In the order in which they are asked and printed: causes before what follows from them.
-CHECKS: tuple[Check, ...] = (
-    weights.initial_weights,
-    weights.computed_weights,
-    weights.losses,
-    gradients.gradients,
-    gradients.norm_and_clipping,
-    weights.optimizer_step,
-    weights.replicas,
-    weights.gathered_weights,
-    weights.exported_weights,
-    weights.strict_loading,
-    streams.stream_order,
-    wire.dtypes,
-    wire.gather_precision,
-    wire.order,
-    wire.accounts,
-    wire.groups,
-    collectives.counts,
-    collectives.volume,
-    memory.at_rest,
-    memory.no_growth,
-    memory.freed,
-)
+#: By the name that is printed, in the order in which they are asked: causes before what follows.
+CHECKS: dict[str, Check] = {
+    "initial weights": weights.initial_weights,
+    "computed weights": weights.computed_weights,
+    "losses": weights.losses,
+    "gradients": gradients.gradients,
+    "norm and clipping": gradients.norm_and_clipping,
+    "optimizer step": weights.optimizer_step,
+    "replicas": weights.replicas,
+    "gathered weights": weights.gathered_weights,
+    "exported weights": weights.exported_weights,
+    "strict loading": weights.strict_loading,
+    "stream order": memory.stream_order,
+    "wire dtypes": wire.dtypes,
+    "gather precision": wire.gather_precision,
+    "wire order": wire.order,
+    "wire accounts": wire.accounts,
+    "gather group": wire.groups,
+    "collective counts": collectives.counts,
+    "buffers": collectives.volume,
+    "memory at rest": memory.at_rest,
+    "no growth": memory.no_growth,
+    "freed after deletion": memory.freed,
+}
 _ENDINGS = {
     "raised": "no exception",
     "died": "a rank that lives",
     "hung": "an answer of every rank in time",
 }
-_LAST_EVENTS = 5
-#: What Python writes before the stack of a process that a signal ends.
-_FATAL = "Fatal Python error"
 
 
-def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict:
+def judge(case: Case, outcome: Outcome, device: torch.device) -> CaseVerdict:
     """The verdict of one case."""
     verdict = CaseVerdict(
         case=case.id,
@@ -62,15 +59,15 @@ def judge(case: Case, outcome: CaseOutcome, device: torch.device) -> CaseVerdict
         state="passed",
         settings=settings(case),
         seconds=round(outcome.seconds, 3),
-        cpu_seconds=round(sum(one.cpu_seconds for one in outcome.seen), 3),
+        cpu_seconds=round(sum(one.cpu_seconds for one in outcome.answers), 3),
     )
-    if outcome.kind == "unsupported":
+    if outcome.kind == "refused":
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})
-    if outcome.kind != "seen":
-        checks: tuple[CheckVerdict, ...] = (_unfinished(case, outcome),)
+    if outcome.kind != "ended":
+        checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
     else:
-        evidence = CaseEvidence(case, outcome.seen, device, autocast=outcome.seen[0].autocast)
-        asked = (_asked(check, evidence) for check in CHECKS)
+        evidence = CaseEvidence(case, outcome.answers, device)
+        asked = (_asked(name, check, evidence) for name, check in CHECKS.items())
         checks = tuple(verdict for verdict in asked if verdict is not None)
     checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
@@ -92,29 +89,28 @@ def settings(case: Case) -> dict[str, Any]:
     return dataclasses.asdict(case) | {"does": SCENARIOS[case.scenario]}
 
 
-def _asked(check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
+def _asked(name: str, check: Check, evidence: CaseEvidence) -> CheckVerdict | None:
     try:
-        return check(evidence)
+        measured = check(evidence)
+    except NotApplicableError as error:
+        return CheckVerdict(check=name, state="not_applicable", reason=str(error))
+    except WrongError as error:
+        finding, measured = error.finding, error.measured
     except JoiningError as error:
         finding = Finding(expected="shards that make up the parameter", found=str(error))
-        name = check.__name__.replace("_", " ")
-        return CheckVerdict(check=name, state="failed", finding=finding)
+        measured = ""
+    else:
+        if measured is None:
+            return None
+        return CheckVerdict(check=name, state="passed", measured=measured)
+    return CheckVerdict(check=name, state="failed", finding=finding, measured=measured)
 
 
-def _unfinished(case: Case, outcome: CaseOutcome) -> CheckVerdict:
-    """Where the rank was: the step that it began last, and the last events of the core."""
-    begun = [index for index, line in enumerate(outcome.log) if line.startswith(case.id)]
-    where = (
-        outcome.log[begun[-1]].removeprefix(f"{case.id}: ") if begun else "before the first step"
-    )
-    said = [line for line in outcome.log[min(begun, default=0) :] if not line.startswith(case.id)]
-    fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
-    events = said[:fatal][-_LAST_EVENTS:]
-    frames = frames_of("\n".join(said[fatal:])) or outcome.frames
+def _unfinished(outcome: Outcome) -> CheckVerdict:
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],
         found=outcome.text,
-        evidence=(f"in {where}", *(f"last: {line}" for line in events), *frames),
+        evidence=outcome.where,
     )
     return CheckVerdict(check="runs to its end", state="failed", finding=finding)

@@ -1,34 +1,30 @@
-"""A case on resident ranks: give it, and get what every rank saw or how it went wrong."""
+"""A call on resident ranks and how it ended: what all of them returned, or what went wrong."""
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
-from bench.testing.workers import WorkerFailure, Workers, WorkersError
-from bench.validate import rank
-from bench.validate.cases import Case
-from bench.validate.observation import Seen
-from bench.validate.traces import exception_of, frames_of
+from bench.testing.workers import Workers, WorkersError
+from bench.validate.rank import Refused
+from bench.validate.traces import exception_of, frames_of, last_words
 
 
 @dataclass(frozen=True)
-class CaseOutcome:
-    """kind: `seen`, `unsupported`, `raised` (an exception), `died` or `hung`.
+class Outcome:
+    """kind: `ended`, `refused` (on all ranks), `raised` (an exception), `died` or `hung`.
 
-    seen: of all ranks, in order. For the other kinds, of the rank that says most: rank, text in a
-    line, log, and frames: where the engine was (if ranks hang, of all that do). seconds: of the
-    call.
+    answers: of all ranks, in order, of one that ended. For the other kinds, of the rank that says
+    most: rank, text in a line, and where it was, in lines. seconds: of the call.
     """
 
-    kind: Literal["seen", "unsupported", "raised", "died", "hung"]
-    seen: tuple[Seen, ...] = ()
+    kind: Literal["ended", "refused", "raised", "died", "hung"]
+    answers: tuple[Any, ...] = ()
     rank: int | None = None
     text: str = ""
-    frames: tuple[str, ...] = ()
-    log: tuple[str, ...] = ()
+    where: tuple[str, ...] = ()
     seconds: float = 0.0
 
 
@@ -38,57 +34,55 @@ USUAL_CPU_SECONDS = 0.5
 MOST_CPU_SECONDS = 10 * USUAL_CPU_SECONDS
 
 
-def run_on(workers: Workers, case: Case, device: str, seconds: float) -> CaseOutcome:
-    """Run `case` on the first `case.ranks` ranks; at most `seconds`, and `MOST_CPU_SECONDS`."""
+def outcome_on(
+    workers: Workers, function: Callable[..., Any], *arguments: Any, ranks: int, seconds: float
+) -> Outcome:
+    """Call `function` on the first `ranks` ranks; at most `seconds`, and `MOST_CPU_SECONDS`."""
     start = time.perf_counter()
-    outcome = _outcome(workers, case, device, seconds)
-    return dataclasses.replace(outcome, seconds=time.perf_counter() - start)
-
-
-def _outcome(workers: Workers, case: Case, device: str, seconds: float) -> CaseOutcome:
     try:
-        answers = workers.run(
-            rank.run,
-            case,
-            device,
-            seconds=seconds,
-            ranks=case.ranks,
-            cpu_seconds=MOST_CPU_SECONDS,
+        found = _outcome(
+            workers.run(
+                function, *arguments, seconds=seconds, ranks=ranks, cpu_seconds=MOST_CPU_SECONDS
+            )
         )
     except WorkersError as error:
-        return of_failures(error)
-    refused = {r: a.reason for r, a in enumerate(answers) if isinstance(a, rank.Refused)}
+        found = of_failures(error)
+    return replace(found, seconds=time.perf_counter() - start)
+
+
+def _outcome(answers: Sequence[Any]) -> Outcome:
+    refused = {r: a.reason for r, a in enumerate(answers) if isinstance(a, Refused)}
     if len(refused) == len(answers):
-        return CaseOutcome("unsupported", rank=0, text=refused[0])
+        return Outcome("refused", rank=0, text=refused[0])
     if refused:
         first = min(refused)
         text = f"refused on ranks {sorted(refused)} alone: {refused[first]}"
-        return CaseOutcome("raised", rank=first, text=text)
-    return CaseOutcome("seen", tuple(answers))
+        return Outcome("raised", rank=first, text=text)
+    return Outcome("ended", tuple(answers))
 
 
-def of_failures(error: WorkersError) -> CaseOutcome:
+def of_failures(error: WorkersError) -> Outcome:
     """The rank that failed first by its kind: a death is nobody else's doing, an exception may be.
 
     A rank that raises lives on and answers, so nobody dies of it.
     """
-    by_kind: dict[str, list[WorkerFailure]] = {}
-    for failure in error.failures:
-        by_kind.setdefault(failure.kind, []).append(failure)
     for kind in ("died", "raised"):
-        if kind in by_kind:
-            first = min(by_kind[kind], key=lambda f: (_is_of_a_peer(f.text), f.rank))
-            said = exception_of(first.text)
-            return CaseOutcome(kind, (), first.rank, said, frames_of(first.text), first.log)
-    silent = by_kind["hung"]
+        failed = [failure for failure in error.failures if failure.kind == kind]
+        if failed:
+            first = min(failed, key=lambda one: (_is_of_a_peer(one.text), one.rank))
+            words = last_words(first.log)
+            where = (*words, *(frame for frame in frames_of(first.text) if frame not in words))
+            return Outcome(kind, (), first.rank, exception_of(first.text), where)
     refused = [
-        f"rank {r} refused: {answer.reason}"
-        for r, answer in error.returned.items()
-        if isinstance(answer, rank.Refused)
+        f"rank {rank} refused: {answer.reason}"
+        for rank, answer in error.returned.items()
+        if isinstance(answer, Refused)
     ]
-    where = [f"rank {one.rank} {frame}" for one in silent for frame in frames_of(one.text)]
+    silent = error.failures
+    waiting = [f"rank {one.rank} {frame}" for one in silent for frame in frames_of(one.text)]
     text = "; ".join([silent[0].text.split(", was in")[0], *refused])
-    return CaseOutcome("hung", (), silent[0].rank, text, tuple(where), silent[0].log)
+    where = (*last_words(silent[0].log), *waiting)
+    return Outcome("hung", (), silent[0].rank, text, where)
 
 
 def _is_of_a_peer(text: str) -> bool:

@@ -28,6 +28,7 @@ from bench.testing.load_clock import LoadClock
 from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
+from bench.validate.traces import say, say_event
 from bench.validate.weight_spy import WeightSpy
 from bench.validate.wire_tap import WireTap
 
@@ -64,7 +65,7 @@ class Bench:
             )
         self.inspection: Inspection = self.engine.inspection()
         with contextlib.suppress(UnsupportedError):
-            self.optional("follow")(_write)
+            self.optional("follow")(say_event)
         self.tap = WireTap()
         self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
         self._logged = 0
@@ -93,13 +94,9 @@ class Bench:
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
-        self.say(f"step {step + 1}, microbatch {index + 1}")
+        say(f"step {step + 1}, microbatch {index + 1}")
         tokens, targets = self.batch(step, index)
         return float(self.engine.forward_backward(tokens, targets, 1.0, is_last))
-
-    def say(self, where: str) -> None:
-        """Into the log of this rank, whose end is told where the rank dies or hangs."""
-        _write(f"{self.case.id}: {where}")
 
     def evaluate(self, step: int, index: int) -> None:
         """A forward pass without autograd."""
@@ -131,7 +128,7 @@ class Bench:
 
     def finish(self, found: StepSeen, bound: float | None = None) -> None:
         """Clip, step, and look at what is left at rest."""
-        self.say(f"step {len(self.seen.steps) + 1}, clipping and optimizer step")
+        say(f"step {len(self.seen.steps) + 1}, clipping and optimizer step")
         if bound is not None:
             norm = self.engine.clip_grad_norm(bound)
             found.norm, found.bound = None if norm is None else float(norm), bound
@@ -183,12 +180,6 @@ class Bench:
             self.seen.lacking[what] = refusal.reason
 
 
-def _write(line: str) -> None:
-    """At once, since a process that is killed flushes nothing."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
-
-
 def run_case(case: Case, rank: int, device: torch.device) -> Seen:
     """Run `case` as rank `rank` of its process group, which exists.
 
@@ -196,6 +187,7 @@ def run_case(case: Case, rank: int, device: torch.device) -> Seen:
         UnsupportedError: the engine cannot do it, by its own account.
     """
     start = time.process_time()
+    say("building the engine")
     set_aside()
     before = live_bytes()
     bench = Bench(case, rank, device)

@@ -19,14 +19,14 @@ from bench.errors import UsageError
 from bench.launch.command import SHARED_DEVICE
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
+from bench.validate import rank
 from bench.validate.applicability import needs_ranks, why_not
 from bench.validate.cases import Case
 from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.fuzz.session import outcome_on
+from bench.validate.fuzz.session import outcome_of
 from bench.validate.judge import judge, settings
 from bench.validate.matrix import AnyCase
-from bench.validate.rank import load, prepare
-from bench.validate.ranks import CaseOutcome, run_on
+from bench.validate.ranks import Outcome, outcome_on
 from bench.validate.worker_pool import side_by_side
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
@@ -80,7 +80,7 @@ def check_that_they_load(fork_server: ForkServer, engines: Iterable[str]) -> Non
     for engine in filter(lambda name: ":" in name, engines):
         try:
             with fork_server.workers(1) as workers:
-                workers.run(load, engine, seconds=LOAD_SECONDS)
+                workers.run(rank.load, engine, seconds=LOAD_SECONDS)
         except WorkersError as error:
             *trace, last = error.failures[0].text.strip().splitlines()
             text = f"engine {engine} cannot be loaded: {last}"
@@ -103,23 +103,24 @@ def verdicts(
     machine = Machine.detect()
     device = torch.device(workers.device)
 
-    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | CaseOutcome:
+    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | Outcome:
         if isinstance(case, ProgramCase):
             return _program_verdict(case, ranks, workers)
         reason = why_not(case, workers.ranks, workers.device, machine)
         if reason is not None:
             return _not_applicable(case, reason, settings(case))
-        return run_on(ranks, case, workers.device, workers.case_seconds)
+        arguments = (rank.run, case, workers.device)
+        return outcome_on(ranks, *arguments, ranks=case.ranks, seconds=workers.case_seconds)
 
     wanted = itertools.takewhile(lambda _: stop is None or not stop.is_set(), cases)
     with contextlib.ExitStack() as stack:
         sets = [
-            stack.enter_context(fork_server.workers(workers.ranks, core, prepare))
+            stack.enter_context(fork_server.workers(workers.ranks, core, rank.prepare))
             for _ in range(workers.sets)
         ]
         with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
             for case, one in found:
-                if isinstance(case, Case) and isinstance(one, CaseOutcome):
+                if isinstance(case, Case) and isinstance(one, Outcome):
                     # References draw from torch's one generator: they are made in this thread.
                     yield judge(case, one, device)
                 elif isinstance(one, CaseVerdict):
@@ -135,7 +136,7 @@ def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings)
     if reason is not None:
         return _not_applicable(case, reason, does)
     start = time.perf_counter()
-    outcome = outcome_on(ranks, case.program)
+    outcome = outcome_of(case.program, ranks)
     finding = None
     if outcome.kind != "equal":
         lines = [line for line in outcome.text.splitlines() if line.strip()]

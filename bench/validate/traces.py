@@ -1,18 +1,49 @@
-"""What a traceback or a stack says about the engine, without the lines of this harness."""
+"""Where an engine was when it failed: by its stack, and by what its rank has written before."""
 
 from __future__ import annotations
 
 import re
+import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 #: Frames that are told, innermost first.
 _MOST = 4
+_LAST_EVENTS = 5
+#: What Python writes before the stack of a process that a signal ends.
+_FATAL = "Fatal Python error"
 _HARNESS = str(Path(__file__).parents[1])
 _CORE = "/mfsdp_core/"
 _LIBRARY = re.compile(r"/site-packages/torch/|/lib/python[\d.]+/[^/]+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?[A-Z]\w*(: .*)?$")
 _TRACEBACK = "Traceback (most recent call last)"
+
+
+def say(part: str) -> None:
+    """Into the log of this rank: a part of its work begins."""
+    _write(f"in {part}")
+
+
+def say_event(event: str) -> None:
+    """Into the log of this rank: something that the engine does."""
+    _write(f"last: {event}")
+
+
+def _write(line: str) -> None:
+    """At once, since a process that is killed flushes nothing."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def last_words(log: Sequence[str]) -> tuple[str, ...]:
+    """Of the log of a rank: the part that it began last, its last events, and its stack."""
+    begun = max((n for n, line in enumerate(log) if line.startswith("in ")), default=len(log))
+    said = log[begun + 1 :]
+    fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
+    events = [line for line in said[:fatal] if line.startswith("last: ")]
+    stack = frames_of("\n".join(said[fatal:]))
+    return (*log[begun : begun + 1], *events[-_LAST_EVENTS:], *stack)
 
 
 def exception_of(text: str) -> str:

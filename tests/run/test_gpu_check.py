@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.launch.command import SHARED_DEVICE
+from bench.launch.git import git_state
 from bench.resolve.machine import CudaDevice
 from bench.store import ResultsStore
 from bench.validate.session import WorkerSettings
@@ -18,7 +19,14 @@ from tools.gpu_check.__main__ import PARTS, _say, main, run_part
 from tools.gpu_check.communication import judge as judge_collective
 from tools.gpu_check.core import device_tests, note_tests
 from tools.gpu_check.memory import judge as judge_memory
-from tools.gpu_check.record import SHARES_DEVICE, Check, PartFindings, PartRecord, state_of
+from tools.gpu_check.record import (
+    ROOT,
+    SHARES_DEVICE,
+    Check,
+    PartFindings,
+    PartRecord,
+    state_of,
+)
 from tools.gpu_check.speed import judge as judge_speed
 from tools.gpu_check.timed import Timed, summed
 from tools.gpu_check.trained import Trained
@@ -76,7 +84,7 @@ def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_p
     assert run_part("core", "cpu", tmp_path, 0.05) == "timed_out"
     found = record(tmp_path, "core")
     assert found["checks"][0]["said"] == "ended after 0.05 s, its limit"
-    assert found["git"]["commit"]
+    assert found["git"] == git_state(ROOT)
     assert found["machine"]["hostname"]
 
 

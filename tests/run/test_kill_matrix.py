@@ -1,21 +1,29 @@
-"""The kill matrix: which statements a patch changes, and what the table says of the answers."""
+"""The kill matrix: which statements a change is on, who is asked, and what the table says."""
 
 from __future__ import annotations
 
+import ast
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from bench.testing.workers import ForkServer
 from bench.validate.bugs import BUG_BY_ID
-from bench.validate.patched_core import CORE, copy_of_core
+from bench.validate.matrix import cases
+from bench.validate.patched_core import CORE
 from tools.kill_matrix import (
+    Change,
     answers,
     changed_statements,
     changes,
     is_in_functions,
-    patched,
+    of_patch,
+    on_tests,
     table,
+    traced_cases,
 )
 
 OLD = """import os
@@ -62,20 +70,82 @@ def test_patches_of_a_folder_are_asked_about_alone(tmp_path: Path) -> None:
     assert [change.id for change in changes(28, 40, tmp_path)] == ["1-no", "2-no"]
 
 
-def test_a_patch_of_several_files_is_a_change_of_all_of_them(tmp_path: Path) -> None:
-    change = patched(BUG_BY_ID["R6"])
-    core = copy_of_core(tmp_path)
-    change.write(core)
-    differing = {
-        str(file.relative_to(core))
-        for file in core.rglob("*.py")
-        if file.read_text() != (CORE / file.relative_to(core)).read_text()
-    }
+def test_a_patch_of_several_files_is_a_change_of_all_of_them() -> None:
+    change = of_patch(BUG_BY_ID["R6"])
+    with change.core() as folder:
+        core = folder / "mfsdp_core"
+        differing = {
+            str(file.relative_to(core))
+            for file in core.rglob("*.py")
+            if file.read_text() != (CORE / file.relative_to(core)).read_text()
+        }
     assert set(change.lines) == differing
     assert len(differing) == 3
     for file, lines in change.lines.items():
-        assert change.is_on({file: {max(lines)}})
-        assert not change.is_on({file: {0}})
+        assert change.executing({"a": {file: [max(lines)]}, "b": {file: [0]}}) == ["a"]
+
+
+def test_a_change_meets_what_executes_it_every_family_and_file_in_turn() -> None:
+    file, other = "plan/layout.py", "wrapper.py"
+    source = (CORE / file).read_text()
+    change = Change.of("m", False, {file: source.replace("return ", "return not ", 1)})
+    assert not change.is_imported
+    (lines,) = change.lines.values()
+    own, near = {file: [max(lines)]}, {file: [max(lines) + 10_000]}
+    known = {
+        "tests/a.py::f[1]": own | {other: [1]},
+        "tests/a.py::f[2]": own | {other: [1, 2]},
+        "tests/a.py::g": own | {other: [1, 2, 3]},
+        "tests/b.py::h": own | {other: [1, 2, 3, 4]},
+        "tests/b.py::i": near,
+        "tests/c.py::j": {other: [1]},
+    }
+    names = [one.partition("::")[2] for one in change.executing(known)]
+    assert names == ["f[1]", "h", "g", "f[2]"]
+
+
+def test_what_an_import_executes_meets_all_that_use_the_file() -> None:
+    file = "plan/layout.py"
+    change = Change.of("m", False, {file: "import sys\n" + (CORE / file).read_text()})
+    assert change.is_imported
+    assert change.executing({"a": {file: [1_000_000]}, "b": {"wrapper.py": [1]}}) == ["a"]
+
+
+def beginnings(file: str) -> set[int]:
+    tree = ast.parse((CORE / file).read_text())
+    return {
+        node.lineno for node in ast.walk(tree) if isinstance(node, ast.stmt | ast.ExceptHandler)
+    }
+
+
+@pytest.mark.processes
+def test_lines_that_the_ranks_of_a_case_execute_are_noted(fork_server: ForkServer) -> None:
+    few = [case for case in cases("mfsdp", full=False) if case.ranks == 1][:1]
+    ((name, lines),) = traced_cases(fork_server, few)
+    assert name == few[0].id
+    assert set(lines["runtime/gradient_buffers.py"]) <= beginnings("runtime/gradient_buffers.py")
+
+
+@pytest.mark.processes
+def test_lines_that_the_ranks_of_a_test_execute_are_noted(tmp_path: Path) -> None:
+    file = tmp_path / "lines"
+    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.executed_lines"]
+    command += ["--executed-lines", str(file), "tests/core/conformance/test_user_buffer_groups.py"]
+    subprocess.run([sys.executable, *command], cwd=CORE.parent, check=True, capture_output=True)
+    (one,) = map(json.loads, file.read_text().splitlines())
+    assert one["id"].startswith(command[-1])
+    assert set(one["lines"]["comm/symmetric.py"]) <= beginnings("comm/symmetric.py")
+
+
+@pytest.mark.processes
+def test_a_test_of_the_core_notices_a_patch_and_nothing_else() -> None:
+    ids = ["tests/core/test_plan_prefetch.py"]
+    first_failure = on_tests()
+    with of_patch(BUG_BY_ID["R6"]).core() as folder:
+        found = first_failure(folder, ids)
+        assert found["case"].startswith("tests/core/test_plan_prefetch.py::test_")
+    with Change.of("none", False, {}).core() as folder:
+        assert first_failure(folder, ids) == {}
 
 
 def test_the_table_counts_changes_that_every_detector_was_asked_about(tmp_path: Path) -> None:
@@ -86,7 +156,7 @@ def test_the_table_counts_changes_that_every_detector_was_asked_about(tmp_path: 
         for change, name, of, case in said
     ]
     (tmp_path / "answers.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
-    wanted = [patched(BUG_BY_ID[name]) for name in ("R1", "R2", "R3")]
+    wanted = [of_patch(BUG_BY_ID[name]) for name in ("R1", "R2", "R3")]
     told = table(answers(tmp_path), wanted).splitlines()
     assert told[2:5] == [
         "| patches noticed | 1 of 3 | 1 | 0 |",

@@ -5,22 +5,31 @@ from __future__ import annotations
 import difflib
 import re
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import BUGS, UNLISTED, Bug
-from bench.validate.injection import first_failure, inject, parse_bugs
-from bench.validate.matrix import cases
+from bench.validate.bugs import BUGS, UNLISTED, Bug, bug_of
+from bench.validate.injection import inject, parse_bugs
+from bench.validate.matrix import AnyCase, cases
 from bench.validate.patched_core import CORE, copy_of_core
 from bench.validate.session import WorkerSettings
+from bench.verdict import BugVerdict
 
 pytestmark = pytest.mark.processes
 
 QUICK = cases("mfsdp", full=False)
 SAMPLE = ("R2",)
+
+
+def injected(
+    fork_server: ForkServer, bug: Bug, asked: Sequence[AnyCase] = tuple(QUICK)
+) -> BugVerdict:
+    (verdict,) = inject(fork_server, [bug], asked, WorkerSettings(), threading.Event())
+    return verdict
 
 
 def test_a_bug_is_asked_for_by_its_number() -> None:
@@ -31,7 +40,7 @@ def test_a_bug_is_asked_for_by_its_number() -> None:
 
 @pytest.mark.parametrize("bug", parse_bugs(",".join(SAMPLE)), ids=lambda bug: bug.id)
 def test_a_sample_of_historical_bugs_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
-    assert first_failure(fork_server, bug.patch, QUICK, WorkerSettings()) is not None
+    assert injected(fork_server, bug).outcome == "caught"
 
 
 PATCHED = pytest.mark.parametrize("bug", [*BUGS, *UNLISTED], ids=lambda bug: bug.id)
@@ -95,9 +104,7 @@ def test_a_patch_that_leaves_no_core_to_ask_is_broken_and_not_caught(
     old, new, said = BROKEN[kind]
     patch = harmless(tmp_path)
     patch.write_text(patch.read_text().replace(old.replace("1", "2"), new))
-    (verdict,) = inject(
-        fork_server, parse_bugs(str(patch)), QUICK, WorkerSettings(), threading.Event()
-    )
+    verdict = injected(fork_server, bug_of(patch))
     assert (verdict.outcome, verdict.cases_run) == ("broken", 0)
     assert said in verdict.reason
 
@@ -105,8 +112,7 @@ def test_a_patch_that_leaves_no_core_to_ask_is_broken_and_not_caught(
 def test_a_patch_that_no_longer_fits_is_broken(fork_server: ForkServer, tmp_path: Path) -> None:
     patch = harmless(tmp_path)
     patch.write_text(patch.read_text().replace("-IN_FLIGHT", "-NO_SUCH"))
-    bugs = [Bug("stale", "stale", patch)]
-    (verdict,) = inject(fork_server, bugs, QUICK, WorkerSettings(), threading.Event())
+    verdict = injected(fork_server, bug_of(patch))
     assert verdict.outcome == "broken"
     assert "does not fit mfsdp_core" in verdict.reason
 
@@ -115,11 +121,12 @@ def test_a_change_that_changes_nothing_is_not_noticed(
     fork_server: ForkServer, tmp_path: Path
 ) -> None:
     sample = [case for case in QUICK if case.ranks == 2 and "/fp64/" in case.id][:3]
-    assert first_failure(fork_server, harmless(tmp_path), sample, WorkerSettings()) is None
+    (bug,) = parse_bugs(str(harmless(tmp_path)))
+    assert injected(fork_server, bug, sample).outcome == "missed"
 
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
 @PATCHED
 def test_every_bug_is_noticed(fork_server: ForkServer, bug: Bug) -> None:
-    assert first_failure(fork_server, bug.patch, QUICK, WorkerSettings()) is not None
+    assert injected(fork_server, bug).outcome == "caught"

@@ -75,7 +75,9 @@ def test_a_case_whose_optional_package_is_absent_is_skipped_in_words(
     fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(applicability, "locate", lambda _name: None)
-    monkeypatch.setattr(session, "run_on", lambda *_: pytest.fail("it was asked all the same"))
+    monkeypatch.setattr(
+        session, "outcome_on", lambda *_, **__: pytest.fail("it was asked all the same")
+    )
     case = Case("mfsdp", "optim", model="scalar", scenario="exported", policy="bf16")
     (verdict,) = judged(fork_server, case)
     assert verdict.state == "not_applicable"

@@ -18,8 +18,8 @@ from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.bugs import UNLISTED
-from bench.validate.fuzz import outside
 from bench.validate.fuzz.drawing import draw
+from bench.validate.fuzz.drivers import outside
 from bench.validate.fuzz.fixed import FIXED
 from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
@@ -106,7 +106,7 @@ def test_shapes_are_those_of_the_model_before_an_engine_empties_it(
 
     monkeypatch.setattr(outside, "build_engine", emptying)
     monkeypatch.setattr(outside.dist, "get_world_size", lambda: 2)
-    model, _ = outside.sharded_by("fsdp2", nn.Linear(3, 2).double(), strategy=3)
+    model, _ = outside.Outside(Program("fsdp2")).shard(nn.Linear(3, 2).double())
     assert model.shapes == {"weight": (2, 3), "bias": (2,)}
 
 
@@ -115,7 +115,7 @@ def test_programs_of_fsdp2_keep_weights_in_parts_between_the_passes() -> None:
     parts = [one for one in drawn if "reshard_after_forward=2" in one.features()]
     assert parts
     assert {(one.ranks, one.strategy, one.mode) for one in parts} == {(4, 3, "flat")}
-    assert "fully_shard(unit, mesh=mesh, reshard_after_forward=2)" in script(parts[0])
+    assert "('reshard_after_forward', 2)" in script(parts[0])
 
 
 def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_path: Path) -> None:

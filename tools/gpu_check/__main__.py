@@ -30,6 +30,7 @@ from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from tools.gpu_check import sharing
 from tools.gpu_check.record import (
+    ROOT,
     Check,
     Device,
     PartFindings,
@@ -37,7 +38,6 @@ from tools.gpu_check.record import (
     State,
     state_of,
 )
-from tools.origin import ROOT
 
 PARTS = ("core", "validate", "speed", "memory", "symmetric", "communication", "graphs", "fp8")
 LIMIT_SECONDS = 240.0

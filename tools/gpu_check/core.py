@@ -12,10 +12,9 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 from bench.spec import STRATEGIES
-from tools.gpu_check.record import Device, PartFindings
+from tools.gpu_check.record import ROOT, Device, PartFindings
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_run
-from tools.origin import ROOT
 
 _RELATIVE = 1e-4
 _TEST_SECONDS = 180

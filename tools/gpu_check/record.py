@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
+from bench.launch.environment import package_versions
+from bench.launch.git import git_state
+from bench.resolve.machine import Machine
 from bench.store.atomic import write_json_atomically
-from tools.origin import origin
 
+ROOT: Final = Path(__file__).parents[2]
 SCHEMA = 1
 
 #: How two ranks came to share one device; empty or absent where they cannot.
@@ -76,3 +81,20 @@ class PartRecord:
         path = folder / f"{self.part}.json"
         write_json_atomically(path, {"schema": SCHEMA, **dataclasses.asdict(self), **origin()})
         return path
+
+
+def origin() -> dict[str, Any]:
+    """Where and from which code something is measured: machine, packages, commit, command."""
+    machine = Machine.detect()
+    return {
+        "machine": {
+            "hostname": machine.hostname,
+            "cpu": f"{machine.cpu_name}, {machine.cpu_count} cores",
+            "cuda_devices": list(machine.cuda_device_names),
+            "load_average": round(os.getloadavg()[0], 2),
+        },
+        "python": sys.version.split()[0],
+        "packages": package_versions(),
+        "git": git_state(ROOT),
+        "command": sys.argv,
+    }

@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.launch.command import SHARED_DEVICE, nccl_library
-from tools.gpu_check.record import SHARES_DEVICE
+from tools.gpu_check.record import ROOT, SHARES_DEVICE
 from tools.gpu_wheels import NCCL_LIBRARY, PACKAGES
-from tools.origin import ROOT
 
 #: The first NCCL that lets several ranks share a device.
 SHARING_NCCL = (2, 30, 0)

@@ -17,8 +17,7 @@ from typing import Any
 
 from bench.record import RunRecord
 from bench.store import ResultsStore
-from tools.gpu_check.record import Device, PartFindings
-from tools.origin import ROOT
+from tools.gpu_check.record import ROOT, Device, PartFindings
 
 #: Together below the limit of a part.
 _SECONDS, _ENDING_SECONDS = 200, 25

@@ -16,9 +16,8 @@ from bench.resolve.resolution import resolve
 from bench.spec import ResolvedRun, RunSpec
 from bench.testing.workers import ForkServer, Workers
 from bench.worker.runtime_report import nccl_version
-from tools.gpu_check.record import SHARES_DEVICE, Device, PartFindings
+from tools.gpu_check.record import ROOT, SHARES_DEVICE, Device, PartFindings
 from tools.gpu_check.trained import Trained, train
-from tools.origin import ROOT
 
 _SECONDS = 200.0
 

@@ -9,8 +9,7 @@ import sys
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tools.gpu_check.record import SHARES_DEVICE, Device, PartFindings
-from tools.origin import ROOT
+from tools.gpu_check.record import ROOT, SHARES_DEVICE, Device, PartFindings
 
 _SECONDS = 220
 #: On a CPU the suite of tests covers the rest.

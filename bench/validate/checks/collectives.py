@@ -16,10 +16,9 @@ from collections import Counter
 from math import prod
 
 from bench.engines.inspection import BucketContents
-from bench.validate.case_evidence import CaseEvidence, at
+from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.check_verdict import failed, not_applicable, passed
-from bench.verdict import CheckVerdict, Finding
+from bench.validate.check_verdict import NotApplicableError, wrong
 
 #: Padding of a buffer above what its largest parameter alone would need, asked of any engine.
 PADDING_BUDGET = 0.05
@@ -32,49 +31,41 @@ _PAYLOADS = {"mxfp8": (2, 1)}
 Counts = Counter[tuple[str, str]]
 
 
-def counts(evidence: CaseEvidence) -> CheckVerdict | None:
+def counts(evidence: CaseEvidence) -> str | None:
     """Collectives of every bucket and step, by operation and axis."""
-    check = "collective counts"
-    reason = _why_not(evidence)
-    if reason is not None:
-        return not_applicable(check, reason)
+    case = evidence.case
+    if case.model in EXPERT_PARALLEL:
+        raise NotApplicableError(EXPERTS_APART)
+    evidence.require("log", "buckets")
+    if case.model == "recomputed" and case.recipe in _PAYLOADS:
+        raise NotApplicableError("what is recomputed is gathered again, for both passes")
+    if case.model == "twice":
+        raise NotApplicableError("a unit that runs twice may be gathered two to four times")
     entries = 0
-    for step in evidence.settled_steps:
-        for rank, one in enumerate(evidence.seen):
-            found: dict[str, Counts] = {bucket.name: Counter() for bucket in one.buckets}
-            for entry in one.steps[step].log:
-                found.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
-                entries += 1
-            for bucket in one.buckets:
-                expected = expected_counts(evidence, bucket, step)
-                if not _agree(found[bucket.name], expected, step):
-                    finding = at(
-                        step, parameter=bucket.parameters[0], rank=rank,
-                        expected=f"bucket {bucket.name}: {_words(expected)}",
-                        found=_words(found[bucket.name]),
-                        evidence=evidence.wire_lines(step, bucket.parameters[0], rank),
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, f"{entries} collectives, all expected")
+    for step, rank, one in evidence.each(evidence.settled_steps):
+        buckets = evidence.seen[rank].buckets
+        found: dict[str, Counts] = {bucket.name: Counter() for bucket in buckets}
+        for entry in one.log:
+            found.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
+            entries += 1
+        for bucket in buckets:
+            expected = expected_counts(evidence, bucket, step)
+            if not _agree(found[bucket.name], expected, step):
+                raise wrong(
+                    step,
+                    parameter=bucket.parameters[0],
+                    rank=rank,
+                    expected=f"bucket {bucket.name}: {_words(expected)}",
+                    found=_words(found[bucket.name]),
+                    evidence=evidence.wire_lines(step, bucket.parameters[0], rank),
+                )
+    return f"{entries} collectives, all expected"
 
 
 def _agree(found: Counts, expected: Counts, step: int) -> bool:
     """Equal; in the first step one refresh more is right, where weights had to be loaded first."""
     loaded = Counter({("all_gather", axis): 1 for axis in ("inner", "outer")})
     return found == expected or (step == 0 and not (found - expected - loaded or expected - found))
-
-
-def _why_not(evidence: CaseEvidence) -> str | None:
-    if evidence.case.model in EXPERT_PARALLEL:
-        return EXPERTS_APART
-    lacking = evidence.seen[0].lacking
-    if "log" in lacking or "buckets" in lacking:
-        return lacking.get("log") or lacking["buckets"]
-    if evidence.case.model == "recomputed" and evidence.case.recipe in _PAYLOADS:
-        return "what is recomputed is gathered again, for both passes"
-    if evidence.case.model == "twice":
-        return "a unit that runs twice may be gathered two to four times"
-    return None
 
 
 def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -> Counts:
@@ -121,28 +112,24 @@ def _words(found: Counts) -> str:
     return ", ".join(parts) or "no collective"
 
 
-def volume(evidence: CaseEvidence) -> CheckVerdict:
+def volume(evidence: CaseEvidence) -> str:
     """Every parameter lies in one buffer, which is no larger than the padding rule allows."""
-    check = "buffers"
-    one = evidence.seen[0]
     if evidence.case.model in EXPERT_PARALLEL:
-        return not_applicable(check, EXPERTS_APART)
-    if "buckets" in one.lacking:
-        return not_applicable(check, one.lacking["buckets"])
-    held = Counter(name for bucket in one.buckets for name in bucket.parameters)
+        raise NotApplicableError(EXPERTS_APART)
+    evidence.require("buckets")
+    held = Counter(name for bucket in evidence.seen[0].buckets for name in bucket.parameters)
     for name in evidence.reference.shapes:
         if held[name] != 1:
-            finding = Finding(
+            raise wrong(
                 parameter=name, expected="one buffer that holds it", found=f"{held[name]} buffers"
             )
-            return failed(check, finding)
     worst = 0.0
-    for bucket in one.buckets:
+    for bucket in evidence.seen[0].buckets:
         used, allowed = _allowed_elements(evidence, bucket)
         padding = bucket.elements / used - 1
         worst = max(worst, padding)
         if bucket.elements > allowed:
-            finding = Finding(
+            raise wrong(
                 parameter=bucket.parameters[0],
                 expected=f"bucket {bucket.name}: at most {allowed:.0f} elements for {used} used",
                 found=f"{bucket.elements} elements ({100 * padding:+.0f} % padding)",
@@ -150,11 +137,8 @@ def volume(evidence: CaseEvidence) -> CheckVerdict:
                     f"{name} {evidence.reference.shapes[name]}" for name in bucket.parameters
                 ),
             )
-            return failed(check, finding)
-        finding_or_none = _payloads(evidence, bucket)
-        if finding_or_none is not None:
-            return failed(check, finding_or_none)
-    return passed(check, f"largest padding {100 * worst:.0f} %")
+        _check_payloads(evidence, bucket)
+    return f"largest padding {100 * worst:.0f} %"
 
 
 def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[int, float]:
@@ -170,25 +154,25 @@ def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[i
     return used, used * (1 + alone + PADDING_BUDGET)
 
 
-def _payloads(evidence: CaseEvidence, bucket: BucketContents) -> Finding | None:
+def _check_payloads(evidence: CaseEvidence, bucket: BucketContents) -> None:
     """Inner collectives move the whole buffer, outer ones all of it or an inner slice."""
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
-    for step in evidence.steps:
-        for rank, one in enumerate(evidence.seen):
-            for entry in one.steps[step].log:
-                if entry.bucket != bucket.name or entry.dtype not in sizes:
-                    continue
-                elements = entry.payload_bytes / sizes[entry.dtype]
-                whole = entry.group == "outer" and not evidence.case.sharded
-                parts = 1 if entry.group == "inner" or whole else evidence.case.inner
-                # Scales, and maxima, are fewer than what they belong to.
-                small = entry.operation == "all_reduce" or entry.dtype == "uint8"
-                if evidence.is_encoded(bucket) and small and elements * parts < bucket.elements:
-                    continue
-                if elements * parts != bucket.elements:
-                    return at(
-                        step, parameter=bucket.parameters[0], rank=rank,
-                        expected=f"{bucket.elements // parts} elements of {bucket.name}",
-                        found=f"{entry.operation} of {elements:.0f} elements",
-                    )  # fmt: skip
-    return None
+    for step, rank, one in evidence.each():
+        for entry in one.log:
+            if entry.bucket != bucket.name or entry.dtype not in sizes:
+                continue
+            elements = entry.payload_bytes / sizes[entry.dtype]
+            whole = entry.group == "outer" and not evidence.case.sharded
+            parts = 1 if entry.group == "inner" or whole else evidence.case.inner
+            # Scales, and maxima, are fewer than what they belong to.
+            small = entry.operation == "all_reduce" or entry.dtype == "uint8"
+            if evidence.is_encoded(bucket) and small and elements * parts < bucket.elements:
+                continue
+            if elements * parts != bucket.elements:
+                raise wrong(
+                    step,
+                    parameter=bucket.parameters[0],
+                    rank=rank,
+                    expected=f"{bucket.elements // parts} elements of {bucket.name}",
+                    found=f"{entry.operation} of {elements:.0f} elements",
+                )

@@ -12,23 +12,21 @@ from bench.engines.inspection import LocalRows
 from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
-from bench.validate.case_evidence import CaseEvidence, at
-from bench.validate.checks.check_verdict import failed, numbers, passed
+from bench.validate.case_evidence import CaseEvidence
+from bench.validate.check_verdict import WrongError, numbers, wrong
 from bench.validate.reference import clip_coefficient, norm_of
-from bench.verdict import CheckVerdict, Finding
 
 _NORM_SLACK = 10
 #: Engines that promise no gradient, rather than zeros, for a parameter that no rank used.
 _LEAVE_UNUSED_ALONE = ("mfsdp",)
 
 
-def gradients(evidence: CaseEvidence) -> CheckVerdict:
+def gradients(evidence: CaseEvidence) -> str:
     """Every parameter, step and rank against the mean over ranks of the sum over microbatches.
 
     A parameter that no rank used has no gradient, as in plain torch: momentum and weight decay
     would move it with zeros. Engines that promise less may hand out zeros.
     """
-    check = "gradients"
     worst = 0.0
     for step in evidence.steps:
         if step not in evidence.updated_steps and evidence.seen[0].refusal:
@@ -36,32 +34,26 @@ def gradients(evidence: CaseEvidence) -> CheckVerdict:
         for name in evidence.trainable:
             expected, slack = evidence.expected_gradient(name, step)
             shards = evidence.gradient_shards(name, step)
-            unused = _unused(evidence, name, step)
-            if unused is not None:
-                return unused
+            if evidence.case.engine in _LEAVE_UNUSED_ALONE:
+                _check_unused(evidence, name, step)
             for rank in evidence.ranks:
                 excess = _excess(evidence, name, shards, rank, (expected, slack))
                 if excess > 1 or excess != excess:  # noqa: PLR0124 - NaN
-                    return _told(evidence, name, step, rank)
+                    raise _told(evidence, name, step, rank)
                 worst = max(worst, excess)
     rule = f"tolerance {evidence.tolerance:g}, relative norm"
     if _rounds(evidence):
         rule = "rounding bound of the dtype policy"
-    return passed(check, f"largest difference {worst:.2g} of the {rule}")
+    return f"largest difference {worst:.2g} of the {rule}"
 
 
-def _unused(evidence: CaseEvidence, name: str, step: int) -> CheckVerdict | None:
-    """What is wrong where an engine that promises so has a gradient although nobody used `name`.
-
-    The other way round as well: what was used has one, be it of zeros.
-    """
-    if evidence.case.engine not in _LEAVE_UNUSED_ALONE:
-        return None
+def _check_unused(evidence: CaseEvidence, name: str, step: int) -> None:
+    """What nobody used has no gradient, and what was used has one, be it of zeros."""
     is_used = name in evidence.raw(step).used
     for rank, shard in enumerate(evidence.gradient_shards(name, step)):
         if (shard is not None) == is_used:
             continue
-        finding = at(
+        raise wrong(
             step,
             parameter=name,
             rank=rank,
@@ -69,8 +61,6 @@ def _unused(evidence: CaseEvidence, name: str, step: int) -> CheckVerdict | None
             found="none" if shard is None else f"a gradient, {numbers(shard.rows)}",
             evidence=evidence.wire_lines(step, name, rank),
         )
-        return failed("gradients", finding)
-    return None
 
 
 def _rounds(evidence: CaseEvidence) -> bool:
@@ -124,7 +114,7 @@ def _rows(
         return None
 
 
-def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdict:
+def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError:
     expected, slack = evidence.expected_gradient(name, step)
     shards = evidence.gradient_shards(name, step)
     shard = shards[rank]
@@ -132,31 +122,32 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> CheckVerdi
     lines = evidence.wire_lines(step, name, rank)
     if shard is None or rows is None:
         there = [None if p is None else tuple(p.rows.shape) for p in shards]
-        finding = at(
-            step, parameter=name, rank=rank, evidence=lines,
+        return wrong(
+            step,
+            parameter=name,
+            rank=rank,
+            evidence=lines,
             expected=f"a gradient of shape {evidence.reference.shapes[name]} over all ranks",
             found=f"shards {there}",
-        )  # fmt: skip
-        return failed("gradients", finding)
+        )
     explained = _explained(evidence, step, rank, name)
     moved = _rows_of_another(evidence, name, step, rank)
     if not moved and (explained is None or not explained.lines):
         moved = _multiple(shard.rows, rows, evidence.tolerance)
     where = _worst_element(shard.rows, rows)
     off = relative(shard.rows, rows, float(expected.norm()))
-    finding = at(
+    allowed = "the rounding bound" if slack is not None else f"{evidence.tolerance:g}"
+    first = explained.microbatch if explained else None
+    return wrong(
         step,
+        f"relative difference {off:.2g}, allowed {allowed}",
         parameter=name,
         rank=rank,
-        microbatch=None
-        if explained is None or explained.microbatch is None
-        else explained.microbatch + 1,
+        microbatch=None if first is None else first + 1,
         expected=numbers(rows, where),
         found=numbers(shard.rows, where),
         evidence=(*(explained.lines if explained else ()), *moved, *lines),
     )
-    allowed = "the rounding bound" if slack is not None else f"{evidence.tolerance:g}"
-    return failed("gradients", finding, f"relative difference {off:.2g}, allowed {allowed}")
 
 
 def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attribution | None:
@@ -226,18 +217,16 @@ def _worst_element(found: Tensor, expected: Tensor) -> int | None:
     return int(torch.nan_to_num(difference, nan=float("inf")).argmax())
 
 
-def norm_and_clipping(evidence: CaseEvidence) -> CheckVerdict | None:
+def norm_and_clipping(evidence: CaseEvidence) -> str | None:
     """The norm before clipping on every rank, and what clipping leaves: nothing below the bound."""
-    check = "norm and clipping"
     clipped = [s for s in evidence.fed_steps if evidence.seen[0].steps[s].clipped is not None]
     for step in clipped:
-        finding = _norm(evidence, step) or _clipped(evidence, step)
-        if finding is not None:
-            return failed(check, finding)
+        _check_norm(evidence, step)
+        _check_clipped(evidence, step)
     if not clipped:
         return None
     norms = ", ".join(f"{_whole_norm(evidence, step):.6g}" for step in clipped)
-    return passed(check, f"norms {norms}; bounds {[_bound(evidence, step) for step in clipped]}")
+    return f"norms {norms}; bounds {[_bound(evidence, step) for step in clipped]}"
 
 
 def _bound(evidence: CaseEvidence, step: int) -> float:
@@ -249,7 +238,7 @@ def _whole_norm(evidence: CaseEvidence, step: int) -> float:
     return norm_of(evidence.case, evidence.gradients(step)) / evidence.tokens
 
 
-def _norm(evidence: CaseEvidence, step: int) -> Finding | None:
+def _check_norm(evidence: CaseEvidence, step: int) -> None:
     whole = _whole_norm(evidence, step)
     allowed = _NORM_SLACK * evidence.tolerance * whole
     for rank, one in enumerate(evidence.seen):
@@ -265,21 +254,20 @@ def _norm(evidence: CaseEvidence, step: int) -> Finding | None:
             lines.append("this is the norm of the rank's own rows")
         elif abs(norm - once) <= allowed:
             lines.append("parts or experts that other ranks hold are not counted")
-        return at(
+        raise wrong(
             step,
             rank=rank,
             expected=f"norm {whole:.9g}",
             found=f"norm {norm:.9g}",
             evidence=tuple(lines),
         )
-    return None
 
 
 def _squares(shard: LocalRows | None) -> float:
     return 0.0 if shard is None else float(shard.rows.double().square().sum())
 
 
-def _clipped(evidence: CaseEvidence, step: int) -> Finding | None:
+def _check_clipped(evidence: CaseEvidence, step: int) -> None:
     whole = _whole_norm(evidence, step)
     factor = clip_coefficient(whole, _bound(evidence, step)) / evidence.tokens
     before, after = evidence.gradients(step), evidence.gradients(step, clipped=True)
@@ -296,11 +284,10 @@ def _clipped(evidence: CaseEvidence, step: int) -> Finding | None:
             line = f"the norm {whole:.6g} is below the bound {bound:g}: nothing to clip"
         else:
             line = f"scaled by {float(clipped.double().norm() / gradient.double().norm()):.6g}"
-        return at(
+        raise wrong(
             step,
             parameter=name,
             expected=f"{factor:.6g} of {numbers(gradient)}",
             found=numbers(clipped),
             evidence=(line,),
         )
-    return None

@@ -1,19 +1,18 @@
-"""What is held at rest after a step, what grows from step to step, what a deleted engine leaves."""
+"""Memory: at rest after a step, from step to step, after deletion; and the order of its uses."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.spec import POOLS
-from bench.validate.case_evidence import CaseEvidence, at
+from bench.spec import POOLS, AllocatorName, MfsdpSettings
+from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
-from bench.validate.checks.check_verdict import failed, not_applicable, passed
+from bench.validate.check_verdict import NotApplicableError, wrong
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
-from bench.validate.checks.pools import pools_bytes
 from bench.validate.scenario import NOISE_BYTES
-from bench.verdict import CheckVerdict
 
 _STATE_SCALAR_BYTES = 4
 _FSDP1_KEEPS = (
@@ -22,46 +21,38 @@ _FSDP1_KEEPS = (
 )
 
 
-def at_rest(evidence: CaseEvidence) -> CheckVerdict | None:
+def at_rest(evidence: CaseEvidence) -> str:
     """The engine's ledger after each step against the table of the strategies, to the byte.
 
     The optimizer has a state of what it was handed a gradient of, in this step or an earlier one.
     """
-    check = "memory at rest"
-    reason = _why_not(evidence)
-    if reason is not None:
-        return not_applicable(check, reason)
+    if evidence.case.model in EXPERT_PARALLEL:
+        raise NotApplicableError(EXPERTS_APART)
+    if evidence.case.recipe == "mxfp8":
+        raise NotApplicableError("scales of a shard take as many bytes as its rows need")
+    evidence.require("ledger", "buckets")
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     buffers += pools_bytes(evidence)
-    for step in evidence.settled_steps:
-        for rank, one in enumerate(evidence.seen):
-            held = dict(one.steps[step].held_bytes or {})
-            state = held.pop("optimizer_state", 0)
-            taken = [s.gradients for s in one.steps[: step + 1] if s.stepped]
-            stepped = [n for n in evidence.trainable if any(g.get(n) is not None for g in taken)]
-            rows = [one.steps[step].weights[name].rows for name in stepped]
-            wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
-            for what, found, expected in (
-                ("weights, gradients and communication", sum(held.values()), buffers),
-                ("optimizer state", state, wanted_state),
-            ):
-                if found != expected:
-                    finding = at(
-                        step, rank=rank, expected=f"{expected} B of {what}", found=f"{found} B",
-                        evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, f"{buffers} B per rank beside the optimizer's, to the byte")
-
-
-def _why_not(evidence: CaseEvidence) -> str | None:
-    """Why the table says nothing about a case."""
-    if evidence.case.model in EXPERT_PARALLEL:
-        return EXPERTS_APART
-    if evidence.case.recipe == "mxfp8":
-        return "scales of a shard take as many bytes as its rows need"
-    lacking = evidence.seen[0].lacking
-    return lacking.get("ledger") or lacking.get("buckets")
+    for step, rank, one in evidence.each(evidence.settled_steps):
+        held = dict(one.held_bytes or {})
+        state = held.pop("optimizer_state", 0)
+        taken = [s.gradients for s in evidence.seen[rank].steps[: step + 1] if s.stepped]
+        stepped = [n for n in evidence.trainable if any(g.get(n) is not None for g in taken)]
+        rows = [one.weights[name].rows for name in stepped]
+        wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
+        for what, found, expected in (
+            ("weights, gradients and communication", sum(held.values()), buffers),
+            ("optimizer state", state, wanted_state),
+        ):
+            if found != expected:
+                raise wrong(
+                    step,
+                    rank=rank,
+                    expected=f"{expected} B of {what}",
+                    found=f"{found} B",
+                    evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
+                )
+    return f"{buffers} B per rank beside the optimizer's, to the byte"
 
 
 def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
@@ -94,19 +85,61 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     return weights + accumulator * grads
 
 
-def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
+def pools_bytes(evidence: CaseEvidence) -> int:
+    """Bytes of all pools of a case: weights, gradients, and the outer reduction's buckets.
+
+    A pool serves what comes and goes: weights that are gathered for every use, gradients that are
+    reduced per microbatch or change dtype for the wire, and outer reductions that change it. One
+    outer reduction is under way at a time, so its pool has one slot.
+    """
+    case = evidence.case
+    if case.allocator not in POOLS:
+        return 0
+    compute, _, _, wire = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
+    changes_dtype = POLICIES[case.policy][2] != POLICIES[case.policy][3]
+    buckets = [bucket for bucket in evidence.seen[0].buckets if not is_root(bucket)]
+    trainable = [bucket for bucket in buckets if bucket.parameters[0] in evidence.trainable]
+    slots, found = MfsdpSettings().pool_slots, 0
+    if "weights" in case.sharded:
+        found += pool_elements(case.allocator, buckets, slots) * compute
+    if evidence.reduces_every_microbatch or changes_dtype:
+        found += pool_elements(case.allocator, trainable, slots) * wire
+    if case.outer > 1 and changes_dtype:
+        parts = 1 if not case.sharded else case.inner
+        found += pool_elements(case.allocator, trainable, 1) // parts * wire
+    return found
+
+
+def pool_elements(allocator: AllocatorName, buckets: Sequence[BucketContents], slots: int) -> int:
+    """Elements of a pool: `slots` times the largest j-th largest bucket of a unit, over all j.
+
+    A fixed pool serves the units of the most frequent sizes only: of equally frequent ones those
+    with the most elements, then those that come first.
+    """
+    units: dict[str, list[int]] = {}
+    for bucket in buckets:
+        units.setdefault(bucket.name.rpartition("/")[0], []).append(bucket.elements)
+    sizes = [sorted(unit)[::-1] for unit in units.values()]
+    if allocator == "fixed_pool" and sizes:
+        best = max(sizes, key=lambda unit: (sizes.count(unit), sum(unit)))
+        sizes = [unit for unit in sizes if unit == best]
+    longest = max((len(unit) for unit in sizes), default=0)
+    slot = sum(max(unit[j] for unit in sizes if len(unit) > j) for j in range(longest))
+    return min(slots, len(sizes)) * slot
+
+
+def no_growth(evidence: CaseEvidence) -> str:
     """Tensors that exist at rest do not become more in every step.
 
     Once they may: a busy machine has once shown 400 B more on one of four ranks after the second
     step (`no_shard`, experts). It did not come back, and what held them is not known. So a leak
     that happens in a single step passes here; `freed` sees it if it outlives the engine.
     """
-    check = "no growth"
     for rank, one in enumerate(evidence.seen):
         held = [step.live_bytes for step in one.steps]
         grown = [later - before for before, later in pairwise(held)]
         if grown and min(grown) > NOISE_BYTES:
-            finding = at(
+            raise wrong(
                 1, rank=rank, expected=f"{held[0]} B of tensors, as after step 1",
                 found=f"{held[1]} B ({grown[0]:+d}), and more in every step",
                 evidence=tuple(
@@ -114,22 +147,35 @@ def no_growth(evidence: CaseEvidence) -> CheckVerdict | None:
                     for number, after in enumerate(one.steps, 1)
                 ),
             )  # fmt: skip
-            return failed(check, finding)
-    return passed(check, f"{evidence.seen[0].steps[-1].live_bytes} B after the last step")
+    return f"{evidence.seen[0].steps[-1].live_bytes} B after the last step"
 
 
-def freed(evidence: CaseEvidence) -> CheckVerdict | None:
+def freed(evidence: CaseEvidence) -> str:
     """A deleted engine leaves no tensor behind."""
-    check = "freed after deletion"
     whole = not evidence.case.sharded or evidence.case.inner == 1
     if evidence.case.engine == "fsdp1" and whole:
-        return not_applicable(check, _FSDP1_KEEPS)
+        raise NotApplicableError(_FSDP1_KEEPS)
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:
             # Behind the last step: what was wrong before it is told first.
-            finding = at(
+            raise wrong(
                 len(one.steps) - 1, rank=rank, expected="no tensor of a deleted engine",
                 found=f"{one.left_bytes} B",
             )  # fmt: skip
-            return failed(check, finding)
-    return passed(check, f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left")
+    return f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left"
+
+
+def stream_order(evidence: CaseEvidence) -> str | None:
+    """No two operations touch the same memory, one of them writing, without an order.
+
+    Of what was recorded on this device, whichever it is: a race need not have happened.
+    """
+    if evidence.seen[0].races is None:
+        return None
+    for rank, one in enumerate(evidence.seen):
+        if one.races:
+            first, *more = one.races
+            raise wrong(
+                rank=rank, expected="a wait between them", found=first, evidence=tuple(more[:5])
+            )
+    return "no race among all recorded operations"

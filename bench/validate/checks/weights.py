@@ -8,38 +8,33 @@ import torch
 from torch import Tensor
 
 from bench.testing.reference import Named, relative
-from bench.validate.case_evidence import CaseEvidence, at
+from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.checks.check_verdict import failed, not_applicable, numbers, passed
-from bench.verdict import CheckVerdict, Finding
+from bench.validate.check_verdict import NotApplicableError, WrongError, numbers, wrong
 
 _OTHER_SEED = 8
 _LOSS_SLACK = 20
 _PEERS = "the loss of a rank holds what its experts make of other ranks' tokens"
 
 
-def initial_weights(evidence: CaseEvidence) -> CheckVerdict:
+def initial_weights(evidence: CaseEvidence) -> str:
     """The engine starts from the values that its model had."""
-    check = "initial weights"
     case = evidence.case
     if not evidence.steps:
-        finding = Finding(expected="finite weights", found="NaN or Inf before the first step")
-        return failed(check, finding)
+        raise wrong(expected="finite weights", found="NaN or Inf before the first step")
     sharded = bool(case.sharded)
     if case.scenario == "equalised" and sharded:
-        return not_applicable(check, "every row keeps the value of the rank that owns it")
+        raise NotApplicableError("every row keeps the value of the rank that owns it")
     wanted = evidence.reference.initial(_OTHER_SEED if case.scenario == "reloaded" else 7)
     for name, expected in wanted.items():
         found = evidence.initial[name]
         if not torch.equal(found.to(expected.dtype), expected):
-            finding = Finding(parameter=name, expected=numbers(expected), found=numbers(found))
-            return failed(check, finding)
-    return passed(check, "bit-equal")
+            raise wrong(parameter=name, expected=numbers(expected), found=numbers(found))
+    return "bit-equal"
 
 
-def replicas(evidence: CaseEvidence) -> CheckVerdict | None:
+def replicas(evidence: CaseEvidence) -> str | None:
     """Ranks that hold the same shard of a main weight hold the same bits, after every step."""
-    check = "replicas"
     compared = 0
     for step in (-1, *evidence.steps):
         for name in evidence.reference.shapes:
@@ -51,15 +46,12 @@ def replicas(evidence: CaseEvidence) -> CheckVerdict | None:
                 shard = theirs.initial if step < 0 else theirs.steps[step].weights
                 compared += other != rank
                 if not _same_bits(held[name].rows, shard[name].rows):
-                    finding = at(
+                    raise wrong(
                         step, parameter=name, rank=rank,
                         expected=f"the bits of rank {other}: {numbers(shard[name].rows)}",
                         found=numbers(held[name].rows),
                     )  # fmt: skip
-                    return failed(check, finding)
-    if not compared:
-        return None
-    return passed(check, f"{compared} comparisons, bit-equal")
+    return f"{compared} comparisons, bit-equal" if compared else None
 
 
 def _same_bits(one: Tensor, other: Tensor) -> bool:
@@ -68,9 +60,8 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
     return same_shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
 
 
-def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
+def optimizer_step(evidence: CaseEvidence) -> str:
     """Weights after each step against torch's AdamW, fed with the gradients that were found."""
-    check = "optimizer step"
     optimizer = evidence.optimizer()
     worst = 0.0
     for step in evidence.fed_steps:
@@ -85,17 +76,19 @@ def optimizer_step(evidence: CaseEvidence) -> CheckVerdict | None:
             off = relative(found, wanted, float(wanted.double().norm()))
             worst = max(worst, off)
             if not off <= evidence.tolerance:
-                return failed(check, _changed(evidence, step, name, expected, off))
-    return passed(check, f"relative difference {worst:.1e}, allowed {evidence.tolerance:g}")
+                raise _changed(evidence, step, name, expected, off)
+    return f"relative difference {worst:.1e}, allowed {evidence.tolerance:g}"
 
 
-def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off: float) -> Finding:
+def _changed(
+    evidence: CaseEvidence, step: int, name: str, expected: Named, off: float
+) -> WrongError:
     found = evidence.weights[step][name]
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
     if name not in evidence.trainable:
         lines.append("the parameter is frozen and must not change")
     where = int((found.double() - expected[name].double()).abs().nan_to_num(1e30).argmax())
-    return at(
+    return wrong(
         step,
         parameter=name,
         expected=numbers(expected[name], where),
@@ -104,33 +97,29 @@ def _changed(evidence: CaseEvidence, step: int, name: str, expected: Named, off:
     )
 
 
-def computed_weights(evidence: CaseEvidence) -> CheckVerdict:
+def computed_weights(evidence: CaseEvidence) -> str:
     """What modules read in a step: the main weights in the compute dtype, alike on all ranks."""
-    check = "computed weights"
     for step in evidence.steps:
         earlier = evidence.encoded_before(step)
         wanted = evidence.reference.as_computed(evidence.before(step), earlier)
         for rank, one in enumerate(evidence.seen):
             for name in sorted(evidence.raw(step).read[evidence.case.data_rank(rank)]):
-                finding = _read(evidence, step, name, rank, wanted)
-                if finding is not None:
-                    return failed(check, finding)
+                _check_read(evidence, step, name, rank, wanted)
                 late = [m for m, weight in one.steps[step].changed if weight == name]
                 if late:
-                    finding = at(
+                    raise wrong(
                         step, parameter=name, rank=rank, microbatch=late[0] + 1,
                         expected="what the first microbatch of the step read",
                         found="another value, or a shard of it",
                     )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, "bit-equal on all ranks and in all microbatches")
+    return "bit-equal on all ranks and in all microbatches"
 
 
-def _read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named) -> Finding | None:
+def _check_read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named) -> None:
     found = evidence.seen[rank].steps[step].computed.get(name)
     expected = wanted[name]
     if found is not None and found.shape == expected.shape and torch.equal(found, expected):
-        return None
+        return
     lines: list[str] = []
     if found is not None and found.shape == expected.shape and step > 0:
         older = evidence.reference.as_computed(evidence.before(step - 1))[name]
@@ -143,7 +132,7 @@ def _read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named
         said = f"shape {tuple(found.shape)} {found.dtype}"
     else:
         said = f"{numbers(found)} {found.dtype}"
-    return at(
+    raise wrong(
         step,
         parameter=name,
         rank=rank,
@@ -153,67 +142,64 @@ def _read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named
     )
 
 
-def losses(evidence: CaseEvidence) -> CheckVerdict:
+def losses(evidence: CaseEvidence) -> str:
     """The loss of every microbatch of every rank."""
-    check = "losses"
     if evidence.case.model in EXPERT_PARALLEL:
-        return not_applicable(check, _PEERS)
+        raise NotApplicableError(_PEERS)
     compute = evidence.reference.compute
     allowed = _LOSS_SLACK * torch.finfo(compute).eps
-    for step in evidence.steps:
-        for rank, one in enumerate(evidence.seen):
-            for index, found in enumerate(one.steps[step].losses):
-                expected = evidence.raw(step).losses[evidence.case.data_rank(rank)][index]
-                if not abs(found - expected) <= allowed * abs(expected):
-                    finding = at(
-                        step, rank=rank, microbatch=index + 1,
-                        expected=f"{expected:.12g}", found=f"{found:.12g}",
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, f"within {allowed:.0e}")
+    for step, rank, one in evidence.each():
+        wanted = evidence.raw(step).losses[evidence.case.data_rank(rank)]
+        for index, found in enumerate(one.losses):
+            expected = wanted[index]
+            if not abs(found - expected) <= allowed * abs(expected):
+                raise wrong(
+                    step,
+                    rank=rank,
+                    microbatch=index + 1,
+                    expected=f"{expected:.12g}",
+                    found=f"{found:.12g}",
+                )
+    return f"within {allowed:.0e}"
 
 
-def gathered_weights(evidence: CaseEvidence) -> CheckVerdict | None:
+def gathered_weights(evidence: CaseEvidence) -> str | None:
     """The engine's own whole weights against those put together here."""
-    check = "gathered weights"
     poisoned = len(evidence.steps) < len(evidence.seen[0].steps)
-    if "whole weights" in evidence.seen[0].lacking:
-        return not_applicable(check, evidence.seen[0].lacking["whole weights"])
+    evidence.require("whole weights")
     if evidence.seen[0].whole is None or poisoned:
         return None
     if evidence.case.tensor > 1:
-        return not_applicable(check, "the whole weight spans tensor-parallel ranks as well")
+        raise NotApplicableError("the whole weight spans tensor-parallel ranks as well")
     for rank, one in enumerate(evidence.seen):
-        finding = _difference(one.whole or {}, evidence.weights[-1], rank)
-        if finding is not None:
-            # Asked behind the last step: what went wrong before it is told first.
-            return failed(check, finding.model_copy(update={"step": len(one.steps)}))
-    return passed(check, "bit-equal")
+        # Asked behind the last step: what went wrong before it is told first.
+        _check_equal(one.whole or {}, evidence.weights[-1], rank, step=len(one.steps) - 1)
+    return "bit-equal"
 
 
-def exported_weights(evidence: CaseEvidence) -> CheckVerdict | None:
+def exported_weights(evidence: CaseEvidence) -> str | None:
     """Whole weights by every way out of the engine, and by files in again, to the bit."""
-    check = "exported weights"
     if evidence.case.scenario != "exported":
         return None
     for rank, one in enumerate(evidence.seen):
         ways = dict(one.exported or {})
         losses = ways.pop("loss", {})
         for way, whole in ways.items():
-            # Ranks beside the first need not get the whole.
-            if rank and not whole:
-                continue
-            finding = _difference(whole, evidence.initial, rank)
-            if finding is not None:
-                return failed(check, finding.model_copy(update={"evidence": (f"by {way}",)}))
+            if whole or rank == 0:  # ranks beside the first need not get the whole
+                _check_equal(whole, evidence.initial, rank, way=(f"by {way}",))
         # A copy computes with the weights themselves, the model with codes of them.
         if evidence.case.recipe == "none" and len({float(x) for x in losses.values()}) > 1:
-            finding = Finding(rank=rank, expected="equal losses", found=str(losses))
-            return failed(check, finding)
-    return passed(check, ", ".join(evidence.seen[0].exported or {}))
+            raise wrong(rank=rank, expected="equal losses", found=str(losses))
+    return ", ".join(evidence.seen[0].exported or {})
 
 
-def _difference(found: Mapping[str, Tensor], wanted: Named, rank: int) -> Finding | None:
+def _check_equal(
+    found: Mapping[str, Tensor],
+    wanted: Named,
+    rank: int,
+    step: int | None = None,
+    way: tuple[str, ...] = (),
+) -> None:
     for name, expected in wanted.items():
         value = found.get(name)
         # A parameter of shape () may come as one row.
@@ -221,22 +207,26 @@ def _difference(found: Mapping[str, Tensor], wanted: Named, rank: int) -> Findin
             value = value.reshape(())
         if value is None or value.shape != expected.shape or not torch.equal(value, expected):
             there = "nothing" if value is None else f"{numbers(value)}, shape {tuple(value.shape)}"
-            return Finding(parameter=name, rank=rank, expected=numbers(expected), found=there)
-    return None
+            raise wrong(
+                step,
+                parameter=name,
+                rank=rank,
+                expected=numbers(expected),
+                found=there,
+                evidence=way,
+            )
 
 
-def strict_loading(evidence: CaseEvidence) -> CheckVerdict | None:
+def strict_loading(evidence: CaseEvidence) -> str | None:
     """A state dict that lacks a parameter is refused."""
-    check = "strict loading"
     if evidence.case.scenario != "reloaded":
         return None
     for rank, one in enumerate(evidence.seen):
         if one.refusal is None:
-            finding = Finding(
+            raise wrong(
                 parameter=list(evidence.reference.shapes)[-1],
                 rank=rank,
                 expected="an error for a state dict that lacks it",
                 found="loaded without an error",
             )
-            return failed(check, finding)
-    return passed(check, (evidence.seen[0].refusal or "")[:120])
+    return (evidence.seen[0].refusal or "")[:120]

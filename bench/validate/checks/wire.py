@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 import torch
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.spec import DtypeName
-from bench.validate.case_evidence import CaseEvidence, at
+from bench.validate.case_evidence import CaseEvidence
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
-from bench.validate.checks.check_verdict import failed, not_applicable, passed
+from bench.validate.check_verdict import NotApplicableError, wrong
 from bench.validate.observation import Sent, StepSeen
 from bench.validate.wire_tap import ring_bytes
-from bench.verdict import CheckVerdict
 
 _GATHERS = ("all_gather", "broadcast")
 #: torch's operators by what they do; a plain message may be part of either.
@@ -30,49 +30,45 @@ def payloads(sent: Iterable[Sent]) -> list[Sent]:
     return [s for s in several if not s.dtype.startswith(("int", "bool"))]
 
 
-def dtypes(evidence: CaseEvidence) -> CheckVerdict | None:
+def dtypes(evidence: CaseEvidence) -> str | None:
     """Weights travel in the compute dtype, gradients in the dtype of the policy.
 
     Under autocast there are only main weights.
     """
-    check = "wire dtypes"
     if len(evidence.seen) == 1:
         return None
     of_policy = POLICIES[evidence.case.policy]
     compute = _torch_name(of_policy[1 if evidence.seen[0].autocast else 0])
     coded = {b.name for one in evidence.seen for b in one.buckets if evidence.is_encoded(b)}
-    quantises = evidence.case.recipe != "none"
     used: set[str] = set()
-    for step in evidence.steps:
+    for step, rank, one in evidence.each():
         wire = _torch_name(evidence.wire_dtype(step))
-        for rank, one in enumerate(evidence.seen):
-            logged = []
-            for e in one.steps[step].log:
-                expected = compute if e.operation in _GATHERS else wire
-                if e.bucket in coded and e.operation == "all_gather":
-                    expected = CODES
-                elif e.bucket in coded and e.operation == "all_reduce":
-                    expected = f"{wire} or {_MAXIMA}"
-                logged.append((e.operation, e.dtype, expected))
-            weights, sums = compute, wire
-            if quantises:
-                weights, sums = f"{compute} or {CODES}", f"{wire} or {_MAXIMA}"
-            wanted = [*logged, *_by_operator(payloads(one.steps[step].sent), weights, sums)]
-            for operation, dtype, expected in wanted:
-                used.add(f"{operation} {dtype}")
-                if dtype not in expected.split(" or "):
-                    finding = at(
-                        step, rank=rank, expected=f"{operation} in {expected}",
-                        found=f"{operation} in {dtype}",
-                        evidence=evidence.wire_lines(step, None, rank),
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, ", ".join(sorted(used)) or "nothing was sent")
+        weights, sums = compute, wire
+        if evidence.case.recipe != "none":
+            weights, sums = f"{compute} or {CODES}", f"{wire} or {_MAXIMA}"
+        wanted = _by_operator(payloads(one.sent), weights, sums)
+        for entry in one.log:
+            expected = compute if entry.operation in _GATHERS else wire
+            if entry.bucket in coded and entry.operation == "all_gather":
+                expected = CODES
+            elif entry.bucket in coded and entry.operation == "all_reduce":
+                expected = f"{wire} or {_MAXIMA}"
+            wanted.append((entry.operation, entry.dtype, expected))
+        for operation, dtype, expected in wanted:
+            used.add(f"{operation} {dtype}")
+            if dtype not in expected.split(" or "):
+                raise wrong(
+                    step,
+                    rank=rank,
+                    expected=f"{operation} in {expected}",
+                    found=f"{operation} in {dtype}",
+                    evidence=evidence.wire_lines(step, None, rank),
+                )
+    return ", ".join(sorted(used)) or "nothing was sent"
 
 
-def gather_precision(evidence: CaseEvidence) -> CheckVerdict | None:
+def gather_precision(evidence: CaseEvidence) -> str | None:
     """A case that asked for low-precision gathers has got some, by what was seen on the wire."""
-    check = "gather precision"
     case = evidence.case
     if case.recipe == "none" or not case.sharded or case.inner == 1:
         return None
@@ -80,12 +76,11 @@ def gather_precision(evidence: CaseEvidence) -> CheckVerdict | None:
         sent = payloads(message for step in one.steps for message in step.sent)
         if not any(message.dtype == CODES for message in sent):
             found = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
-            finding = at(
+            raise wrong(
                 0, rank=rank, expected=f"weights of {case.recipe} gathered in {CODES}",
                 found=f"low-precision gathers were asked for and not made: {found} on the wire",
             )  # fmt: skip
-            return failed(check, finding)
-    return passed(check, f"{CODES} on the wire")
+    return f"{CODES} on the wire"
 
 
 def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[str, str, str]]:
@@ -102,29 +97,31 @@ def _torch_name(dtype: DtypeName) -> str:
     return str(TORCH_DTYPES[dtype]).removeprefix("torch.")
 
 
-def order(evidence: CaseEvidence) -> CheckVerdict | None:
+def order(evidence: CaseEvidence) -> str | None:
     """All ranks issue the same collectives in the same order."""
-    check = "wire order"
     if len(evidence.seen) == 1:
         return None
     count = 0
-    for step in evidence.steps:
+    for step, rank, other in evidence.each():
+        if rank == 0:
+            continue
         first = evidence.seen[0].steps[step]
-        for rank in list(evidence.ranks)[1:]:
-            other = evidence.seen[rank].steps[step]
-            sent = [_in_order(one.sent) for one in (first, other)]
-            for ours, theirs in ((first.log, other.log), sent):
-                index = _difference(ours, theirs)
-                count += len(ours)
-                if index is not None:
-                    finding = at(
-                        step, rank=rank, expected=f"as rank 0, number {index + 1}: "
-                        f"{_entry(ours, index)}", found=_entry(theirs, index),
-                        evidence=(*evidence.wire_lines(step, None), *evidence.wire_lines(
-                            step, None, rank)),
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, f"{count} entries alike on {len(evidence.seen)} ranks")
+        sent = [_in_order(one.sent) for one in (first, other)]
+        for ours, theirs in ((first.log, other.log), sent):
+            count += len(ours)
+            for index, (one, same) in enumerate(zip_longest(ours, theirs, fillvalue="nothing")):
+                if one != same:
+                    raise wrong(
+                        step,
+                        rank=rank,
+                        expected=f"as rank 0, number {index + 1}: {one}",
+                        found=str(same),
+                        evidence=(
+                            *evidence.wire_lines(step, None),
+                            *evidence.wire_lines(step, None, rank),
+                        ),
+                    )
+    return f"{count} entries alike on {len(evidence.seen)} ranks"
 
 
 def _in_order(sent: Sequence[Sent]) -> list[object]:
@@ -132,46 +129,32 @@ def _in_order(sent: Sequence[Sent]) -> list[object]:
     return [(s.operation, s.dtype, s.ranks) if s.operation == "send" else s for s in sent]
 
 
-def _difference(ours: Sequence[object], theirs: Sequence[object]) -> int | None:
-    for index, (one, other) in enumerate(zip(ours, theirs, strict=False)):
-        if one != other:
-            return index
-    return None if len(ours) == len(theirs) else min(len(ours), len(theirs))
-
-
-def _entry(entries: Sequence[object], index: int) -> str:
-    return str(entries[index]) if index < len(entries) else "nothing"
-
-
-def accounts(evidence: CaseEvidence) -> CheckVerdict | None:
+def accounts(evidence: CaseEvidence) -> str | None:
     """Bytes: the engine's meter and its log against what was seen on the wire, dtype by dtype."""
-    check = "wire accounts"
     if len(evidence.seen) == 1:
         return None
     if all(s.accounted_bytes is None for s in evidence.seen[0].steps):
-        return not_applicable(check, "the engine counts no bytes")
+        raise NotApplicableError("the engine counts no bytes")
     total = 0
-    for step in evidence.steps:
-        for rank, one in enumerate(evidence.seen):
-            found = one.steps[step]
-            sent: Counter[str] = Counter()
-            for message in payloads(found.sent):
-                sent[message.dtype] += ring_bytes(message)
-            seen_bytes = sum(sent.values())
-            total += seen_bytes
-            logged, single = _logged_bytes(found)
-            metered = found.accounted_bytes
-            metered = None if metered is None else metered - single
-            pairs = [("the engine's meter", metered, seen_bytes)]
-            pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
-            for what, said, counted in pairs if found.log else pairs[:1]:
-                if said is not None and said != counted:
-                    finding = at(
-                        step, rank=rank, expected=f"{what}: {counted} B, as seen on the wire",
-                        found=f"{said} B", evidence=evidence.wire_lines(step, None, rank),
-                    )  # fmt: skip
-                    return failed(check, finding)
-    return passed(check, f"{total} B in all steps and ranks, as metered")
+    for step, rank, found in evidence.each():
+        sent: Counter[str] = Counter()
+        for message in payloads(found.sent):
+            sent[message.dtype] += ring_bytes(message)
+        total += sent.total()
+        logged, single = _logged_bytes(found)
+        metered = None if found.accounted_bytes is None else found.accounted_bytes - single
+        pairs = [("the engine's meter", metered, sent.total())]
+        pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
+        for what, said, counted in pairs if found.log else pairs[:1]:
+            if said is not None and said != counted:
+                raise wrong(
+                    step,
+                    rank=rank,
+                    expected=f"{what}: {counted} B, as seen on the wire",
+                    found=f"{said} B",
+                    evidence=evidence.wire_lines(step, None, rank),
+                )
+    return f"{total} B in all steps and ranks, as metered"
 
 
 def _logged_bytes(found: StepSeen) -> tuple[Counter[str], int]:
@@ -191,22 +174,20 @@ def _logged_bytes(found: StepSeen) -> tuple[Counter[str], int]:
     return logged, single
 
 
-def groups(evidence: CaseEvidence) -> CheckVerdict | None:
+def groups(evidence: CaseEvidence) -> str | None:
     """Gathers on a process group of their own, where that was asked for."""
-    check = "gather group"
     case = evidence.case
     if not case.gather_group or case.inner == 1 or not case.sharded:
         return None
     if case.model in EXPERT_PARALLEL:
-        return not_applicable(check, "experts have process groups of their own")
+        raise NotApplicableError("experts have process groups of their own")
     expected = 2 + (case.outer > 1)
     for rank, one in enumerate(evidence.seen):
         messages = [s for step in one.steps[1:] for s in payloads(step.sent)]
         used = {s.group for s in messages}
         if len(used) != expected:
-            finding = at(
+            raise wrong(
                 1, rank=rank, expected=f"{expected} process groups in use",
                 found=f"{len(used)}", evidence=evidence.wire_lines(1, None, rank),
             )  # fmt: skip
-            return failed(check, finding)
-    return passed(check, f"{expected} process groups in use")
+    return f"{expected} process groups in use"

@@ -21,14 +21,14 @@ LETTERS = {
     "C": "runs twice, each time as with c",
     "K": "runs twice, each time as with k",
 }
-#: Passes that add to the gradient: once; twice from one graph; two graphs, the later one first.
 META = "init_model_with_meta_device"
+#: Passes that add to the gradient: once; twice from one graph; two graphs, the later one first.
 BACKWARD = ("micro", "double", "pair")
 
 
 @dataclass(frozen=True)
 class UnitShape:
-    """A unit of the model. kind: a class of `unit_sources`; hidden: its inner size.
+    """A unit of the model. kind: a class of `units`; hidden: its inner size.
 
     frozen: "" (nothing), "part" (its first weight) or "all". tie: "" or "root" (its branch shares
     the weight of the first layer) or "unit" (that of the first unit's branch).

@@ -2,73 +2,60 @@
 
 from __future__ import annotations
 
+import importlib
 import traceback
-from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 
 from bench.errors import UnsupportedError
-from bench.testing.load_clock import stretched
-from bench.validate.fuzz.diagnosis import Progress, core_frames, wrap
+from bench.validate.fuzz.drivers.driver import Driver
+from bench.validate.fuzz.program import Program
+from bench.validate.fuzz.trial import Trial
+from bench.validate.rank import Refused
+from bench.validate.traces import say, say_event
 
+#: Engines with a driver of their own, each in `drivers`.
+DRIVEN = ("mfsdp", "fsdp2", "fsdp1", "ddp")
 _CORE_ERRORS = "mfsdp_core.errors"
 
 
-#: After which a rank that failed no longer waits for the others, on an idle machine.
-_CONNECT_SECONDS = 3.0
+def driver_name(engine: str) -> str:
+    """Name of the module in `drivers`."""
+    return engine if engine in DRIVEN else "outside"
 
 
-@dataclass(frozen=True)
-class Ended:
-    """How the program ended on this rank, if not well.
+def run(program: Program) -> Refused | None:
+    """Run `program`; the process group of its ranks exists.
 
-    kind: `refused` by a typed error or while it was built, `differs` from plain torch, or `raised`.
-    text: the failure in a line, then where it was.
-    """
-
-    kind: Literal["refused", "differs", "raised"]
-    text: str
-
-
-def run(source: str, engine: str) -> Ended | None:
-    """Execute a script of `bench.validate.fuzz.script`; the process group of its ranks exists.
-
-    engine: of the program; mfsdp has to refuse by its own errors, others by those of Python.
+    Returns:
+        What the engine refuses by a typed error, or while it is built: mfsdp by its own errors,
+        others by those of Python as well.
 
     Raises:
-        Exception: that of the program, if the other ranks do not come to an end.
+        DiffersError: the engine does something else than plain torch.
+        Exception: whatever else the engine raises.
     """
-    names: dict[str, Any] = {"__name__": "program"}
-    exec(compile(source, "program", "exec"), names)  # noqa: S102 - text that `script` has made
-    ended, progress = None, wrap(names)
+    say("building the model")
     try:
-        names["main"]()
+        name = driver_name(program.engine)
+        module = importlib.import_module(f"bench.validate.fuzz.drivers.{name}")
+        driver: Driver = module.DRIVER(program)
+        trial = Trial(program, driver, say)
+        driver.follow(trial.model, say_event)
+        trial.run()
     except Exception as error:
-        ended = _ended(error, engine, progress)
-        try:
-            dist.monitored_barrier(timeout=timedelta(seconds=stretched(_CONNECT_SECONDS)))
-        except RuntimeError:
-            raise error from None
-    else:
-        dist.monitored_barrier(timeout=timedelta(seconds=300))
+        if not _is_refusal(error, program.engine):
+            raise
+        return Refused(f"{type(error).__name__}: {error}")
     finally:
         # A program on the meta device sets it, and other cases follow on these ranks.
         torch.set_default_dtype(torch.float32)
-    return ended
+    return None
 
 
-def _ended(error: Exception, engine: str, progress: Progress) -> Ended:
-    text = f"{type(error).__name__}: {error}"
-    while_built = any(f.name == "shard" for f in traceback.extract_tb(error.__traceback__))
-    typed = isinstance(error, UnsupportedError) or type(error).__module__ == _CORE_ERRORS
-    if engine != "mfsdp":
-        typed |= isinstance(error, ValueError | NotImplementedError)
-    beside = "\n".join(["", *core_frames(error.__traceback__), *progress.told()])
-    if while_built or typed:
-        return Ended("refused", text + beside)
-    if isinstance(error, AssertionError) and str(error).startswith("cycle "):
-        return Ended("differs", str(error) + beside)
-    return Ended("raised", text + beside)
+def _is_refusal(error: Exception, engine: str) -> bool:
+    if isinstance(error, UnsupportedError) or type(error).__module__ == _CORE_ERRORS:
+        return True
+    if engine != "mfsdp" and isinstance(error, ValueError | NotImplementedError):
+        return True
+    return any(frame.name == "shard" for frame in traceback.extract_tb(error.__traceback__))

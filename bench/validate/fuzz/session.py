@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from bench.testing.workers import ForkServer, WorkerFailure, Workers, WorkersError
+from bench.testing.workers import ForkServer, Workers
 from bench.validate.fuzz import rank
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.program import Program
 from bench.validate.fuzz.script import script
 from bench.validate.fuzz.shrinking import shrunk
+from bench.validate.fuzz.trial import DiffersError
 from bench.validate.rank import prepare
-from bench.validate.ranks import MOST_CPU_SECONDS
-from bench.validate.traces import exception_of, frames_of
+from bench.validate.ranks import outcome_on
 
 MODULES = ("bench.validate.fuzz.rank", "bench.validate.rank")
 RANKS = 4
@@ -25,7 +25,6 @@ _PROGRAM_SECONDS = 10.0
 _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
 _PROGRAMS_PER_GROUP = 100
-_LAST_EVENTS = 4
 
 Kind = Literal["equal", "refused", "differs", "raised", "died", "hung"]
 
@@ -51,32 +50,21 @@ class ProgramOutcome:
         return " ".join([self.kind, *words.split()[:8]])
 
 
-def outcome_on(workers: Workers, program: Program) -> ProgramOutcome:
+def outcome_of(program: Program, workers: Workers) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
-    try:
-        answers = workers.run(
-            rank.run,
-            script(program),
-            program.engine,
-            seconds=_PROGRAM_SECONDS,
-            ranks=program.ranks,
-            cpu_seconds=MOST_CPU_SECONDS,
-        )
-    except WorkersError as error:
-        return _failed(error)
-    ended = [answer for answer in answers if answer is not None]
-    if not ended:
+    found = outcome_on(workers, rank.run, program, ranks=program.ranks, seconds=_PROGRAM_SECONDS)
+    if found.kind == "ended":
         return ProgramOutcome("equal")
-    if any(one.kind != "differs" for one in ended):
-        # Collectives may be under way.
-        workers.end()
-    if len(ended) < len(answers) and ended[0].kind == "refused":
-        return ProgramOutcome("raised", f"on some ranks alone: {ended[0].text}")
-    told = min(
-        ended,
-        key=lambda one: (("differs", "raised", "refused").index(one.kind), -one.text.count("\n")),
-    )
-    return ProgramOutcome(told.kind, told.text)
+    if found.kind == "refused":
+        workers.end()  # collectives may be under way
+        return ProgramOutcome("refused", found.text)
+    kind: Kind = found.kind
+    text = found.text
+    if DiffersError.__name__ in text.partition(":")[0]:
+        kind, text = "differs", text.partition(": ")[2]
+    elif kind == "died":
+        text = f"rank {found.rank} {text}"
+    return ProgramOutcome(kind, "\n".join([text, *found.where]))
 
 
 @dataclass
@@ -128,7 +116,7 @@ class Fuzzer:
         self._run += 1
         if self._run % _PROGRAMS_PER_GROUP == 0:
             self._workers.end()
-        return outcome_on(self._workers, program)
+        return outcome_of(program, self._workers)
 
     def fuzz(
         self,
@@ -180,37 +168,3 @@ class Fuzzer:
                 known.numbers.append(number)
                 return
         tally.failures.append(FailureKind(number, smallest, program, [number]))
-
-
-def _failed(error: WorkersError) -> ProgramOutcome:
-    """The rank that says most: an exception of its own, a death, a hang."""
-    raised = [(exception_of(f.text), f) for f in error.failures if f.kind == "raised"]
-    own = [one for one in raised if not re.search(r"[Cc]onnection (closed|reset)|gloo", one[0])]
-    for text, failure in (*own, *raised):
-        differs = text.startswith("AssertionError: cycle ")
-        said = [text.removeprefix("AssertionError: "), *_where(failure)]
-        return ProgramOutcome("differs" if differs else "raised", "\n".join(said))
-    died = [failure for failure in error.failures if failure.kind == "died"]
-    if died:
-        first = died[0]
-        return ProgramOutcome(
-            "died", "\n".join([f"rank {first.rank} {first.text}", *_where(first)])
-        )
-    waiting = [f"rank {f.rank} waits {_innermost(f)}{_last(f)}" for f in error.failures]
-    lines = [line for f in error.failures[:1] for line in _where(f)]
-    return ProgramOutcome("hung", "\n".join(["; ".join(waiting), *lines]))
-
-
-def _where(failure: WorkerFailure) -> list[str]:
-    """Lines of its log: the pass that it began last, and the last events of the core."""
-    begun = [n for n, line in enumerate(failure.log) if line.startswith("in ")]
-    log = failure.log[begun[-1] :] if begun else failure.log
-    return [*log[:1], *log[1:][-_LAST_EVENTS:]]
-
-
-def _last(failure: WorkerFailure) -> str:
-    return f", {said[-1]}" if (said := _where(failure)) else ""
-
-
-def _innermost(failure: WorkerFailure) -> str:
-    return ", ".join(frames_of(failure.text)) or "in no Python"

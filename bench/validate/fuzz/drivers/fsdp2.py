@@ -1,0 +1,69 @@
+"""How a program drives torch's `fully_shard`."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from bench.validate.fuzz.drivers.driver import Driver
+
+_FULL_SHARD = 3
+
+
+class Fsdp2(Driver):
+    """Every unit, then the root."""
+
+    def shard(self, module: Any) -> tuple[Any, Any]:
+        """In place."""
+        mesh = self.mesh()
+        whole = self.program.strategy == _FULL_SHARD
+        reshard = self.options.get("reshard_after_forward", whole)
+        for unit in module.units:
+            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+        model = fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+        if self.options.get("reduce_scatter_unused_params"):
+            model.set_reduce_scatter_unused_params(True)
+        return model, self.sgd(model.parameters())
+
+    @contextlib.contextmanager
+    def accumulating(self, model: Any, last: bool) -> Iterator[None]:
+        """By its switch, which stays where it is put."""
+        if not self.options.get("sync_every_pass"):
+            model.set_requires_gradient_sync(last)
+        yield
+
+    def sharded(self, model: Any) -> dict[str, Any]:
+        """DTensors; the root keeps whole weights after an evaluation."""
+        for module in model.modules():
+            if isinstance(module, FSDPModule):
+                module.reshard()
+        return dict(model.named_parameters())
+
+    def gradient(self, parameter: Any) -> Tensor | None:
+        """Gathered."""
+        found = parameter.grad
+        return found.full_tensor() if isinstance(found, DTensor) else found
+
+    def weight(self, parameter: Any) -> Tensor:
+        """Gathered."""
+        found: Tensor = parameter.detach().full_tensor()
+        return found
+
+    def clip(self, model: Any, bound: float) -> Tensor:
+        """By torch."""
+        norm = super().clip(model, bound)
+        return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
+        """By torch."""
+        options = StateDictOptions(full_state_dict=True)
+        set_model_state_dict(model, dict(weights), options=options)
+
+
+DRIVER = Fsdp2

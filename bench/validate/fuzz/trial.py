@@ -1,0 +1,347 @@
+"""A program, run: a sharded model beside plain torch, compared after every pass, cycle and step."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from bench.validate.fuzz.drivers.driver import Driver
+from bench.validate.fuzz.program import META, Cycle, Pass, Program
+from bench.validate.fuzz.units import KINDS, WIDTH, Block, DeliberateError, Outer
+
+_TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
+
+
+class DiffersError(Exception):
+    """The engine does something else than plain torch."""
+
+
+class Model(nn.Module):
+    """Layers of the root around units, which do what `path` says: a letter each."""
+
+    def __init__(self, program: Program) -> None:
+        super().__init__()
+        self.path = ""
+        self.loss_scale = program.loss_scale
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.units = nn.ModuleList(KINDS[unit.kind](unit.hidden) for unit in program.units)
+        units: list[Any] = list(self.units)
+        kinds = dict.fromkeys(type(unit) for unit in units)
+        self.unit_classes = [*kinds | (dict.fromkeys([Block]) if Outer in kinds else {})]
+        if program.root == "tied":
+            self.last.weight = self.first.weight
+        for unit, shape in zip(units, program.units, strict=True):
+            if shape.tie == "root":
+                unit.branch.weight = self.first.weight
+            elif shape.tie == "unit":
+                unit.branch.weight = units[0].branch.weight
+        if program.root == "frozen":
+            self.first.requires_grad_(False)
+        for unit, shape in zip(units, program.units, strict=True):
+            if shape.frozen:
+                part = unit.get_parameter(unit.first) if shape.frozen == "part" else unit
+                part.requires_grad_(False)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """The loss."""
+        x = self.first(x)
+        for unit, letter in zip(self.units, self.path, strict=True):
+            for _ in range(2 if letter in "tCK" else 1):
+                x = self._step(unit, letter, x)
+        return F.mse_loss(self.last(x), target) * self.loss_scale
+
+    def _step(self, unit: nn.Module, letter: str, x: Tensor) -> Tensor:
+        if letter == "s":
+            return x
+        if letter in "ckCK" and torch.is_grad_enabled():
+            found: Tensor = checkpoint(unit, x, True, use_reentrant=letter in "kK")
+            return found
+        y: Tensor = unit(x, letter != "p")
+        return x if letter == "d" else y
+
+
+class Trial:
+    """The two models. Passes are methods by the kind of the pass; plain torch sees all data.
+
+    say: is called with the part of the program that begins.
+    """
+
+    def __init__(self, program: Program, driver: Driver, say: Callable[[str], None]) -> None:
+        self.program, self.say = program, say
+        self.driver: Any = driver
+        self.dtype: torch.dtype = getattr(torch, program.dtype)
+        self.tolerance = self.least = 0.0 if program.exact else _TOLERANCES[program.dtype]
+        options = dict(program.options)
+        self.divisor = 1 if options.get("calculate_per_token_loss") else program.ranks
+        # Whether what nobody used is to have a gradient of zeros.
+        self.zeros = bool(options.get("reduce_scatter_unused_params"))
+        self.zeros |= options.get("unused_parameters") == "zero"
+        self.expected, self.module = self._models()
+        self.model, self.optimizer = driver.shard(self.module)
+        self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
+        self.reference = driver.sgd(self.expected.parameters())
+        self.passes, self.backwards, self.cycle = 0, 0, 1
+        self.at_rest = driver.held(self.model)
+
+    def _models(self) -> tuple[Any, Any]:
+        """Plain and to be sharded, equal. On the meta device, sharding draws the weights again."""
+        torch.manual_seed(4)
+        if META not in dict(self.program.options):
+            expected = Model(self.program).to(self.dtype)
+            return expected, copy.deepcopy(expected)
+        torch.set_default_dtype(self.dtype)
+        expected = Model(self.program)
+        with torch.device("meta"):
+            module = Model(self.program)
+        torch.manual_seed(4)
+        return expected, module
+
+    def run(self) -> None:
+        """All cycles, then two plain ones: what went before may show in them alone.
+
+        Raises:
+            DiffersError: the two models differ.
+        """
+        cycles = self.program.cycles
+        plain = Pass("micro", ("r" * len(self.program.units),))
+        closing = Cycle((plain,), optimizes=all(cycle.optimizes for cycle in cycles))
+        ahead = False
+        for cycle in (*cycles, closing, closing):
+            self._run_cycle(cycle)
+            # What was gathered ahead is there until a pass has used it.
+            ahead = cycle.ahead or (ahead and all(one.kind == "failing" for one in cycle.passes))
+            self.forget()
+            if not ahead:
+                self._compare_held()
+            self.cycle += 1
+
+    def _run_cycle(self, cycle: Cycle) -> None:
+        if cycle.resumes:
+            self._resume()
+        if cycle.loads:
+            self._load()
+        if cycle.wire:
+            dtype = getattr(torch, cycle.wire)
+            self.driver.send_gradients_in(self.model, dtype)
+            self.tolerance = max(self.tolerance, 8 * torch.finfo(dtype).eps)
+        synced = cycle.end == "sync"
+        for index, one in enumerate(cycle.passes):
+            # Its backward pass would come after the cycle's last one.
+            if not (synced and one.kind == "failing" and -1 < cycle.last < index):
+                getattr(self, one.kind)(one, synced and index == cycle.last)
+        self._finish(cycle.end)
+        if cycle.scale != 1.0:
+            self._scale(cycle.scale)
+        if cycle.clip:
+            wanted = nn.utils.clip_grad_norm_(self.expected.parameters(), cycle.clip)
+            self._close("norm", self.driver.clip(self.model, cycle.clip), wanted)
+        if cycle.ahead:
+            self.driver.gather_ahead(self.model)
+        if cycle.optimizes:
+            self.say(f"cycle {self.cycle}, optimizer step")
+            self.optimizer.step()
+            self.reference.step()
+            self._compare("weight after the step", self._weights(), self.driver.weight)
+
+    # -- passes --------------------------------------------------------------------------------
+
+    def micro(self, one: Pass, last: bool) -> None:
+        """Forward and backward."""
+        loss = self.driver.train(self.model, self._choose(one), last)
+        self.backwards += 1
+        self._close("loss", loss.detach(), self._plain(one))
+
+    def double(self, one: Pass, last: bool) -> None:
+        """Two backward passes through one graph."""
+        batch = self._choose(one)
+        with self.driver.accumulating(self.model, last):
+            loss = self.model(*batch)
+            with self.driver.accumulating(self.model, False):
+                loss.backward(retain_graph=True)
+            with self.driver.accumulating(self.model, last):
+                loss.backward()
+        self.backwards += 2
+        self._close("loss", loss.detach(), self._plain(one, times=2))
+
+    def pair(self, one: Pass, last: bool) -> None:
+        """Two forward passes, then the backward passes, the later one first."""
+        batch = self._choose(one)
+        with self.driver.accumulating(self.model, last):
+            first, second = self.model(*batch), self.model(*batch)
+            with self.driver.accumulating(self.model, False):
+                second.backward()
+            with self.driver.accumulating(self.model, last):
+                first.backward()
+        self.backwards += 2
+        wanted = self._plain(one, times=2)
+        self._close("loss", first.detach(), wanted)
+        self._close("loss of the second pass", second.detach(), wanted)
+
+    def evaluate(self, one: Pass, _last: bool) -> None:
+        """No autograd."""
+        batch = self._choose(one)
+        self.model.eval()
+        with torch.no_grad():
+            found, wanted = self.model(*batch), self._plain(one, times=0)
+        self.model.train()
+        self._close("loss of an evaluation", found, wanted)
+
+    def unused(self, one: Pass, _last: bool) -> None:
+        """A graph that nobody runs backward."""
+        self.model(*self._choose(one))
+
+    def failing(self, one: Pass, _last: bool) -> None:
+        """An exception from a unit, which the training loop survives."""
+        batch, (phase, unit) = self._choose(one), one.fails
+        twin = copy.deepcopy(self.expected)
+        twin.path, twin.units[unit].fails = self.module.path, phase
+        self.module.units[unit].fails = phase
+        found = wanted = False
+        try:
+            twin(*batch).backward()
+        except DeliberateError:
+            wanted = True
+        try:
+            self.driver.train(self.model, batch, False)
+        except DeliberateError:
+            found = True
+        finally:
+            self.module.units[unit].fails = ""
+        # What is frozen neither recomputes nor has a backward pass to fail in.
+        self._check(found == wanted, f"raised: {found}, in plain torch: {wanted}")
+        if phase != "forward" or not found:
+            # What came before the exception stays in the accumulators.
+            self.forget()
+        _empty_queue()
+
+    def guarded(self, one: Pass, _last: bool) -> None:
+        """A batch of NaN, which the guard refuses; the training loop drops the cycle."""
+        inputs, target = self._choose(one)
+        refused = "nothing"
+        try:
+            self.driver.train(self.model, (inputs * float("nan"), target), False)
+            self.driver.finish(self.model, "finish")
+        except ArithmeticError as error:
+            refused = type(error).__name__
+        self._check(refused == "NonFiniteGradientError", f"raised {refused}")
+        self.forget()
+        _empty_queue()
+
+    # -- what a cycle does beside them ---------------------------------------------------------
+
+    def forget(self) -> None:
+        """Drop the gradients of both models."""
+        self.driver.forget(self.model, self.optimizer)
+        self.expected.zero_grad()
+        self.backwards = 0
+
+    def _finish(self, end: str) -> None:
+        """Complete the gradients, and compare them."""
+        self.say(f"cycle {self.cycle}, completing the gradients")
+        self.driver.finish(self.model, end)
+        plain = dict(self.expected.named_parameters())
+        for parameter in plain.values() if self.zeros and self.backwards else ():
+            if parameter.requires_grad and parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        largest = [float(p.grad.abs().max()) for p in plain.values() if p.grad is not None]
+        self._compare("gradient", self._gradients(), self.driver.gradient, max([*largest, 0.0]))
+
+    def _scale(self, factor: float) -> None:
+        self.model.scale_gradients(factor)
+        for gradient in self._gradients().values():
+            if gradient is not None:
+                gradient.mul_(factor)
+        self._compare("scaled gradient", self._gradients(), self.driver.gradient)
+
+    def _load(self) -> None:
+        """Whole weights from outside."""
+        changed = {n: p.detach() * 0.9 for n, p in self.expected.state_dict().items()}
+        self.expected.load_state_dict(changed)
+        self.driver.load(self.model, changed)
+
+    def _resume(self) -> None:
+        """Continue from a checkpoint, with another model."""
+        self.module = Model(self.program).to(self.dtype)
+        self.model, self.optimizer = self.driver.resume(self.model, self.optimizer, self.module)
+        self.at_rest = self.driver.held(self.model)
+        self._compare("loaded weight", self._weights(), self.driver.weight)
+
+    # -- plain torch, and comparisons ----------------------------------------------------------
+
+    def _choose(self, one: Pass) -> Tensor:
+        """The next pass takes its paths, by rank; returns this rank's inputs and targets."""
+        self.passes += 1
+        units = ", ".join(f"rank {rank}: {path}" for rank, path in enumerate(one.paths))
+        self.say(f"cycle {self.cycle}, pass {self.passes} ({units})")
+        self.module.path = one.paths[self.rank % len(one.paths)]
+        return self._batch(self.rank)
+
+    def _batch(self, rank: int) -> Tensor:
+        generator = torch.Generator().manual_seed(1000 * self.passes + rank)
+        drawn: Tensor = torch.randn(2, 2, WIDTH, generator=generator, dtype=torch.float64)
+        return drawn.to(self.dtype)
+
+    def _plain(self, one: Pass, times: int = 1) -> Tensor:
+        """The pass in plain torch, for all ranks; returns this rank's loss."""
+        losses: list[Tensor] = []
+        for rank in range(self.ranks):
+            self.expected.path = one.paths[rank % len(one.paths)]
+            loss = self.expected(*self._batch(rank))
+            if times:
+                (loss * times / self.divisor).backward()
+            losses.append(loss.detach())
+        return losses[self.rank]
+
+    def _gradients(self) -> dict[str, Tensor | None]:
+        return {name: p.grad for name, p in self.expected.named_parameters()}
+
+    def _weights(self) -> dict[str, Tensor | None]:
+        return {name: p.detach() for name, p in self.expected.named_parameters()}
+
+    def _compare(
+        self,
+        what: str,
+        wanted: Mapping[str, Tensor | None],
+        look: Callable[[Any], Tensor | None],
+        size: float | None = None,
+    ) -> None:
+        for name, parameter in self.driver.sharded(self.model).items():
+            found, right = look(parameter), wanted[name]
+            said, plain = ("None" if one is None else "not None" for one in (found, right))
+            self._check(said == plain, f"{what} of {name} is {said}, in plain torch it is {plain}")
+            if found is not None and right is not None:
+                self._close(f"{what} of {name}", found, right, size)
+                if self.tolerance > self.least:
+                    right.copy_(found.reshape(right.shape))  # rounding on the wire, judged once
+
+    def _close(self, what: str, found: Tensor, wanted: Tensor, size: float | None = None) -> None:
+        size = float(wanted.abs().max()) if size is None else size
+        found = found.reshape(()) if not wanted.shape and found.numel() == 1 else found
+        error = float((found.double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
+        self._check(
+            found.shape == wanted.shape and error <= self.tolerance * (size + 1e-3),
+            f"{what} is off by {error:.3g} of {size:.3g}",
+        )
+
+    def _compare_held(self) -> None:
+        now = self.driver.held(self.model)
+        more = {name: count - self.at_rest[name] for name, count in now.items()}
+        more = {name: count for name, count in more.items() if count}
+        self._check(not more, f"held at rest, beyond the first bytes: {more}")
+
+    def _check(self, holds: bool, otherwise: str) -> None:
+        if not holds:
+            raise DiffersError(f"cycle {self.cycle}, pass {self.passes}: {otherwise}")
+
+
+def _empty_queue() -> None:
+    """Autograd's queue holds the graph of a pass that raised until another one runs."""
+    torch.zeros((), requires_grad=True).clone().backward()
