@@ -26,8 +26,8 @@ from bench.validate.cases import (
     TENSOR_PARALLEL,
     Case,
 )
+from bench.validate.covering import Row, covering
 from bench.validate.fuzz.fixed import FIXED, ProgramCase
-from bench.validate.pairwise import Row, pairwise
 from bench.validate.toy_models import TOY_MODELS
 
 AnyCase = Case | ProgramCase
@@ -43,7 +43,8 @@ MESHES: dict[str, dict[str, Any]] = {
     "hsdp": {"ranks": 4, "outer": 2},
     "hfsdp": {"ranks": 4, "outer": 2, "outer_strategy": "optim"},
 }
-#: What quick cases cross pairwise, the usual value first. Weights go out in few cases of their own.
+#: What cases cross, quick any two and `full` any three, the usual value first. Weights go out in
+#: few cases of their own.
 FACTORS: dict[str, Sequence[Any]] = {
     "strategy": STRATEGIES[::-1],
     "mesh": tuple(MESHES),
@@ -107,7 +108,7 @@ def _matches(case_id: str, pattern: str) -> bool:
 def _quick(engine: str) -> Iterator[Case]:
     base = Case(engine, "no_shard")
     sharded = replace(base, strategy="optim_grads_params")
-    yield from _crossed(sharded)
+    yield from _crossed(sharded, 2)
     for strategy in STRATEGIES:
         plain = replace(base, strategy=strategy)
         yield replace(plain, microbatches=3)
@@ -142,8 +143,8 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(coded, recipe="mxfp8", ranks=1)
 
 
-def _crossed(usual: Case) -> Iterator[Case]:
-    """Any two settings in each of their values.
+def _crossed(usual: Case, strength: int) -> Iterator[Case]:
+    """Any two settings, or any three, in each of their values.
 
     Of an engine that nothing is known of here they are tried one by one, at both ends of the
     strategies: hardly a case with many settings would run.
@@ -163,7 +164,7 @@ def _crossed(usual: Case) -> Iterator[Case]:
             yield from (_with(usual, {"strategy": strategy, name: v}) for v in FACTORS[name])
         return
     usual = replace(usual, strategy=strategies[0])
-    for row in pairwise(FACTORS | {"strategy": strategies}, is_possible):
+    for row in covering(FACTORS | {"strategy": strategies}, is_possible, strength):
         yield _with(usual, row)
 
 
@@ -201,54 +202,21 @@ def _quick_on_two_axes(base: Case) -> Iterator[Case]:
 
 
 def _full(engine: str) -> Iterator[Case]:
+    """Any three settings; every toy model, policy, scenario and recipe on every kind of mesh."""
     yield from _quick(engine)
-    for strategy, model, ranks, count in product(STRATEGIES, TOY_MODELS, (1, 2, 4), (1, 3)):
-        if ranks == 1 and model in PARALLEL:
-            continue
-        yield Case(engine, strategy, model, ranks=ranks, microbatches=count)
-    for strategy, policy, ranks, count in product(STRATEGIES, POLICIES, (1, 2, 4), (1, 2, 3, 4)):
-        yield Case(engine, strategy, policy=policy, ranks=ranks, microbatches=count)
-    for strategy, scenario, ranks in product(STRATEGIES, SCENARIOS, (1, 2, 4)):
-        yield Case(engine, strategy, scenario=scenario, ranks=ranks, microbatches=2, policy="fp32")
-    for strategy, model, allocator in product(STRATEGIES, TOY_MODELS, POOLS):
-        yield Case(engine, strategy, model, microbatches=2, allocator=allocator)
-    for strategy, ranks in product(STRATEGIES, (2, 4)):
-        case = Case(engine, strategy, ranks=ranks, microbatches=2)
+    yield from _crossed(Case(engine, "optim_grads_params"), 3)
+    wide = {"ranks": 4, "outer": 4, "outer_strategy": "optim"}
+    meshes: list[dict[str, Any]] = [{"ranks": 1}, *MESHES.values(), {"ranks": 4}, wide]
+    for strategy, mesh in product(STRATEGIES, meshes):
+        if strategy == "no_shard" and mesh.get("outer_strategy") == "optim":
+            continue  # an outer axis shards the optimizer of a sharded model alone
+        usual = replace(Case(engine, strategy, microbatches=2), **mesh)
+        for model in TOY_MODELS:
+            if model not in PARALLEL or mesh == {"ranks": 4}:
+                yield replace(usual, model=model)
         for policy in POLICIES:
-            yield replace(case, policy=policy, average=True)
-            yield replace(case, policy=policy, transport="native")
-            yield replace(case, policy=policy, transport="point_to_point")
-            yield replace(case, policy=policy, overlap=False)
-            yield replace(case, policy=policy, gather_group=True)
-            for allocator in ("temporary", *POOLS):
-                yield replace(case, policy=policy, allocator=allocator)
-    yield from _full_hybrids(engine)
-    yield from _full_recipes(engine)
-
-
-def _full_recipes(engine: str) -> Iterator[Case]:
-    for strategy, ranks, recipe in product(STRATEGIES, (1, 2, 4), _RECIPES):
-        for policy in ("fp32", "bf16"):
-            yield Case(engine, strategy, ranks=ranks, microbatches=2, policy=policy, recipe=recipe)
-    for (inner, outer), recipe in product(_HYBRIDS, _RECIPES):
-        hybrid = Case(engine, inner, ranks=4, outer=2, outer_strategy=outer, policy="bf16")
-        yield replace(hybrid, recipe=recipe, microbatches=2)
-
-
-def _full_hybrids(engine: str) -> Iterator[Case]:
-    for (inner, outer), allocator in product(_HYBRIDS, POOLS):
-        hybrid = Case(engine, inner, ranks=4, outer=2, outer_strategy=outer)
-        yield replace(hybrid, policy="bf16", allocator=allocator)
-    for (inner, outer), size in product(_HYBRIDS, (2, 4)):
-        hybrid = Case(engine, inner, ranks=4, outer=size, outer_strategy=outer)
-        for count in (1, 2, 3, 4):
-            yield replace(hybrid, microbatches=count)
-        for model in sorted(TOY_MODELS.keys() - PARALLEL):
-            yield replace(hybrid, model=model, microbatches=2)
-        for policy in POLICIES:
-            yield replace(hybrid, policy=policy, microbatches=2)
-            yield replace(hybrid, policy=policy, microbatches=2, average=True)
+            yield from (replace(usual, policy=policy, microbatches=count) for count in (1, 3, 4))
         for scenario in SCENARIOS:
-            yield replace(hybrid, scenario=scenario, microbatches=2)
-        yield replace(hybrid, gather_group=True)
-        yield replace(hybrid, overlap=False)
+            yield replace(usual, scenario=scenario, policy="fp32")
+        for recipe in _RECIPES:
+            yield replace(usual, recipe=recipe, policy="bf16")

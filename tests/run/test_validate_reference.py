@@ -16,8 +16,8 @@ from bench.validate import joining
 from bench.validate.applicability import why_not
 from bench.validate.attribution import attribute
 from bench.validate.cases import Case
+from bench.validate.covering import covering
 from bench.validate.matrix import FACTORS, MESHES, cases, select
-from bench.validate.pairwise import pairwise
 
 GENERATOR = torch.Generator().manual_seed(5)
 RAW = [
@@ -123,18 +123,23 @@ def test_cases_are_selected_by_id_by_a_part_or_by_a_pattern() -> None:
         select(every, ["tide"])
 
 
-def test_any_two_settings_of_a_design_meet_in_each_of_their_values() -> None:
+@pytest.mark.parametrize(("strength", "most"), [(2, 9), (3, 18)])
+def test_any_settings_of_a_design_meet_in_each_of_their_values(strength: int, most: int) -> None:
     factors = {"a": (1, 2, 3), "b": ("x", "y"), "c": (True, False), "d": (0, 1)}
-    rows = pairwise(factors, lambda row: row.get("a") != 3 or row.get("b") != "y")
-    met = {frozenset(pair) for row in rows for pair in combinations(row.items(), 2)}
+
+    def is_possible(row: dict[str, object]) -> bool:
+        return row.get("a") != 3 or row.get("b") != "y"
+
+    rows = covering(factors, is_possible, strength)
+    met = {frozenset(group) for row in rows for group in combinations(row.items(), strength)}
     every = {
-        frozenset(pair)
-        for one, other in combinations(factors, 2)
-        for pair in product(*([(name, v) for v in factors[name]] for name in (one, other)))
+        frozenset(group)
+        for names in combinations(factors, strength)
+        for group in product(*([(name, v) for v in factors[name]] for name in names))
     }
-    assert every - met == {frozenset([("a", 3), ("b", "y")])}
-    assert len(rows) < 9
-    assert rows == pairwise(factors, lambda row: row.get("a") != 3 or row.get("b") != "y")
+    assert every - met == {group for group in every if {("a", 3), ("b", "y")} <= group}
+    assert len(rows) < most
+    assert rows == covering(factors, is_possible, strength)
 
 
 def test_quick_cases_cross_the_outer_axis_with_every_switch() -> None:
