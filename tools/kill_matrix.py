@@ -135,7 +135,8 @@ def of_patch(bug: Bug) -> Change:
 
 def of_mutant(mutant: Mutant) -> Change:
     """The change that a mutant makes."""
-    return Change.of(mutant.id, False, {mutant.file: mutant.source})
+    source = mutant.source((CORE / mutant.file).read_text())
+    return Change.of(mutant.id, False, {mutant.file: source})
 
 
 def changed_statements(old: str, new: str) -> set[int]:

@@ -8,7 +8,7 @@ result depends on: docstrings, annotations, messages of errors, imports.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from random import Random
@@ -60,18 +60,27 @@ Change = tuple[str, ast.expr | ast.stmt, str]
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change. file: below mfsdp_core. kind: what was done. line: from 1. source: all of it."""
+    """One change. file: below mfsdp_core. kind: what was done. line: from 1.
+
+    start, end: the bytes that `text` replaces.
+    """
 
     file: str
     kind: str
     line: int
-    column: int
-    source: str
+    start: int
+    end: int
+    text: str
 
     @property
     def id(self) -> str:
         """Unique among all."""
-        return f"{self.file}:{self.line}:{self.column}:{self.kind}"
+        return f"{self.file}:{self.line}:{self.kind}:{self.start}"
+
+    def source(self, original: str) -> str:
+        """The changed source."""
+        data = original.encode()
+        return (data[: self.start] + self.text.encode() + data[self.end :]).decode()
 
 
 def sample(seed: int, count: int) -> list[Mutant]:
@@ -93,7 +102,7 @@ def sample(seed: int, count: int) -> list[Mutant]:
 
 def _compiles(mutant: Mutant) -> bool:
     try:
-        compile(mutant.source, mutant.file, "exec")
+        compile(mutant.source((CORE / mutant.file).read_text()), mutant.file, "exec")
     except SyntaxError:
         return False
     return True
@@ -105,14 +114,19 @@ def mutants_of(file: str, source: str) -> list[Mutant]:
     starts = [0]
     for line in data.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
-    found = []
-    for node in _visited(ast.parse(source)):
-        for kind, place, text in _changes(node, source):
-            begin = starts[place.lineno - 1] + place.col_offset
-            end = starts[(place.end_lineno or 1) - 1] + (place.end_col_offset or 0)
-            changed = (data[:begin] + text.encode() + data[end:]).decode()
-            found.append(Mutant(file, kind, place.lineno, place.col_offset, changed))
-    return found
+
+    def place(node: ast.expr | ast.stmt) -> tuple[int, int]:
+        first, last = starts[node.lineno - 1], starts[(node.end_lineno or 1) - 1]
+        return first + node.col_offset, last + (node.end_col_offset or 0)
+
+    def text(node: ast.expr) -> str:
+        return data[slice(*place(node))].decode()
+
+    return [
+        Mutant(file, kind, replaced.lineno, *place(replaced), instead)
+        for node in _visited(ast.parse(source))
+        for kind, replaced, instead in _changes(node, text)
+    ]
 
 
 def _visited(node: ast.AST) -> Iterator[ast.AST]:
@@ -144,12 +158,10 @@ def _name(called: ast.expr) -> str:
     return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
-def _changes(node: ast.AST, source: str) -> Iterator[Change]:  # noqa: C901, PLR0912 - a table
-    """What is done to a node: the kind, the node that is replaced, and by which text."""
-
-    def text(part: ast.expr) -> str:
-        return str(ast.get_source_segment(source, part))
-
+def _changes(  # noqa: C901, PLR0912 - a table
+    node: ast.AST, text: Callable[[ast.expr], str]
+) -> Iterator[Change]:
+    """What is done to a node: the kind, the node that is replaced, and by what."""
     match node:
         case ast.Raise() | ast.AugAssign():
             yield "statement dropped", node, "pass"

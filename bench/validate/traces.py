@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable
 from pathlib import Path
 
 #: Frames that are told, innermost first.
 _MOST = 4
 _LAST_EVENTS = 5
+#: How the log of a case, or of a program, begins.
+BUILDING = "in building"
 #: What Python writes before the stack of a process that a signal ends.
 _FATAL = "Fatal Python error"
 _HARNESS = str(Path(__file__).parents[1])
@@ -17,6 +20,8 @@ _CORE = "/mfsdp_core/"
 _LIBRARY = re.compile(r"/site-packages/torch/|/lib/python[\d.]+/[^/]+$")
 _FRAME = re.compile(r'File "([^"]+)", line (\d+),? in (\S+)')
 _EXCEPTION = re.compile(r"([A-Za-z_][\w.]*\.)?[A-Z]\w*(: .*)?$")
+#: What this rank has written lately.
+_SAID: deque[str] = deque(maxlen=200)
 _TRACEBACK = "Traceback (most recent call last)"
 
 
@@ -30,20 +35,27 @@ def say_event(event: str) -> None:
     _write(f"last: {event}")
 
 
+def own_last_words() -> tuple[str, ...]:
+    """What `last_words` would say of this rank."""
+    return last_words(_SAID)
+
+
 def _write(line: str) -> None:
     """At once, since a process that is killed flushes nothing."""
+    _SAID.append(line)
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
-def last_words(log: Sequence[str]) -> tuple[str, ...]:
+def last_words(log: Iterable[str]) -> tuple[str, ...]:
     """Of the log of a rank: the part that it began last, its last events, and its stack."""
-    begun = max((n for n, line in enumerate(log) if line.startswith("in ")), default=len(log))
-    said = log[begun + 1 :]
+    said = [*log]
+    built = max((n for n, line in enumerate(said) if line.startswith(BUILDING)), default=0)
+    said = said[built:]
     fatal = next((n for n, line in enumerate(said) if line.startswith(_FATAL)), len(said))
+    begun = [line for line in said[:fatal] if line.startswith("in ")]
     events = [line for line in said[:fatal] if line.startswith("last: ")]
-    stack = frames_of("\n".join(said[fatal:]))
-    return (*log[begun : begun + 1], *events[-_LAST_EVENTS:], *stack)
+    return (*begun[-1:], *events[-_LAST_EVENTS:], *frames_of("\n".join(said[fatal:])))
 
 
 def exception_of(text: str) -> str:

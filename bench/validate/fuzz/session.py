@@ -54,7 +54,9 @@ def outcome_of(program: Program, workers: Workers) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
     found = outcome_on(workers, rank.run, program, ranks=program.ranks, seconds=_PROGRAM_SECONDS)
     if found.kind == "ended":
-        return ProgramOutcome("equal")
+        differed = [one for one in found.answers if one is not None]
+        said = [line for one in differed[:1] for line in (one.text, *one.where)]
+        return ProgramOutcome("differs", "\n".join(said)) if said else ProgramOutcome("equal")
     if found.kind == "refused":
         workers.end()  # collectives may be under way
         return ProgramOutcome("refused", found.text)
