@@ -29,6 +29,7 @@ class Trace:
     def __init__(self) -> None:
         options: dict[str, Any] = {"data_file": None, "config_file": False}
         self._coverage = coverage.Coverage(include=[f"{CORE}/*"], messages=False, **options)
+        self._coverage.set_option("run:disable_warnings", ["no-data-collected"])
         self._lines: dict[str, set[int]] = {}
 
     def __enter__(self) -> Trace:
