@@ -136,7 +136,7 @@ def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings)
     if reason is not None:
         return _not_applicable(case, reason, does)
     start = time.perf_counter()
-    outcome = outcome_of(case.program, ranks)
+    outcome = outcome_of(ranks, case.program)
     finding = None
     if outcome.kind != "equal":
         lines = [line for line in outcome.text.splitlines() if line.strip()]

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from bench.testing.workers import Workers
+from bench.validate import rank
 from bench.validate.applicability import not_installed
 from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.fuzz.session import outcome_on
+from bench.validate.fuzz.session import outcome_of
 from bench.validate.judge import judge
 from bench.validate.matrix import AnyCase, cases
-from bench.validate.ranks import run_on
+from bench.validate.ranks import outcome_on
 
 pytestmark = pytest.mark.processes
 
@@ -26,12 +27,13 @@ _SECONDS = 60.0
 @pytest.mark.parametrize("case", cases("mfsdp", full=False), ids=lambda one: one.id)
 def test_training_is_that_of_plain_torch(case: AnyCase, worlds: Workers) -> None:
     if isinstance(case, ProgramCase):
-        outcome = outcome_on(worlds, case.program)
+        outcome = outcome_of(worlds, case.program)
         assert outcome.kind == "equal", outcome.text
         return
     reason = not_installed("safetensors") if case.scenario == "exported" else None
     if reason is not None:
         pytest.skip(reason)
     torch.set_num_threads(1)  # as on the ranks
-    verdict = judge(case, run_on(worlds, case, "cpu", _SECONDS), torch.device("cpu"))
+    seen = outcome_on(worlds, rank.run, case, "cpu", ranks=case.ranks, seconds=_SECONDS)
+    verdict = judge(case, seen, torch.device("cpu"))
     assert verdict.state == "passed", verdict.failures or verdict.reason

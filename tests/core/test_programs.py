@@ -12,7 +12,7 @@ import pytest
 
 from bench.testing.workers import Workers
 from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
-from bench.validate.fuzz.session import outcome_on
+from bench.validate.fuzz.session import outcome_of
 
 #: Five units. By case, one string per rank; the second microbatch swaps the ranks' paths.
 PATHS = {
@@ -116,5 +116,5 @@ NIGHTLY = {
     "name", [*PROGRAMS, *(pytest.param(one, marks=pytest.mark.nightly) for one in NIGHTLY)]
 )
 def test_a_program_ends_as_plain_torch(name: str, worlds: Workers) -> None:
-    outcome = outcome_on(worlds, (PROGRAMS | NIGHTLY)[name])
+    outcome = outcome_of(worlds, (PROGRAMS | NIGHTLY)[name])
     assert outcome.kind == "equal", outcome.text

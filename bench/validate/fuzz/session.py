@@ -50,7 +50,7 @@ class ProgramOutcome:
         return " ".join([self.kind, *words.split()[:8]])
 
 
-def outcome_of(program: Program, workers: Workers) -> ProgramOutcome:
+def outcome_of(workers: Workers, program: Program) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
     found = outcome_on(workers, rank.run, program, ranks=program.ranks, seconds=_PROGRAM_SECONDS)
     if found.kind == "ended":
@@ -118,7 +118,7 @@ class Fuzzer:
         self._run += 1
         if self._run % _PROGRAMS_PER_GROUP == 0:
             self._workers.end()
-        return outcome_of(program, self._workers)
+        return outcome_of(self._workers, program)
 
     def fuzz(
         self,
