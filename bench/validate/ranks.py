@@ -32,6 +32,9 @@ class Outcome:
 USUAL_CPU_SECONDS = 0.5
 #: More is a failure, whatever the numbers are: something spins, or is done again and again.
 MOST_CPU_SECONDS = 10 * USUAL_CPU_SECONDS
+#: torch's caches hold meshes of groups that are gone, where ranks were in a world of another size
+#: between; such ranks have ended with this, and new ones are asked.
+_STALE = "Could not resolve the process group"
 
 
 def outcome_on(
@@ -39,14 +42,14 @@ def outcome_on(
 ) -> Outcome:
     """Call `function` on the first `ranks` ranks; at most `seconds`, and `MOST_CPU_SECONDS`."""
     start = time.perf_counter()
-    try:
-        found = _outcome(
-            workers.run(
-                function, *arguments, seconds=seconds, ranks=ranks, cpu_seconds=MOST_CPU_SECONDS
-            )
-        )
-    except WorkersError as error:
-        found = of_failures(error)
+    limits: dict[str, Any] = {"seconds": seconds, "ranks": ranks, "cpu_seconds": MOST_CPU_SECONDS}
+    for _ in range(2):
+        try:
+            found = _outcome(workers.run(function, *arguments, **limits))
+        except WorkersError as error:
+            found = of_failures(error)
+        if _STALE not in found.text:
+            break
     return replace(found, seconds=time.perf_counter() - start)
 
 

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.testing.workers import WorkerFailure, WorkersError
 from bench.validate.cases import Case
 from bench.validate.judge import _placed
+from bench.validate.ranks import outcome_on
 from bench.validate.traces import exception_of, frames_of
 from bench.verdict import CheckVerdict, Finding
 
@@ -70,3 +72,24 @@ def test_nothing_is_added_where_there_is_one_axis_or_no_rank() -> None:
     flat = Case("mfsdp", "optim_grads_params", ranks=4)
     assert _placed(verdict(2), flat) == verdict(2)
     assert _placed(verdict(None), Case("mfsdp", "optim", ranks=4, outer=2)) == verdict(None)
+
+
+class Stale:
+    """Ranks that meet a group of an earlier world in torch's caches, so many times."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+
+    def run(self, *_: object, **__: object) -> list[str]:
+        self.left -= 1
+        if self.left < 0:
+            return ["trained"]
+        said = "RuntimeError: Could not resolve the process group registered under the name 5"
+        raise WorkersError([WorkerFailure(0, "raised", said)], {})
+
+
+@pytest.mark.parametrize(("times", "kind"), [(0, "ended"), (1, "ended"), (2, "raised")])
+def test_ranks_with_stale_groups_are_asked_anew_once(times: int, kind: str) -> None:
+    found = outcome_on(Stale(times), print, ranks=1, seconds=1.0)  # type: ignore[arg-type]
+    assert found.kind == kind
+    assert found.answers == (("trained",) if kind == "ended" else ())
