@@ -10,7 +10,9 @@ one of them is used.
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import tempfile
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -250,6 +252,7 @@ class Oracle:
 
     def _program(self, check: Check) -> tuple[str, str]:
         """As `_case`; equal failures are shrunk once."""
+        from bench.validate.fuzz.script import text
         from bench.validate.fuzz.session import Fuzzer, Tally
 
         self._load(check.engine, "cpu")
@@ -263,8 +266,12 @@ class Oracle:
             pass
         for failure in tally.failures:
             if check.number in failure.numbers:
+                handle, name = tempfile.mkstemp(".py", f"program-{check.seed}-{failure.number}-")
+                os.close(handle)
+                Path(name).write_text(failure.script)
                 said = f"{failure.outcome.kind}: {failure.outcome.text}"
-                return f"{said}\nshrunk, to be run alone:\n\n{failure.script}", ""
+                shrunk = text(failure.program)
+                return f"{said}\nshrunk, and a script to run alone in {name}:\n\n{shrunk}", ""
         return "", next((said for said, n in tally.refusals.items() if n > before.get(said, 0)), "")
 
     def _load(self, engine: str, device: str) -> None:

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import coverage
 import pytest
 
 from bench.testing.call import FunctionCall
@@ -27,6 +26,8 @@ class Trace:
     """Lines that this process executes, and those of ranks that are added."""
 
     def __init__(self) -> None:
+        import coverage  # of developers alone: environments of other torches lack it
+
         options: dict[str, Any] = {"data_file": None, "config_file": False}
         self._coverage = coverage.Coverage(include=[f"{CORE}/*"], messages=False, **options)
         self._coverage.set_option("run:disable_warnings", ["no-data-collected"])

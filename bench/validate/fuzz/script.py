@@ -54,7 +54,7 @@ def script(program: Program, title: str = "A training program beside plain torch
         needs={"mfsdp": "torch and mfsdp_core", "outside": "mfsdp-bench"}.get(driver, "torch"),
     )
     return "\n".join(
-        [head + "\n".join(sorted(imports)), *bodies, _END.format(program=_text(program))]
+        [head + "\n".join(sorted(imports)), *bodies, _END.format(program=text(program))]
     )
 
 
@@ -71,16 +71,16 @@ def _parts(source: str) -> tuple[list[str], str]:
     return others, "\n".join(source.splitlines()[last:])
 
 
-def _text(value: object, indent: str = "") -> str:
+def text(value: object, indent: str = "") -> str:
     """As Python writes it, without what is as it is by default; a line for each part."""
     inner = f"{indent}    "
     if is_dataclass(value) and not isinstance(value, type):
         parts = [
-            f"{field.name}={_text(found, inner)}"
+            f"{field.name}={text(found, inner)}"
             for field in fields(value)
             if (found := getattr(value, field.name)) != field.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
-        return "(" + "".join(f"\n{inner}{_text(one, inner)}," for one in value) + f"\n{indent})"
+        return "(" + "".join(f"\n{inner}{text(one, inner)}," for one in value) + f"\n{indent})"
     return repr(value)
