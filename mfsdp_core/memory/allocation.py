@@ -31,9 +31,10 @@ _LARGEST_KEPT_BYTES = 2**25 - 2**16
 
 @dataclass
 class Allocators:
-    """Who serves which role. lasting: what stays for the model's life."""
+    """Who serves which role. lasting: what stays for the model's life. casts: of gradients."""
 
     lasting: StorageResizeAllocator
+    casts: TemporaryAllocator
     weights: BucketAllocator
     gradients: BucketAllocator
     outer: BucketAllocator
@@ -45,7 +46,7 @@ class Allocators:
 
     @property
     def of_cycles(self) -> BucketAllocator:
-        """Of gradients, which `zero_grad` gives back: fresh ones, unless a pool lets nothing move.
+        """Of accumulators, which `zero_grad` gives back: fresh ones, unless a pool lets none move.
 
         Who has kept a gradient over `zero_grad` then has its numbers still, as with plain torch.
         """
@@ -106,7 +107,7 @@ def build_allocators(
     if config.pool is None:
         weights = transient if config.allocator == "temporary" else lasting
         of_roles = (weights, transient, transient, transient)
-        return Allocators(lasting, *of_roles, streams, config, requests)
+        return Allocators(lasting, transient, *of_roles, streams, config, requests)
     # Never temporary: autograd may hold views of what no slot serves (R12).
     fallback: BucketAllocator = StorageResizeAllocator(streams, ledger)
     if config.persistent_fallback:
@@ -118,6 +119,7 @@ def build_allocators(
         by_role[role] = pools[role] = pool
     return Allocators(
         lasting,
+        transient,
         by_role["compute_weights"],
         by_role["grad_bucket"],
         by_role["outer_bucket"],

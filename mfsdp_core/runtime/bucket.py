@@ -175,7 +175,7 @@ class Bucket:
         gradients: GradientBuffers | None,
         *,
         axes: DataParallelAxes,
-        allocator: BucketAllocator,
+        casts: BucketAllocator,
     ) -> None:
         self.plan = spec.plan
         self.parameters = parameters
@@ -188,10 +188,11 @@ class Bucket:
         self._spec = spec
         self.axes = axes
         self._mesh = axes.whole
-        self._allocator = allocator
+        self._casts = casts
         # Gradients as the sharded parameters have them, and the memory that they are views of now.
         self._gradient_shards: list[DTensor | None] = [None] * len(parameters)
         self._viewed: torch.Tensor | None = None
+        self._handed_over = 0  # version of a cast copy then
         self._attached: int | None = None
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
@@ -272,8 +273,9 @@ class Bucket:
         reduced = self.gradients.reduced
         assert reduced is not None  # a reduction has landed
         if self._cast_key is not None:
-            reduced = self._allocator.acquire(self._cast_key).copy_(reduced)
+            reduced = self._casts.acquire(self._cast_key).copy_(reduced)
         shards = self._shards_of(reduced)
+        self._handed_over = self._version_of_copy()
         for managed, shard in zip(self.parameters, shards, strict=True):
             held = getattr(managed.sharded, self._attribute, None)
             if held is not None and held is not shard:
@@ -295,13 +297,22 @@ class Bucket:
         """Whether a parameter has a gradient."""
         return any(getattr(p.sharded, self._attribute, None) is not None for p in self.parameters)
 
-    def forget_removed(self) -> None:
-        """Make zeros of reduced gradients that the user has set to None."""
+    def follow_changes(self) -> None:
+        """Add what comes next to the gradients that the user sees: removed ones are zeros."""
         if self.gradients is None or self.gradients.reduced is None:
             return
+        if self._viewed is not None and self._version_of_copy() != self._handed_over:
+            self.gradients.reduced.copy_(self._viewed)
         for index, view in enumerate(self.local_views(self.gradients.reduced)):
             if getattr(self.parameters[index].sharded, self._attribute, None) is None:
                 view.zero_()
+
+    def _version_of_copy(self) -> int:
+        """Grows when a cast copy is changed, as a shard or its rows; 0 where there is none."""
+        if self._cast_key is None or self._viewed is None:
+            return 0
+        shards = (shard._version for shard in self._gradient_shards if shard is not None)
+        return self._viewed._version + sum(shards)
 
     def scale_gradients(self, factor: float) -> None:
         """Multiply the reduced gradient, and the cast copy of it that was handed over."""
@@ -313,7 +324,8 @@ class Bucket:
             return
         self._attached = self.gradients.revision
         if self._cast_key is not None:
-            self._allocator.acquire(self._cast_key).mul_(factor)
+            self._casts.acquire(self._cast_key).mul_(factor)
+            self._handed_over = self._version_of_copy()
 
     def look(self) -> bool:
         """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""
@@ -350,8 +362,8 @@ class Bucket:
         for managed in self.parameters:
             setattr(managed.sharded, self._attribute, None)
         if self._cast_key is not None:
-            self._allocator.release(self._cast_key)
-        if self.gradients.give_back():
+            self._casts.release(self._cast_key)
+        if self.gradients.give_back() or self._cast_key is not None:
             self._forget_memory()
 
     def _shards_of(self, reduced: torch.Tensor) -> Sequence[DTensor]:

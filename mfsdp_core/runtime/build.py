@@ -334,7 +334,7 @@ class _BucketFactory:
             weights,
             gradients,
             axes=axes,
-            allocator=self.allocators.of_cycles,
+            casts=self.allocators.casts,
         )
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))

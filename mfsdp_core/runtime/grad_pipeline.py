@@ -226,7 +226,7 @@ class GradPipeline:
             self._reset()
         else:
             for bucket in buckets:
-                bucket.forget_removed()
+                bucket.follow_changes()
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""

@@ -289,6 +289,33 @@ def test_a_gradient_kept_over_zero_grad_keeps_its_numbers(
     same("kept", [mfsdp_core.gather_full(gradient) for gradient in found], before)
 
 
+@pytest.mark.parametrize("allocator", ["storage_resize", "fixed_pool"])
+@pytest.mark.parametrize("strategy", [2, 3])
+def test_gradients_that_are_cast_copies_are_those_of_plain_torch(
+    strategy: int, allocator: str
+) -> None:
+    """Kept over `zero_grad` with a pool as well, and added to as the user has changed them."""
+    policy = MixedPrecisionPolicy(None, main_grads_dtype=_FP32)
+    model, plain = pair(strategy, mixed_precision_policy=policy, allocator=allocator)
+    model(batch(3)).backward()
+    kept = [parameter.grad.to_local() for parameter in model.parameters()]
+    before = [gradient.clone() for gradient in kept]
+    model.zero_grad()
+    model(batch(0)).backward()
+    plain_backward(plain, 0)
+    for parameter in (*model.parameters(), *plain.parameters()):
+        parameter.grad.mul_(0.5)
+    model(batch(1)).backward()
+    plain_backward(plain, 1)
+    compare_gradients(model, plain, 1e-5)
+    for parameter in (*model.parameters(), *plain.parameters()):
+        parameter.grad.zero_()  # as an optimizer of torch's, which nobody wrapped, does
+    model(batch(2)).backward()
+    plain_backward(plain, 2)
+    compare_gradients(model, plain, 1e-5)
+    same("kept", kept, before)
+
+
 def _fail(_gradient: Tensor) -> None:
     raise ZeroDivisionError
 
