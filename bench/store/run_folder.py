@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -123,10 +124,18 @@ class RunFolder:
         self.close()
 
 
+#: When this process made its latest run.
+_stamps: list[str] = []
+
+
 def _new_unique_folder(cell: Path) -> Path:
     while True:
         # Milliseconds, so that runs sort in the order in which they started.
         stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
+        if stamp in _stamps:
+            time.sleep(0.001)  # two runs of this process in one millisecond would have no order
+            continue
+        _stamps[:] = [stamp]
         path = cell / f"{stamp}-{secrets.token_hex(2)}"
         try:
             path.mkdir()
