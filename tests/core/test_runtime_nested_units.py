@@ -123,7 +123,7 @@ def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
     model = pair.model
     at_rest = model.ledger.bytes_by_category()
     objects = []
-    for cycle in range(3):
+    for cycle in range(2):
         for j in range(2):
             x = own_batch(10 * cycle + j, 3, 8).requires_grad_()
             loss(pair.plain(x)).backward()
@@ -136,4 +136,4 @@ def test_nested_units_get_the_gradient_of_one_process_and_leak_nothing(
         pair.zero_grad()
         objects.append(objects_of_the_core())
     same("bytes at rest", model.ledger.bytes_by_category(), at_rest)
-    same("objects of the core", objects[2], objects[1])
+    same("objects of the core", objects[1], objects[0])
