@@ -47,7 +47,7 @@ def mark_for_kernels(managed: ManagedParameter, bucket: Bucket) -> None:
     raw.get_main_grad = _no_main_gradient
     if bucket.gradients is not None:
         index = next(i for i, p in enumerate(bucket.parameters) if p is managed)
-        raw.get_main_grad = partial(bucket.gradients.target, index)
+        raw.get_main_grad = partial(bucket.gradients.target, index, raw.device)
         raw.overwrite_main_grad = not bucket.gradients.holds_whole
         raw.grad_added_to_main_grad = False
         raw.zero_out_wgrad = len(managed.holders) > 1

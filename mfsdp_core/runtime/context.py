@@ -405,6 +405,7 @@ class ShardedContext:
         with torch.no_grad():
             self._take_part_in_rest()
             if self._spares_parameters:
+                self.grads.spare()
                 self._settle()
                 return
             self.grads.end_backward(is_last=self.is_last_microbatch)

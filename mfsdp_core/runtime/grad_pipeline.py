@@ -89,12 +89,9 @@ class GradPipeline:
 
         See [Note: fused weight gradients].
         """
-        marks: Any = raw
-        by_kernel = getattr(raw, "grad_added_to_main_grad", False)
+        by_kernel = _take_marks(raw)
         if by_kernel:
-            marks.grad_added_to_main_grad = False
             buffers.written(index)
-            vars(raw).pop("main_grad", None)
         gradient = raw.grad
         if isinstance(gradient, DTensor):
             gradient = local_gradient(raw)
@@ -106,6 +103,13 @@ class GradPipeline:
         self._used.add(identity)
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
+
+    def spare(self) -> None:
+        """A backward pass has ended that wanted no gradients of parameters."""
+        for unit in self._order:
+            for bucket in unit.buckets:
+                for managed in bucket.parameters:
+                    _take_marks(managed.raw)
 
     def waits_for(self, unit: Unit) -> bool:
         """Whether the next reduction is that of `unit`, of which gradients are missing."""
@@ -207,11 +211,13 @@ class GradPipeline:
         self.unfinished_passes = 0
 
     def abandon(self) -> None:
-        """Drop what a backward pass that failed has left behind; the accumulators stay."""
+        """Drop what a backward pass that failed has left behind; what earlier ones gave stays."""
         self.land_all()
         for unit in self._order:
             for bucket in unit.buckets:
                 bucket.abandon_gradients()
+        if self._passes and not self.backward_seen:
+            self._reset(keeps_zeros=True)
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
@@ -246,6 +252,15 @@ class GradPipeline:
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
                 self._reductions.start(unit, buffers, is_last=is_due)
+
+
+def _take_marks(raw: Any) -> bool:
+    """Whether a kernel wrote the gradient of a parameter; it leaves no mark of it."""
+    by_kernel: bool = getattr(raw, "grad_added_to_main_grad", False)
+    if by_kernel:
+        raw.grad_added_to_main_grad = False
+        vars(raw).pop("main_grad", None)
+    return by_kernel
 
 
 def _never(_unit: Unit) -> bool:

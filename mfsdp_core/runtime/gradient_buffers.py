@@ -29,11 +29,10 @@ from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.axis_reduction import AxisReduction
+from mfsdp_core.runtime.backward_pass import inside_backward, leaves_parameters_alone
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.nan_guard import BucketGuard
 from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled
-
-_NO_BACKWARD = -1
 
 
 class GradientBuffers:
@@ -139,14 +138,18 @@ class GradientBuffers:
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
 
-    def target(self, index: int) -> torch.Tensor:
+    def target(self, index: int, device: torch.device) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
 
         They must overwrite it where gradients are reduced per microbatch and add elsewhere. What a
-        pass writes a second time, over what is there, it gets other memory for; see `written`.
+        pass writes a second time, over what is there, it gets other memory for; see `written`. What
+        a pass writes that wants no gradients of parameters is lost, in memory of its own.
         """
+        in_backward = inside_backward()
+        if in_backward and leaves_parameters_alone():
+            dtype = self._dtypes.main_grads if self.holds_whole else self._dtypes.grad_comm
+            return torch.zeros(self._layout.slots[index].shape, dtype=dtype, device=device)
         self._check_open()
-        in_backward = torch._C._current_graph_task_id() != _NO_BACKWARD
         if not self.holds_whole:
             view = self._open_bucket().tensor(index)
             if in_backward and (index in self._filled or index in self._handed_out):
