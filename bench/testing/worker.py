@@ -24,7 +24,7 @@ _COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 
 
 @dataclass(frozen=True)
-class Answer:
+class CallResult:
     """value: what the call returned; error: the traceback where it raised, else empty."""
 
     value: Any = None
@@ -71,11 +71,11 @@ def _answer_calls(pipe: Connection, rank: int, group: WorkerGroup) -> None:
             if world != joined:
                 _join(world, rank, group.device)
                 joined = world
-            answer = Answer(call.run())
+            answer = CallResult(call.run())
             _check_core(group.core)
             content = packed(answer)
         except BaseException:
-            content = packed(Answer(error=traceback.format_exc()))
+            content = packed(CallResult(error=traceback.format_exc()))
         pipe.send_bytes(content)
 
 

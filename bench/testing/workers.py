@@ -25,7 +25,7 @@ from bench.launch.code import checkout_root
 from bench.testing.call import FunctionCall
 from bench.testing.load_clock import LoadClock
 from bench.testing.serialization import unpacked
-from bench.testing.worker import Answer, log_file, request, stack_file
+from bench.testing.worker import CallResult, log_file, request, stack_file
 from bench.testing.worker_group import Reap, WorkerGroup, World
 
 _START_SECONDS = 120.0
@@ -231,9 +231,9 @@ class Workers:
 
     def _collect(
         self, ranks: int, seconds: float, cpu_seconds: float | None
-    ) -> tuple[dict[int, Answer], list[int], str]:
+    ) -> tuple[dict[int, CallResult], list[int], str]:
         """Answers, dead ranks, and the limit that ended the waiting, if one did."""
-        answers: dict[int, Answer] = {}
+        answers: dict[int, CallResult] = {}
         dead: list[int] = []
         clock, limit = LoadClock(), seconds
         used = [_processor_seconds(pid) for pid in self._pids[:ranks]]
@@ -257,7 +257,7 @@ class Workers:
         return answers, dead, f"{seconds:g} s"
 
     def _failures(
-        self, ranks: int, answers: dict[int, Answer], dead: list[int], limit: str
+        self, ranks: int, answers: dict[int, CallResult], dead: list[int], limit: str
     ) -> list[WorkerFailure]:
         found = {
             r: WorkerFailure(r, "raised", a.error, self._log(r))

@@ -14,7 +14,7 @@ from bench.validate.cases import SCENARIOS, Case
 from bench.validate.check_verdict import NotApplicableError, WrongError
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
-from bench.validate.ranks import Outcome
+from bench.validate.ranks import CallOutcome
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What it measured; None: the scenario of the case does not ask it.
@@ -51,7 +51,7 @@ _ENDINGS = {
 }
 
 
-def judge(case: Case, outcome: Outcome, device: torch.device) -> CaseVerdict:
+def judge(case: Case, outcome: CallOutcome, device: torch.device) -> CaseVerdict:
     """The verdict of one case."""
     verdict = CaseVerdict(
         case=case.id,
@@ -106,7 +106,7 @@ def _asked(name: str, check: Check, evidence: CaseEvidence) -> CheckVerdict | No
     return CheckVerdict(check=name, state="failed", finding=finding, measured=measured)
 
 
-def _unfinished(outcome: Outcome) -> CheckVerdict:
+def _unfinished(outcome: CallOutcome) -> CheckVerdict:
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],

@@ -13,7 +13,7 @@ from bench.validate.traces import exception_of, frames_of, last_words
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CallOutcome:
     """kind: `ended`, `refused` (on all ranks), `raised` (an exception), `died` or `hung`.
 
     answers: of all ranks, in order, of one that ended. For the other kinds, of the rank that says
@@ -39,7 +39,7 @@ _STALE = "Could not resolve the process group"
 
 def outcome_on(
     workers: Workers, function: Callable[..., Any], *arguments: Any, ranks: int, seconds: float
-) -> Outcome:
+) -> CallOutcome:
     """Call `function` on the first `ranks` ranks; at most `seconds`, and `MOST_CPU_SECONDS`."""
     start = time.perf_counter()
     limits: dict[str, Any] = {"seconds": seconds, "ranks": ranks, "cpu_seconds": MOST_CPU_SECONDS}
@@ -53,18 +53,18 @@ def outcome_on(
     return replace(found, seconds=time.perf_counter() - start)
 
 
-def _outcome(answers: Sequence[Any]) -> Outcome:
+def _outcome(answers: Sequence[Any]) -> CallOutcome:
     refused = {r: a.reason for r, a in enumerate(answers) if isinstance(a, Refused)}
     if len(refused) == len(answers):
-        return Outcome("refused", rank=0, text=refused[0])
+        return CallOutcome("refused", rank=0, text=refused[0])
     if refused:
         first = min(refused)
         text = f"refused on ranks {sorted(refused)} alone: {refused[first]}"
-        return Outcome("raised", rank=first, text=text)
-    return Outcome("ended", tuple(answers))
+        return CallOutcome("raised", rank=first, text=text)
+    return CallOutcome("ended", tuple(answers))
 
 
-def of_failures(error: WorkersError) -> Outcome:
+def of_failures(error: WorkersError) -> CallOutcome:
     """The rank that failed first by its kind: a death is nobody else's doing, an exception may be.
 
     A rank that raises lives on and answers, so nobody dies of it.
@@ -75,7 +75,7 @@ def of_failures(error: WorkersError) -> Outcome:
             first = min(failed, key=lambda one: (_is_of_a_peer(one.text), one.rank))
             words = last_words(first.log)
             where = (*words, *(frame for frame in frames_of(first.text) if frame not in words))
-            return Outcome(kind, (), first.rank, exception_of(first.text), where)
+            return CallOutcome(kind, (), first.rank, exception_of(first.text), where)
     refused = [
         f"rank {rank} refused: {answer.reason}"
         for rank, answer in error.returned.items()
@@ -85,7 +85,7 @@ def of_failures(error: WorkersError) -> Outcome:
     waiting = [f"rank {one.rank} {frame}" for one in silent for frame in frames_of(one.text)]
     text = "; ".join([silent[0].text.split(", was in")[0], *refused])
     where = (*last_words(silent[0].log), *waiting)
-    return Outcome("hung", (), silent[0].rank, text, where)
+    return CallOutcome("hung", (), silent[0].rank, text, where)
 
 
 def _is_of_a_peer(text: str) -> bool:

@@ -26,7 +26,7 @@ from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_of
 from bench.validate.judge import judge, settings
 from bench.validate.matrix import AnyCase
-from bench.validate.ranks import Outcome, outcome_on
+from bench.validate.ranks import CallOutcome, outcome_on
 from bench.validate.worker_pool import side_by_side
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
@@ -103,7 +103,7 @@ def verdicts(
     machine = Machine.detect()
     device = torch.device(workers.device)
 
-    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | Outcome:
+    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | CallOutcome:
         if isinstance(case, ProgramCase):
             return _program_verdict(case, ranks, workers)
         reason = why_not(case, workers.ranks, workers.device, machine)
@@ -120,7 +120,7 @@ def verdicts(
         ]
         with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
             for case, one in found:
-                if isinstance(case, Case) and isinstance(one, Outcome):
+                if isinstance(case, Case) and isinstance(one, CallOutcome):
                     # References draw from torch's one generator: they are made in this thread.
                     yield judge(case, one, device)
                 elif isinstance(one, CaseVerdict):

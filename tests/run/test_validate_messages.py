@@ -16,7 +16,7 @@ from bench.verdict import CheckVerdict, Finding
 ROOT = Path(__file__).parents[2]
 TRACEBACK = f"""Traceback (most recent call last):
   File "{ROOT}/bench/testing/worker.py", line 65, in _answer_calls
-    answer = Answer(call.run())
+    answer = CallResult(call.run())
   File "/tmp/core-x/mfsdp_core/wrapper.py", line 10, in forward
     return inner()
   File "/tmp/core-x/mfsdp_core/runtime/hooks.py", line 20, in look
