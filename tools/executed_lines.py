@@ -89,8 +89,9 @@ class _Tracing:
         self._trace = Trace()
         with self._trace:
             yield
-        with self._file.open("a") as out:
-            out.write(json.dumps({"id": item.nodeid, "lines": self._trace.lines}) + "\n")
+        line = json.dumps({"id": item.nodeid, "lines": self._trace.lines}) + "\n"
+        with self._file.open("ab", buffering=0) as out:  # in one piece, beside other processes
+            out.write(line.encode())
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -34,6 +34,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,6 +64,8 @@ Executed = dict[str, Lines]
 Detector = Callable[[Path, list[str]], dict[str, str]]
 _CASE_SECONDS = 10.0
 _TEST_SECONDS = 60.0
+_PROCESSES = 2
+_SIDE_BY_SIDE = ("-n", str(_PROCESSES), "--dist", "loadfile")
 _FAILED = re.compile(r"^(?:FAILED|ERROR) (.+?)(?: - (.*))?$", re.MULTILINE)
 
 
@@ -275,7 +278,7 @@ def executed_by(folder: Path, name: str, trace: Callable[[Path], None]) -> Execu
 
 def _trace_tests(file: Path) -> None:
     plugin = ("-p", "tools.executed_lines", "--executed-lines", str(file))
-    options = ("-q", "-p", "no:cacheprovider", "--timeout=600", *plugin)
+    options = ("-q", "-p", "no:cacheprovider", "--timeout=600", *_SIDE_BY_SIDE, *plugin)
     subprocess.run([sys.executable, "-m", "pytest", *options, "tests/core"], cwd=ROOT, check=False)
 
 
@@ -309,22 +312,25 @@ def ask(folder: Path, options: argparse.Namespace) -> None:
             if not left or time.monotonic() > deadline:
                 continue
             first_failure, lines = detector(name, folder, server)
-            for change in left:
+
+            def answer(change: Change, ask: Detector = first_failure, of: Executed = lines) -> Any:
                 start = time.monotonic()
                 if start > deadline:
-                    break
-                ids = change.executing(lines)
+                    return None
+                ids = change.executing(of)
                 with change.core() as core:
-                    told = first_failure(core, ids[: options.most]) if ids else {}
-                answer = {
-                    "change": change.id, "detector": name, "of": len(ids),
-                    "outcome": "caught" if told else "survived", **told,
-                    "seconds": round(time.monotonic() - start, 1),
-                }  # fmt: skip
-                with (folder / "answers.jsonl").open("a") as out:
-                    out.write(json.dumps(answer) + "\n")
-                said = f"{name}: {answer['outcome']} ({answer['seconds']} s) {change.id}\n"
-                sys.stderr.write(said)
+                    told = ask(core, ids[: options.most]) if ids else {}
+                outcome = {"outcome": "caught" if told else "survived", **told}
+                seconds = round(time.monotonic() - start, 1)
+                return {"change": change.id, "of": len(ids), **outcome, "seconds": seconds}
+
+            # Tests are asked in processes of their own, cases on ranks that all changes share.
+            with ThreadPoolExecutor(_PROCESSES if name == "tests" else 1) as pool:
+                for told in filter(None, pool.map(answer, left)):
+                    with (folder / "answers.jsonl").open("a") as out:
+                        out.write(json.dumps({"detector": name, **told}) + "\n")
+                    said = f"{told['outcome']} ({told['seconds']} s) {told['change']}"
+                    sys.stderr.write(f"{name}: {said}\n")
 
 
 # -- the table -------------------------------------------------------------------------------------
