@@ -16,7 +16,13 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from bench.engines.stream_order import StreamOrder, recorded_order
 from bench.validate.bugs import UNLISTED
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
+from mfsdp_core import (
+    Float8Reference,
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard_model,
+    fully_shard_optimizer,
+)
 from mfsdp_core.observer import COPY_IN, CURRENT, Span
 from mutants import is_noticed_by
 from oracle.models import TwoLinears
@@ -28,6 +34,7 @@ FAKE = (1, RANKS)
 #: Waited for when a rank has something to learn from it, and else before the next one.
 KEPT = {"all_reduce of flags"}
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
+CODES = MixedPrecisionPolicy(torch.float32, weight_codec=Float8Reference("current"))
 
 
 class FusedBlock(nn.Sequential):
@@ -60,6 +67,7 @@ def recorded(model, *, dtype=torch.float32, steps=2, microbatches=2) -> StreamOr
             for index in range(microbatches):
                 with model.sync() if index == microbatches - 1 else model.no_sync():
                     model(torch.ones(2, 8, dtype=dtype)).sum().backward()
+            clip_grad_norm_(model, 1.0)
             model.start_param_sync()
             optimizer.step()
             optimizer.zero_grad()
@@ -86,13 +94,18 @@ def test_training_has_no_race_under_any_strategy_and_allocator(strategy, memory)
     "options",
     [
         {"hybrid": "no_shard"},
+        {"hybrid": "no_shard", "policy": CODES, "zero_dp_strategy": "no_shard"},
         {"hybrid": "optim", "policy": BF16, "allocator": "fixed_pool"},
+        {"hybrid": "optim", "policy": CODES, "zero_dp_strategy": "optim"},
         {"zero_dp_strategy": "no_shard"},
         {"zero_dp_strategy": "optim"},
         {"dtype": torch.bfloat16},
         {"dtype": torch.bfloat16, "zero_dp_strategy": "optim_grads", "allocator": "max_pool"},
+        {"policy": CODES, "dtype": torch.bfloat16},
         {"transport": "point_to_point"},
+        {"transport": "point_to_point", "allocator": "fixed_pool"},
         {"transport": "point_to_point", "zero_dp_strategy": "no_shard"},
+        {"average_in_collective": True, "unused_parameters": "zero"},
         {"overlap_param_gather": False},
         {"enable_fine_grained_param_gather": True},
         {"prefetch_budget_bytes": 10_000},
