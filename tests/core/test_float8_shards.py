@@ -79,8 +79,8 @@ def test_shards_decode_to_what_the_whole_tensor_does(
     shards = Shards(recipe, count, compute)
     generator = torch.Generator().manual_seed(3)
     history: list[list[Tensor]] = [[] for _ in SHAPES]
-    for step in range(3):
-        tensors = [torch.randn(s, generator=generator) * 10 ** (step - 1) for s in SHAPES]
+    for scale in (0.1, 1.0, 10.0, 0.0):
+        tensors = [torch.randn(s, generator=generator) * scale for s in SHAPES]
         full = shards.encode(tensors)
         for direction in ("forward", "backward"):
             gathered = {p.name: full[p.name] for p in shards.payloads if direction in p.directions}
@@ -96,14 +96,3 @@ def test_shards_decode_to_what_the_whole_tensor_does(
                     assert torch.equal(weights[slot.offset : slot.end].view(slot.shape), expected)
         for earlier, tensor in zip(history, tensors, strict=True):
             earlier.append(tensor)
-
-
-def test_zeros_stay_zeros() -> None:
-    for recipe in RECIPES:
-        shards = Shards(recipe, 2, torch.float32)
-        full = shards.encode([torch.zeros(shape) for shape in SHAPES])
-        forward = {p.name: full[p.name] for p in shards.payloads if "forward" in p.directions}
-        weights = torch.ones(shards.layout.total_elements)
-        shards.codecs[0].decode("forward", forward, weights)
-        for slot in shards.layout.slots:
-            assert not weights[slot.offset : slot.end].any()

@@ -144,12 +144,16 @@ def codes_of(raw: Any) -> int:
 FLAT = "optim_grads_params"
 ALL = [("fsdp", s) for s in ("no_shard", "optim", "optim_grads", FLAT)]
 ALL += [(axes, FLAT) for axes in ("one", "hsdp", "hfsdp")]
+DAILY = {
+    ("delayed", "fsdp", "optim_grads"),
+    ("current", "hsdp", FLAT),
+    ("block", "hfsdp", FLAT),
+    ("mxfp8", "fsdp", "no_shard"),
+    ("mxfp8", "fsdp", "optim"),
+    ("mxfp8", "hfsdp", FLAT),
+}
 CASES = [
-    pytest.param(
-        recipe,
-        *case,
-        marks=() if recipe == "mxfp8" or case == ("hfsdp", FLAT) else pytest.mark.nightly,
-    )
+    pytest.param(recipe, *case, marks=() if (recipe, *case) in DAILY else pytest.mark.nightly)
     for recipe in RECIPES
     for case in ALL
 ]

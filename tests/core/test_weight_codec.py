@@ -41,12 +41,12 @@ def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(main, weight_codec=codec)
 
 
-def compare_with_none(make: Any, **arguments: Any) -> None:
+def compare_with_none(make: Any, *names: str, **arguments: Any) -> None:
     """A lossless codec with no codec, to the bit."""
-    for name in NAMES:
-        plain = make(name=name, **arguments).trained(3)
+    for name in names or NAMES:
+        plain = make(name=name, **arguments).trained(2)
         coded = make(name=name, mixed_precision_policy=policy(TwoPayloads()), **arguments)
-        same(name, coded.trained(3), plain)
+        same(name, coded.trained(2), plain)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_lossless_codec_trains_to_the_bit_like_none(
 @pytest.mark.sample
 @pytest.mark.parametrize(("inner", "outer"), PAIRS)
 def test_a_lossless_codec_trains_to_the_bit_like_none_on_two_axes(inner: str, outer: str) -> None:
-    compare_with_none(partial(hybrid, inner, outer, 2, F32))
+    compare_with_none(partial(hybrid, inner, outer, 2, F32), "conv_linear", "tied_embedding")
 
 
 def quantised(whole: torch.Tensor) -> torch.Tensor:
@@ -95,7 +95,7 @@ def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
 ) -> None:
     for name in NAMES:
         toy = shard(name, strategy, size, dtype, mixed_precision_policy=policy(ScaledBytes()))
-        assert all(value < 1e6 for value in toy.trained(3) if isinstance(value, float))
+        assert all(value < 1e6 for value in toy.trained(1) if isinstance(value, float))
         main, seen = toy.full_parameters(), weights_seen(toy)
         assert len(seen) >= len(TOYS[name].units)
         for key, value in seen.items():

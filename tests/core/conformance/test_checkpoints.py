@@ -54,7 +54,7 @@ _EXTRA: dict[str, Any] = {
 
 def test_a_checkpoint_continues_under_another_strategy(tmp_path: Path) -> None:
     """Weights, moments, buffers, extra state, and what the caller has added."""
-    for strategy, other in ((3, 0), (1, 2), (0, 3)):
+    for strategy, other in ((3, 0), (0, 2)):
         folder = tmp_path / str(strategy)
         folder.mkdir(exist_ok=True)
         model, optimizer, plain, reference = _trained(strategy, Stateful)

@@ -11,9 +11,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import mfsdp_core
-from bench.testing.quantised import quantised
 from conformance.judging import close, refuses, same
-from conformance.small_model import batch, pair
+from conformance.small_model import pair
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -64,33 +63,6 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
     for name, p in every:
         whole = plain.get_parameter(name.removeprefix("module.")).detach()
         close("all at once", mfsdp_core.gather_full(p), 2 * whole)
-
-
-def test_quantised_weights_may_travel_as_values() -> None:
-    """The same weights at other bytes: losses of both are those of quantised plain weights."""
-    for recipe in ("delayed", "current", "block"):
-        for gathers in ("recipe", "compute"):
-            codec = mfsdp_core.Float8Reference(recipe, gathers)
-            policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, weight_codec=codec)
-            model, plain = pair(3, dtype=torch.float32, mixed_precision_policy=policy)
-            with torch.no_grad():
-                for p in plain.parameters():
-                    p.copy_(quantised(recipe, p.detach(), torch.float32))
-            x = batch(dtype=torch.float32)
-            close(f"{recipe} {gathers}", model(x).detach(), plain(x).detach(), 1e-6)
-    # Two whole blocks of columns and a part of one.
-    codec = mfsdp_core.Float8Reference("mxfp8")
-    policy = mfsdp_core.MixedPrecisionPolicy(torch.float32, weight_codec=codec)
-    options: Any = {"dtype": torch.float32, "mixed_precision_policy": policy}
-    model, plain = pair(3, _wide, **options)
-    with torch.no_grad():
-        plain.weight.copy_(quantised("mxfp8", plain.weight, torch.float32))
-    x = torch.linspace(-1, 1, 66).expand(3, 66)
-    close("wide rows", model(x).detach(), plain(x).detach(), 1e-5)
-
-
-def _wide() -> nn.Module:
-    return nn.Linear(66, 5)
 
 
 class _Half(torch.Tensor):

@@ -7,6 +7,9 @@ MXFP8 are FP32 numbers here, and have no padding.
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,6 +18,7 @@ from torch import Tensor
 
 LARGEST = 448.0
 _Block = tuple[int | None, int | None]
+_WHOLE: _Block = (None, None)
 
 #: Quantizers whose scale was set before.
 DELAYED: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -36,50 +40,30 @@ class MXFP8BlockScaling:
     """One scale per 1 x 32 of rows and per 32 x 1 of columns."""
 
 
+@dataclass(eq=False)
 class Quantizer:
-    """A recipe for one tensor. blocks: under one scale, of rows and of columns."""
+    """A recipe for one tensor. blocks: under one scale, of rows and of columns.
 
-    blocks: tuple[_Block, _Block] = ((None, None), (None, None))
+    is_delayed: by a scale that was set before. rounds: scales up to powers of two.
+    """
 
-    def __init__(self) -> None:
-        self.scale, self.amax = torch.ones(1), torch.zeros(1)
+    blocks: tuple[_Block, _Block] = (_WHOLE, _WHOLE)
+    is_delayed: bool = False
+    rounds: bool = False
+    scale: Tensor = field(default_factory=lambda: torch.ones(1))
+    amax: Tensor = field(default_factory=lambda: torch.zeros(1))
+
+    def __post_init__(self) -> None:
+        if self.is_delayed:
+            DELAYED.add(self)
 
     def scale_inv(self, maxima: Tensor) -> Tensor:
         """What codes are multiplied by, of the largest magnitude of every block."""
-        return torch.where(maxima > 0, maxima / LARGEST, 1.0)
-
-
-class Float8Quantizer(Quantizer):
-    """Delayed scaling: by a scale that was set before."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        DELAYED.add(self)
-
-    def scale_inv(self, maxima: Tensor) -> Tensor:
-        """The reciprocal of the scale, whatever the values are."""
-        self.amax.copy_(maxima.view(1))
-        return self.scale.reciprocal().view_as(maxima)
-
-
-class Float8CurrentScalingQuantizer(Quantizer):
-    """By the maximum of now."""
-
-
-class Float8BlockQuantizer(Quantizer):
-    """By that of every block of 128 x 128."""
-
-    blocks = ((128, 128), (128, 128))
-
-
-class MXFP8Quantizer(Quantizer):
-    """By powers of two, along rows and along columns."""
-
-    blocks = ((1, 32), (32, 1))
-
-    def scale_inv(self, maxima: Tensor) -> Tensor:
-        """Rounded up to a power of two."""
-        return torch.exp2(torch.log2(super().scale_inv(maxima).double()).ceil()).float()
+        if self.is_delayed:
+            self.amax.copy_(maxima.view(1))
+            return self.scale.reciprocal().view_as(maxima)
+        found = torch.where(maxima > 0, maxima / LARGEST, 1.0)
+        return torch.exp2(torch.log2(found.double()).ceil()).float() if self.rounds else found
 
 
 class QuantizedTensor(torch.Tensor):
@@ -111,9 +95,14 @@ class QuantizedTensor(torch.Tensor):
         fields = {name: vars(self)[name] for name in (*names, "_quantizer")}
         return type(self)(self.shape, self.dtype, self.device, **fields)
 
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Codes and scales that a forward pass reads."""
+        found = vars(self)
+        return found["_rowwise_data"], found["_rowwise_scale_inv"]
+
     def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
         """The values of the rows."""
-        raise NotImplementedError
+        return _decoded(*self.rows(), self._quantizer.blocks[0]).to(dtype or self.dtype)
 
     def columns(self) -> Tensor:
         """What a backward pass multiplies by."""
@@ -130,35 +119,27 @@ class QuantizedTensor(torch.Tensor):
 
 
 class Float8Tensor(QuantizedTensor):
-    """One scale for all of it."""
+    """One scale for all of it. Columns are the rows, transposed."""
 
     _data: Tensor
     _transpose: Tensor | None
     _transpose_invalid: bool
     _scale_inv: Tensor
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        """The values of the rows."""
-        return _decoded(self._data, self._scale_inv.view(1, 1), (None, None)).to(
-            dtype or self.dtype
-        )
+    def rows(self) -> tuple[Tensor, Tensor]:
+        """Codes, and the scale as a matrix."""
+        return self._data, self._scale_inv.view(1, 1)
 
-    def _create_transpose(self) -> None:
+    def make_columns(self) -> None:
+        """By a copy."""
         self._transpose, self._transpose_invalid = self._data.t().contiguous(), False
-
-    def update_usage(
-        self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
-    ) -> None:
-        """Make what is asked for and missing."""
-        del rowwise_usage
-        if columnwise_usage and (self._transpose is None or self._transpose_invalid):
-            self._create_transpose()
 
     def columns(self) -> Tensor:
         """What a backward pass multiplies by."""
-        self.update_usage(columnwise_usage=True)
+        if self._transpose is None or self._transpose_invalid:
+            self.make_columns()
         assert self._transpose is not None
-        return _decoded(self._transpose, self._scale_inv.view(1, 1), (None, None)).t()
+        return _decoded(self._transpose, self._scale_inv.view(1, 1), _WHOLE).t()
 
 
 class Float8BlockwiseQTensor(QuantizedTensor):
@@ -169,29 +150,15 @@ class Float8BlockwiseQTensor(QuantizedTensor):
     _rowwise_scale_inv: Tensor
     _columnwise_scale_inv: Tensor | None
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        """The values of the rows."""
-        block = self._quantizer.blocks[0]
-        rows = _decoded(self._rowwise_data, self._rowwise_scale_inv, block)
-        return rows.to(dtype or self.dtype)
-
-    def _create_columnwise(self) -> None:
+    def make_columns(self) -> None:
+        """By a copy."""
         self._columnwise_data = self._rowwise_data.t().contiguous()
         self._columnwise_scale_inv = self._rowwise_scale_inv.t().contiguous()
 
-    def update_usage(
-        self, rowwise_usage: bool | None = None, columnwise_usage: bool | None = None
-    ) -> None:
-        """Make what is asked for and missing; drop what is not wanted."""
-        del rowwise_usage
-        if columnwise_usage and self._columnwise_data is None:
-            self._create_columnwise()
-        if columnwise_usage is False:
-            self._columnwise_data = self._columnwise_scale_inv = None
-
     def columns(self) -> Tensor:
         """What a backward pass multiplies by."""
-        self.update_usage(columnwise_usage=True)
+        if self._columnwise_data is None:
+            self.make_columns()
         assert self._columnwise_data is not None
         assert self._columnwise_scale_inv is not None
         block = self._quantizer.blocks[1]
@@ -206,16 +173,10 @@ class MXFP8Tensor(QuantizedTensor):
     _rowwise_scale_inv: Tensor
     _columnwise_scale_inv: Tensor
 
-    def dequantize(self, *, dtype: torch.dtype | None = None) -> Tensor:
-        """The values of the rows."""
-        rows = _decoded(self._rowwise_data, self._rowwise_scale_inv, self._quantizer.blocks[0])
-        return rows.to(dtype or self.dtype)
-
     def columns(self) -> Tensor:
         """What a backward pass multiplies by."""
-        return _decoded(
-            self._columnwise_data, self._columnwise_scale_inv, self._quantizer.blocks[1]
-        )
+        block = self._quantizer.blocks[1]
+        return _decoded(self._columnwise_data, self._columnwise_scale_inv, block)
 
 
 def grid_of(values: Tensor, block: _Block) -> Tensor:
@@ -242,11 +203,11 @@ def _decoded(codes: Tensor, scale_inv: Tensor, block: _Block) -> Tensor:
     return numbers * _spread(scale_inv, block, codes.shape)
 
 
-_KINDS: dict[type, tuple[type[Quantizer], type[QuantizedTensor]]] = {
-    DelayedScaling: (Float8Quantizer, Float8Tensor),
-    Float8CurrentScaling: (Float8CurrentScalingQuantizer, Float8Tensor),
-    Float8BlockScaling: (Float8BlockQuantizer, Float8BlockwiseQTensor),
-    MXFP8BlockScaling: (MXFP8Quantizer, MXFP8Tensor),
+_KINDS: dict[type, tuple[type[QuantizedTensor], Callable[[], Quantizer]]] = {
+    DelayedScaling: (Float8Tensor, partial(Quantizer, is_delayed=True)),
+    Float8CurrentScaling: (Float8Tensor, Quantizer),
+    Float8BlockScaling: (Float8BlockwiseQTensor, partial(Quantizer, ((128, 128), (128, 128)))),
+    MXFP8BlockScaling: (MXFP8Tensor, partial(Quantizer, ((1, 32), (32, 1)), rounds=True)),
 }
 
 
@@ -260,8 +221,8 @@ def scale_fields(weight: Any) -> tuple[str, ...]:
 
 def quantized(values: Tensor, recipe: Any) -> QuantizedTensor:
     """A matrix as weights under `recipe` are kept."""
-    quantizer_type, kind = _KINDS[type(recipe)]
-    quantizer, matrix = quantizer_type(), values.detach().float()
+    kind, quantizer_of = _KINDS[type(recipe)]
+    quantizer, matrix = quantizer_of(), values.detach().float()
     scales = [quantizer.scale_inv(grid_of(matrix, block)) for block in quantizer.blocks]
     codes = [encoded(matrix, s, b) for s, b in zip(scales, quantizer.blocks, strict=True)]
     fields: dict[str, Any] = {"_quantizer": quantizer}

@@ -172,16 +172,14 @@ def _drop_copies(weight: Any) -> None:
     if isinstance(weight, Float8Tensor):
         weight._transpose_invalid = True
     elif isinstance(weight, Float8BlockwiseQTensor):
-        weight.update_usage(rowwise_usage=True, columnwise_usage=False)
+        weight._columnwise_data = weight._columnwise_scale_inv = None
 
 
 def post_all_gather_processing(model_weights: Any) -> None:
     """Make the columns that are copies of rows."""
     for weight in model_weights if isinstance(model_weights, list) else [model_weights]:
-        if isinstance(weight, Float8Tensor):
-            weight._create_transpose()
-        elif isinstance(weight, Float8BlockwiseQTensor):
-            weight._create_columnwise()
+        if not isinstance(weight, MXFP8Tensor):
+            weight.make_columns()
 
 
 def clear_columnwise_cache(tensor: Any) -> None:
