@@ -155,7 +155,9 @@ _WAYS: dict[str, _Way] = {
 
 def test_values_come_in_by_every_way() -> None:
     """Into weights and moments, a weight of shape () among them; training goes on with them."""
-    for (what, way), strategies in zip(_WAYS.items(), ((1, 3), (3,), (3,), (0,), (3,)), strict=True):
+    for (what, way), strategies in zip(
+        _WAYS.items(), ((1, 3), (3,), (3,), (0,), (3,)), strict=True
+    ):
         for strategy in strategies:
             model, plain = pair(strategy, Stateful)
             reference = torch.optim.AdamW(plain.parameters(), lr=0.1)
