@@ -25,12 +25,12 @@ from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableE
 from mfsdp_core.replay import Recording, _is_from_pageable, differences
 from mfsdp_core.streams import CudaStreams
 from oracle.models import TwoLinears
+from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 FAKE = (1, 4)
 
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
-STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 POOLED = {"cuda_graph_mode": True, "fsdp_double_buffer": True, "transport": "native"}
 
 
@@ -59,6 +59,14 @@ def captured(model, *, optimizer=None, **changes):
     optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.1)
     fully_shard_optimizer(optimizer)
     return CapturedStep(model, optimizer, step_of(model, optimizer, **changes))
+
+
+@pytest.fixture
+def trained():
+    """A model, its optimizer, and their step."""
+    model = sharded()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return model, optimizer, captured(model, optimizer=optimizer)
 
 
 def run(step, calls=5, microbatches=2):
@@ -149,20 +157,16 @@ def test_an_optimizer_that_counts_on_the_device_is_let_through(monkeypatch):
     run(step, 1)
 
 
-def test_a_number_that_changes_from_step_to_step_is_refused_with_both_values():
-    model = sharded()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = captured(model, optimizer=optimizer)
+def test_a_number_that_changes_from_step_to_step_is_refused_with_both_values(trained):
+    _, optimizer, step = trained
     run(step, 3)
     optimizer.param_groups[0]["lr"] = 0.05
     with pytest.raises(NotReplayableError, match=r"has -0\.05 where the step before had -0\.1"):
         run(step, 1)
 
 
-def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it():
-    model = sharded()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = captured(model, optimizer=optimizer)
+def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it(trained):
+    model, optimizer, step = trained
     run(step)
     optimizer.param_groups[0]["lr"] = 0.2
     with pytest.raises(LifecycleError, match=r"param_groups\[0\]\['lr'\] was 0.1 .* found 0.2"):
@@ -191,13 +195,15 @@ def test_buffers_that_are_given_back_are_seen_to_move():
     assert all(entry.operands[-1].made is not None for entry in entries)  # new memory each time
 
 
-def test_other_inputs_are_refused_with_what_was_expected():
+def test_other_inputs_and_a_model_without_the_mode_are_refused():
     step = captured(sharded())
     run(step, 1)
     with pytest.raises(ConfigurationError, match=r"\(2, 8\).*found \['\(3, 8\)"):
         step(torch.ones(3, 8), torch.ones(2, 8))
     with pytest.raises(ConfigurationError, match="expected inputs"):
         step(torch.ones(2, 8))
+    with pytest.raises(ConfigurationError, match="cuda_graph_mode=True"):
+        captured(sharded(cuda_graph_mode=False))
 
 
 def test_a_step_that_fails_is_no_step_and_the_check_still_comes():
@@ -217,10 +223,8 @@ def test_a_step_that_fails_is_no_step_and_the_check_still_comes():
     assert step.is_checked
 
 
-def test_loading_optimizer_state_captures_anew():
-    model = sharded()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    step = captured(model, optimizer=optimizer)
+def test_loading_optimizer_state_captures_anew(trained):
+    _, optimizer, step = trained
     run(step)
     optimizer.load_state_dict(optimizer.state_dict())
     assert not step.is_checked
@@ -238,12 +242,6 @@ def test_a_step_is_gone_with_its_last_reference():
     del step
     gc.enable()
     assert gone() is None
-
-
-def test_a_model_without_the_mode_is_refused():
-    model = sharded(cuda_graph_mode=False)
-    with pytest.raises(ConfigurationError, match="cuda_graph_mode=True"):
-        captured(model)
 
 
 def test_what_no_slot_serves_stays_where_it_is():

@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
-from mfsdp_core import (
-    MixedPrecisionPolicy,
-    clip_grad_norm_,
-    fully_shard_model,
-    fully_shard_optimizer,
-)
+from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_, fully_shard_model
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
 from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
-from oracle.cycles import Twins
-from oracle.experts import MoeLayer, build_moe, moe_loss, tokens_of
+from oracle.beside_torch import Pair
+from oracle.experts import MoeLayer, build_moe, tokens_of
 from oracle.ranks import mesh
-from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
 
@@ -80,7 +74,7 @@ def arguments(name: str) -> dict[str, Any]:
     return given
 
 
-def twins(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Twins:
+def pair(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Pair:
     more.setdefault("sync_model_each_microbatch", False)
     model = fully_shard_model(
         build_moe(meshes(name)[1]["ep"].get_group()),
@@ -91,45 +85,17 @@ def twins(name: str, inner: str, outer: str = "no_shard", **more: Any) -> Twins:
         **arguments(name),
         **more,
     )
-    size = CUTS[name].dense_ranks
-    return Twins(model, build_moe(), moe_loss, tokens_of, dist.get_rank() % size, size)
+    return Pair(build_moe(), model, dist.group.WORLD)
+
+
+def own_tokens(name: str, microbatch: int, cycle: int) -> Tensor:
+    """Of this data-parallel rank."""
+    return tokens_of(dist.get_rank() % CUTS[name].dense_ranks, microbatch, cycle)
 
 
 def place_on(axes: DeviceMesh, name: str) -> Coordinate:
     outer = (axes.get_local_rank("outer"), axes["outer"].size()) if CUTS[name].is_hybrid else (0, 1)
     return Coordinate(axes.get_local_rank("inner"), axes["inner"].size(), *outer)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize(
-    ("name", "inner", "outer"),
-    [
-        *((name, s, "no_shard") for name in CUTS for s in STRATEGIES),
-        *((name, s, "optim") for name in ("hybrid", "hybrid_of_1") for s in STRATEGIES[1:]),
-    ],
-)
-def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
-    name: str, inner: str, outer: str
-) -> None:
-    """On two axes both stages use the experts' own groups."""
-    twins(name, inner, outer).compare_gradients()
-
-
-@pytest.mark.parametrize(
-    ("switch", "divisor"), [("average_in_collective", None), ("calculate_per_token_loss", 1.0)]
-)
-@pytest.mark.parametrize(
-    ("name", "inner", "outer"),
-    [
-        ("ep2", "optim", "no_shard"),
-        ("ep4", "optim_grads", "no_shard"),
-        ("hybrid", "optim", "optim"),
-    ],
-)
-def test_the_divisor_holds_for_means_in_collectives_and_is_absent_per_token(
-    name: str, inner: str, outer: str, switch: str, divisor: float | None
-) -> None:
-    twins(name, inner, outer, **{switch: True}).compare_gradients(divisor)
 
 
 @pytest.mark.parametrize(
@@ -142,30 +108,38 @@ def test_the_divisor_holds_for_means_in_collectives_and_is_absent_per_token(
         ("hybrid_of_1", "optim_grads", "no_shard"),
     ],
 )
-def test_three_clipped_steps_with_experts_equal_one_process_that_has_them_all(
+def test_experts_get_the_mean_over_all_ranks_that_sent_them_tokens(
     name: str, inner: str, outer: str
 ) -> None:
-    twins(name, inner, outer).compare_training()
+    """Clipped steps equal those of one process that has them all.
 
-
-@pytest.mark.parametrize(("name", "outer"), [("ep2", "no_shard"), ("hybrid", "optim")])
-def test_the_wire_log_names_the_groups_of_experts(name: str, outer: str) -> None:
-    """Of every group that carried something."""
-    both = twins(name, "optim_grads_params", outer)
-    optimizer = fully_shard_optimizer(torch.optim.SGD(both.model.parameters(), lr=0.01))
-    for cycle in range(2):
-        both.run(1, cycle)
-        optimizer.step()
-        optimizer.zero_grad()
-    seen = {(r.operation, r.group, r.group_size) for r in both.model.wire_log}
-    if name == "ep2":
-        assert {(group, size) for _, group, size in seen} == {("inner", 4), ("expert_inner", 2)}
-    else:
+    On two axes both stages use the experts' own groups.
+    """
+    both = pair(name, inner, outer)
+    both.compare_training(partial(own_tokens, name))
+    if outer == "optim":
+        seen = {(r.operation, r.group, r.group_size) for r in both.model.wire_log}
         assert {one for one in seen if "outer" in one[1]} == {
             (op, group, 2)
             for op in ("reduce_scatter", "all_gather")
             for group in ("outer", "expert_outer")
         }
+
+
+@pytest.mark.parametrize(
+    ("name", "inner", "outer", "switch", "times"),
+    [
+        ("ep2", "optim", "no_shard", "average_in_collective", 1),
+        ("hybrid", "optim", "optim", "average_in_collective", 1),
+        ("ep4", "optim_grads", "no_shard", "calculate_per_token_loss", 4),
+    ],
+)
+def test_the_divisor_holds_for_means_in_collectives_and_is_absent_per_token(
+    name: str, inner: str, outer: str, switch: str, times: float
+) -> None:
+    both = pair(name, inner, outer, **{switch: True})
+    both.backward(own_tokens(name, 0, 0), own_tokens(name, 1, 0))
+    both.compare_gradients(times=times)
 
 
 def test_a_parameter_marked_as_not_shared_is_an_experts() -> None:
@@ -187,10 +161,12 @@ def test_a_parameter_marked_as_not_shared_is_an_experts() -> None:
 def test_gathers_of_experts_may_have_a_group_of_their_own() -> None:
     groups = {sharers: dist.new_group(list(sharers)) for sharers in ((0, 2), (1, 3))}
     own = groups[tuple(meshes("ep2")[1]["inner"].mesh.tolist())]
-    twins("ep2", "optim_grads_params", expt_fsdp_group_ag=own).compare_gradients()
+    both = pair("ep2", "optim_grads_params", expt_fsdp_group_ag=own)
+    both.backward(own_tokens("ep2", 0, 0))
+    both.compare_gradients()
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
 def test_the_norm_counts_experts_and_tensor_parallel_parts_once(strategy: str) -> None:
     """Two dense ranks times two tensor-parallel ones; two ranks share each of two experts.
 
@@ -224,9 +200,13 @@ def test_the_norm_counts_experts_and_tensor_parallel_parts_once(strategy: str) -
 
 
 @pytest.mark.parametrize(
-    ("name", "outer"), [("ep2", "no_shard"), ("hybrid", "optim"), ("hybrid_of_1", "optim")]
+    ("name", "inner", "outer"),
+    [
+        ("ep2", "optim", "no_shard"),
+        ("hybrid", "optim_grads_params", "optim"),
+        ("hybrid_of_1", "optim_grads", "optim"),
+    ],
 )
-@pytest.mark.parametrize("inner", STRATEGIES[1:])
 def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
     name: str, inner: str, outer: str
 ) -> None:
@@ -244,8 +224,8 @@ def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
         )
         for key, parameter in bare.named_parameters()
     ]
-    both = twins(name, inner, outer)
-    both.run(1, 0)
+    both = pair(name, inner, outer)
+    both.backward(own_tokens(name, 0, 0))
     both.model.zero_grad_buffer()
     dense, experts = (place_on(axes, name) for axes in meshes(name))
     expected = memory_at_rest(

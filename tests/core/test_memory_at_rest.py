@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import product
 from typing import Any
 
@@ -12,12 +11,12 @@ import torch
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.memory_model import ADAM, MemoryModel, PolicyNames, memory_at_rest
+from mfsdp_core.plan.memory_model import ADAM, PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
-from oracle.ranks import GROUP_SIZES, mesh, two_axes
+from oracle.ranks import GROUP_SIZES, WORLD, mesh, two_axes
 from oracle.sharded import STRATEGIES, Sharded, shard
 
 pytestmark = pytest.mark.on_ranks
@@ -28,7 +27,7 @@ Dtypes = tuple[torch.dtype, torch.dtype | None, torch.dtype | None, torch.dtype 
 #: Compute, main weights, main gradients, communication.
 FP32: Dtypes = (F32, F32, None, None)
 BF16: Dtypes = (B16, F32, F32, B16)
-POLICIES: list[Dtypes] = [
+POLICIES: tuple[Dtypes, ...] = (
     FP32,
     BF16,
     (B16, F32, None, None),
@@ -36,51 +35,48 @@ POLICIES: list[Dtypes] = [
     (B16, B16, F32, B16),
     (F32, F32, B16, F32),
     (F64, F32, F64, B16),
-]
+)
 #: Toys whose buckets are padded, split, frozen or tied.
-UNEVEN = ["conv_linear", "frozen", "tied_embedding"]
-
-
-def predicted(
-    name: str, strategy: tuple[str, str], coordinate: Coordinate, dtypes: Dtypes, **when: Any
-) -> MemoryModel:
-    compute, *policy = dtypes
-    names = PolicyNames(*(None if dtype is None else name_of(dtype) for dtype in policy))
-    return memory_at_rest(
-        facts_of(name, compute), parse_strategy(*strategy), coordinate, names, **when
-    )
-
-
-def policy_of(dtypes: Dtypes) -> MixedPrecisionPolicy:
-    return MixedPrecisionPolicy(*dtypes[1:])
-
-
-def arguments_of(allocation: AllocationConfig | None) -> dict[str, Any]:
-    if allocation is None:
-        return {}
-    return {
-        "allocator": allocation.allocator,
-        "pool_slots": allocation.slots,
-        "fsdp_db_use_persist_buf_on_alloc_fail": allocation.persistent_fallback,
-    }
+UNEVEN = ("conv_linear", "frozen", "tied_embedding")
 
 
 def compare(
-    toy: Sharded,
+    name: str,
     strategy: tuple[str, str],
-    coordinate: Coordinate,
+    meshes: tuple[int, int],
     dtypes: Dtypes,
     allocation: AllocationConfig | None = None,
 ) -> None:
-    """The ledger with the model at each stage of a step."""
+    """The ledger with the model at each stage of a step. meshes: inner and outer ranks, 0: none."""
+    compute, *policy = dtypes
+    options: dict[str, Any] = {"mixed_precision_policy": MixedPrecisionPolicy(*policy)}
+    if allocation is not None:
+        options["allocator"], options["pool_slots"] = allocation.allocator, allocation.slots
+        options["fsdp_db_use_persist_buf_on_alloc_fail"] = allocation.persistent_fallback
+    inner, outer = meshes
+    if outer:
+        options["unused_parameters"] = "zero"  # the model counts state of every parameter
+        toy: Sharded = hybrid(*strategy, outer, compute, name, **options)
+        axes, _ = two_axes(outer)
+        ranks = (axes.get_local_rank("inner"), inner, axes.get_local_rank("outer"), outer)
+        coordinate = Coordinate(*ranks, has_outer_axis=True)
+    else:
+        toy = shard(name, strategy[0], inner, compute, **options)
+        coordinate = Coordinate(mesh(inner).get_local_rank("dp"), inner)
+    names = PolicyNames(*(None if dtype is None else name_of(dtype) for dtype in policy))
 
     def same_bytes(when: str, **arguments: Any) -> None:
-        expected = predicted(
-            toy.name, strategy, coordinate, dtypes, allocation=allocation, **arguments
+        expected = memory_at_rest(
+            facts_of(name, compute),
+            parse_strategy(*strategy),
+            coordinate,
+            names,
+            allocation=allocation,
+            **arguments,
         )
         found = toy.model.ledger.bytes_by_category()
         assert found == expected.bytes_by_category(), (
-            f"{toy.name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
+            f"{name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
             f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
         )
 
@@ -94,105 +90,50 @@ def compare(
     same_bytes("after zero_grad", optimizer=ADAM)
 
 
-def on_one_axis(
-    strategy: str,
-    group_size: int,
-    cases: list[Dtypes],
-    names: Iterable[str] = tuple(TOYS),
-    allocation: AllocationConfig | None = None,
-) -> None:
-    coordinate = Coordinate(mesh(group_size).get_local_rank("dp"), group_size)
-    for name, dtypes in product(names, cases):
-        options = {"mixed_precision_policy": policy_of(dtypes), **arguments_of(allocation)}
-        toy = shard(name, strategy, group_size, dtypes[0], **options)
-        compare(toy, (strategy, "no_shard"), coordinate, dtypes, allocation)
-
-
-def on_two_axes(
-    inner: str,
-    outer: str,
-    outer_size: int,
-    cases: list[Dtypes],
-    names: Iterable[str],
-    allocation: AllocationConfig | None = None,
-) -> None:
-    axes, _ = two_axes(outer_size)
-    inner_place = (axes.get_local_rank("inner"), axes.size(1))
-    outer_place = (axes.get_local_rank("outer"), outer_size)
-    coordinate = Coordinate(*inner_place, *outer_place, has_outer_axis=True)
-    for name, dtypes in product(names, cases):
-        options = {"mixed_precision_policy": policy_of(dtypes), **arguments_of(allocation)}
-        options["unused_parameters"] = "zero"  # the model counts state of every parameter
-        toy = hybrid(inner, outer, outer_size, dtypes[0], name, **options)
-        compare(toy, (inner, outer), coordinate, dtypes, allocation)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize(("group_size", "dtypes"), [(1, BF16), (2, FP32), (4, BF16)])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_ledger_equals_the_model_to_the_byte(
-    strategy: str, group_size: int, dtypes: Dtypes
-) -> None:
-    on_one_axis(strategy, group_size, [dtypes])
-
-
 @pytest.mark.parametrize(
-    ("outer_size", "policies", "names"),
-    [(2, [BF16], UNEVEN)]
-    + [pytest.param(n, POLICIES, tuple(TOYS), marks=pytest.mark.nightly) for n in (1, 2, 4)],
-)
-@pytest.mark.parametrize(("inner", "outer"), PAIRS)
-def test_the_ledger_equals_the_model_on_two_axes(
-    inner: str, outer: str, outer_size: int, policies: list[Dtypes], names: tuple[str, ...]
-) -> None:
-    on_two_axes(inner, outer, outer_size, policies, names)
-
-
-@pytest.mark.parametrize("strategy", ["optim_grads", "optim_grads_params"])
-@pytest.mark.parametrize(
-    "allocation",
+    ("strategy", "meshes", "policies", "names"),
     [
-        AllocationConfig("max_pool", 3),
-        AllocationConfig("fixed_pool", 2),
-        AllocationConfig("fixed_pool", 2, persistent_fallback=True),
+        (("no_shard", "no_shard"), (1, 0), [BF16], UNEVEN),
+        (("no_shard", "no_shard"), (2, 0), [FP32], TOYS),
+        (("optim", "no_shard"), (2, 0), [FP32], UNEVEN),
+        (("optim_grads", "no_shard"), (4, 0), [BF16], UNEVEN),
+        (("optim_grads_params", "no_shard"), (4, 0), [BF16], TOYS),
+        *((pair, (2, 2), [BF16], UNEVEN) for pair in PAIRS),
+        *(
+            pytest.param((s, "no_shard"), (n, 0), POLICIES, TOYS, marks=pytest.mark.nightly)
+            for s in STRATEGIES
+            for n in GROUP_SIZES
+        ),
+        *(
+            pytest.param(pair, (WORLD // n, n), POLICIES, TOYS, marks=pytest.mark.nightly)
+            for pair in PAIRS
+            for n in (1, 2, 4)
+        ),
     ],
-    ids=lambda a: f"{a.allocator}-{a.persistent_fallback}",
+)
+def test_the_ledger_equals_the_model_to_the_byte(
+    strategy: tuple[str, str], meshes: tuple[int, int], policies: list[Dtypes], names: list[str]
+) -> None:
+    for name, dtypes in product(names, policies):
+        compare(name, strategy, meshes, dtypes)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "meshes", "allocation"),
+    [
+        (("optim_grads", "no_shard"), (2, 0), AllocationConfig("max_pool", 3)),
+        (("optim_grads_params", "no_shard"), (2, 0), AllocationConfig("fixed_pool", 2)),
+        (
+            *(("optim_grads_params", "no_shard"), (2, 0)),
+            AllocationConfig("fixed_pool", 2, persistent_fallback=True),
+        ),
+        # The pool of the outer reduction is counted too.
+        (("optim_grads_params", "no_shard"), (2, 2), AllocationConfig("max_pool", 2)),
+        (("optim_grads_params", "optim"), (2, 2), AllocationConfig("max_pool", 2)),
+    ],
 )
 def test_pools_are_counted_to_the_byte_from_the_start(
-    allocation: AllocationConfig, strategy: str
+    strategy: tuple[str, str], meshes: tuple[int, int], allocation: AllocationConfig
 ) -> None:
-    on_one_axis(strategy, 2, [BF16], ("unequal_units", "conv_linear"), allocation)
-
-
-@pytest.mark.parametrize("outer", ["no_shard", "optim"])
-def test_the_pool_of_the_outer_reduction_is_counted_too(outer: str) -> None:
-    pooled = AllocationConfig("max_pool", 2)
-    on_two_axes("optim_grads_params", outer, 2, [BF16], ["conv_linear"], pooled)
-
-
-@pytest.mark.parametrize("is_decoupled", [False, True])
-@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
-def test_decoupled_gradients_are_never_counted_as_cast(strategy: str, is_decoupled: bool) -> None:
-    """BF16 main gradients for FP32 main weights, which would be cast otherwise."""
-    coordinate = Coordinate(mesh(2).get_local_rank("dp"), 2)
-    policy = policy_of((B16, F32, B16, B16))
-    options = {"mixed_precision_policy": policy, "use_decoupled_grad": is_decoupled}
-    toy = shard("conv_linear", strategy, 2, B16, **options)
-    toy.run_cycle(1)
-    expected = memory_at_rest(
-        facts_of("conv_linear", B16),
-        parse_strategy(strategy, "no_shard"),
-        coordinate,
-        PolicyNames("float32", "bfloat16", "bfloat16", is_decoupled),
-        gradients_attached=True,
-    )
-    found = toy.model.ledger.bytes_by_category()
-    assert found == expected.bytes_by_category(), (found, expected)
-    assert ("cast gradient" in expected.bytes_by_line()) != is_decoupled, expected
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("group_size", GROUP_SIZES)
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_the_ledger_equals_the_model_in_every_dtype(strategy: str, group_size: int) -> None:
-    on_one_axis(strategy, group_size, POLICIES)
+    for name in ("unequal_units", "conv_linear"):
+        compare(name, strategy, meshes, BF16, allocation)

@@ -12,9 +12,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
-from oracle.cycles import Twins
-from oracle.models import TOYS, batch, build, loss
-from oracle.sharded import STRATEGIES
+from oracle.beside_torch import Pair
+from oracle.models import TOYS, batch, build
 
 pytestmark = pytest.mark.on_ranks
 
@@ -54,8 +53,6 @@ def root_mesh(name: str) -> DeviceMesh:
     root = init_device_mesh("cpu", shape.sizes, mesh_dim_names=shape.names)
     if shape.flattened:
         root[shape.flattened]._flatten(shape.shard)
-    if shape.outer:
-        root[shape.outer, *(shape.flattened or (shape.shard,))]._flatten("hybrid")
     return root
 
 
@@ -64,42 +61,32 @@ def arguments(name: str) -> dict[str, Any]:
     given = {"device_mesh": root, "dp_shard_dim": shape.shard, "tp_dim": shape.tensor}
     if shape.outer:
         given["dp_outer_dim"] = shape.outer
-        given["hybrid_fsdp_group"] = hybrid_group(name)
+        kept = (shape.outer, *(shape.flattened or (shape.shard,)))
+        given["hybrid_fsdp_group"] = root[kept]._flatten("hybrid").get_group()
     return {key: value for key, value in given.items() if value is not None}
 
 
-def hybrid_group(name: str) -> dist.ProcessGroup:
-    root = root_mesh(name)
-    kept = (SHAPES[name].outer, *(SHAPES[name].flattened or (SHAPES[name].shard,)))
-    return root[kept]._flatten("hybrid").get_group()
-
-
-def data_rank(name: str) -> tuple[int, int]:
-    """This rank among those that share its parameters, and their number; from the mesh alone."""
+def data_rank(name: str) -> int:
+    """This rank among those that share its parameters; from the mesh alone."""
     shape, root = SHAPES[name], root_mesh(name)
-    number, size = 0, 1
+    number = 0
     for dim in ((shape.outer,) if shape.outer else ()) + (shape.flattened or (shape.shard,)):
         number = number * root[dim].size() + root.get_local_rank(dim)
-        size *= root[dim].size()
-    return number, size
+    return number
 
 
-def inputs(rank: int, microbatch: int, cycle: int) -> torch.Tensor:
-    return batch(NAME, rank, microbatch, torch.float64, cycle)
-
-
-@pytest.mark.sample
 @pytest.mark.parametrize(
     ("name", "inner", "outer"),
     [
-        *((name, s, "no_shard") for name in SHAPES for s in ("no_shard", "optim_grads_params")),
-        *((name, s, "optim") for name in SHAPES if SHAPES[name].outer for s in STRATEGIES[1:]),
+        *((name, "optim_grads_params", "no_shard") for name in SHAPES),
+        ("outer2_dp1_cp2", "optim", "optim"),
+        ("outer2_dp2_cp1_tp1", "no_shard", "no_shard"),
+        ("pp1_outer2_dp2", "optim_grads", "optim"),
     ],
 )
 def test_only_the_named_dimensions_share_parameters_and_gradients(
     name: str, inner: str, outer: str
 ) -> None:
-    """Gradients of cycles are those of one process."""
     model = fully_shard_model(
         build(NAME, torch.float64),
         fsdp_unit_modules=list(TOYS[NAME].units),
@@ -109,8 +96,9 @@ def test_only_the_named_dimensions_share_parameters_and_gradients(
         sync_model_each_microbatch=False,
         **arguments(name),
     )
-    plain = build(NAME, torch.float64)
-    Twins(model, plain, loss, inputs, *data_rank(name)).compare_gradients()
+    pair = Pair(build(NAME, torch.float64), model, dist.group.WORLD)
+    pair.backward(*(batch(NAME, data_rank(name), j, torch.float64) for j in range(2)))
+    pair.compare_gradients()
 
 
 @pytest.mark.parametrize("where", [{}, {"dp_shard_dim": "dp_cp"}])

@@ -30,15 +30,6 @@ def least_padding(shape: tuple[int, ...], slices: int) -> float:
     return (-rows % slices) / rows
 
 
-@settings(max_examples=400)
-@given(SHAPES, SLICES)
-def test_the_cut_of_a_tensor_has_the_rows_of_every_slice(shapes, slices):
-    layout = build_layout(shapes, slices)
-    for index in range(len(shapes)):
-        held = [layout.local_rows(index, rank).rows for rank in range(slices)]
-        assert list(layout.cuts[index]) == held
-
-
 def test_cuts_ask_slices_that_hold_a_tensor_alone_and_once(monkeypatch):
     asked = []
     local_rows = Layout.local_rows
@@ -56,8 +47,9 @@ def test_the_ranks_rows_put_together_are_the_tensor(shapes, slices):
     layout = build_layout(shapes, slices)
     for index, shape in enumerate(shapes):
         next_row = 0
-        for rank in range(slices):
-            local = layout.local_rows(index, rank)
+        held = [layout.local_rows(index, rank) for rank in range(slices)]
+        assert list(layout.cuts[index]) == [local.rows for local in held]
+        for rank, local in enumerate(held):
             assert local.elements == local.rows * row_elements(shape)
             if local.rows:
                 assert local.first_row == next_row

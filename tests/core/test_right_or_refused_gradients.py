@@ -1,4 +1,4 @@
-"""Gradients that users hook, clip and scale."""
+"""Gradients that users hook, clip, scale and take over as `decoupled_grad`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,14 @@ import torch
 from torch import nn
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_
-from oracle.beside_torch import WAYS, Pair, beside, own_batch
+from oracle.beside_torch import WAYS, beside, own_batch
 from oracle.models import Chain, loss
+from oracle.reference import compare, expected_gradient
+from oracle.sharded import STRATEGIES, shard
 
 pytestmark = pytest.mark.on_ranks
 
-
-def backward(pair: Pair) -> None:
-    for module in pair.both:
-        loss(module(own_batch(1))).backward()
+TOY = "aligned_stack"
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
@@ -28,7 +27,7 @@ def test_hooks_of_before_sharding_run_on_the_gradient_of_the_rank(way: tuple[str
         return chain
 
     pair = beside(factory, way)
-    backward(pair)
+    pair.backward(own_batch(1))
     pair.compare_gradients()
 
 
@@ -48,10 +47,30 @@ def test_scaling_keeps_what_clipping_did(way: tuple[str, str]) -> None:
         pair.model.zero_grad()
 
 
-def test_a_gradient_of_nan_is_a_wrong_one() -> None:
-    """Of the comparison itself."""
-    pair = beside(Chain, WAYS[0])
-    backward(pair)
-    next(iter(pair.model.parameters())).grad.to_local().view(-1)[0] = torch.nan
-    with pytest.raises(AssertionError, match="off by inf"):
-        pair.compare_gradients()
+@pytest.mark.sample
+@pytest.mark.parametrize("main_grads", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_the_gradient_arrives_in_its_own_dtype_and_without_a_copy(
+    strategy: str, main_grads: torch.dtype
+) -> None:
+    """It is clipped there, and is gone once the next cycle has begun."""
+    policy = MixedPrecisionPolicy(torch.float32, main_grads, main_grads)
+    toy = shard(TOY, strategy, 2, mixed_precision_policy=policy, use_decoupled_grad=True)
+    resting = toy.model.ledger.bytes_by_category()
+    toy.run_cycle(2)
+    after = toy.model.ledger.bytes_by_category()
+    assert {k: v for k, v in after.items() if k != "gradients" and v != resting[k]} == {}
+    parameters = dict(toy.parameters())
+    assert all(p.grad is None for p in parameters.values())
+    shards = {name: p.decoupled_grad for name, p in parameters.items()}
+    assert {value.dtype for value in shards.values()} == {main_grads}
+    wanted = expected_gradient(TOY, 2, 2, torch.float32, 0)
+    tolerance = 1e-6 if main_grads is torch.float32 else 1e-2
+    compare(toy._joined(shards), wanted, tolerance)
+    total = torch.stack([value.norm() for value in wanted.values()]).norm()
+    norm = float(clip_grad_norm_(toy.model, 0.05))
+    assert norm == pytest.approx(float(total), rel=tolerance)
+    clipped = {name: value * 0.05 / norm for name, value in wanted.items()}
+    compare(toy._joined(shards), clipped, 2 * tolerance)
+    toy.model.zero_grad_buffer()
+    assert all(p.decoupled_grad is None for p in parameters.values())

@@ -1,18 +1,25 @@
-"""Modules used otherwise than by their own call, and gradients asked for by name."""
+"""Units that run more often on one rank, modules used past their call, gradients asked for."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import timedelta
+from functools import cache
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
 from mfsdp_core import fully_shard_model, fully_shard_optimizer
+from mfsdp_core.comm import point_to_point
 from mfsdp_core.errors import ConfigurationError, LifecycleError, UnitSelectionError
-from oracle.beside_torch import WAYS, beside, own_batch
+from oracle.beside_torch import WAYS, beside, near, own_batch
 from oracle.models import Chain
+from oracle.ranks import WORLD
+from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
 
@@ -110,3 +117,43 @@ def test_gradients_asked_for_by_the_name_of_a_shard_are_refused(way: Sequence[st
     model(own_batch(1)).square().sum().backward()
     optimizer.step()
     assert any(shard.grad is not None for shard in shards)
+
+
+@cache
+def impatient(_name: str) -> DeviceMesh:
+    """A mesh of two ranks on a group of its own, which breaks after three seconds of waiting."""
+    groups = [
+        dist.new_group([first, first + 1], timeout=timedelta(seconds=3))
+        for first in range(0, WORLD, 2)
+    ]
+    return DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu")
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("transport", ["point_to_point", "point_to_point without tags", "native"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_weights_of_different_units_never_mix(strategy: str, transport: str) -> None:
+    """Right up to the pass that one rank runs otherwise; in evaluation, where nothing reduces."""
+    with pytest.MonkeyPatch.context() as patch:
+        if transport.endswith("without tags"):  # as NCCL's messages
+            patch.setattr(point_to_point, "carries_tags", lambda _group: False)
+        pair = beside(
+            Chain,
+            (strategy, "storage_resize"),
+            device_mesh=impatient(transport),
+            transport=transport.partition(" ")[0],
+        )
+
+    def evaluate(seed: int, repeats: bool) -> None:
+        path = (0, 0, 1, 2) if repeats else (0, 1, 2)
+        wanted, found = (module(own_batch(seed), path) for module in pair.both)
+        near(f"{seed}", found, wanted)
+
+    with torch.no_grad():
+        evaluate(0, True)
+        evaluate(1, True)
+        if strategy == "optim_grads_params":
+            with pytest.raises(LifecycleError, match="run it equally often in a pass"):
+                evaluate(2, dist.get_rank() % 2 == 0)
+        else:
+            evaluate(2, dist.get_rank() % 2 == 0)

@@ -14,7 +14,7 @@ from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event
 from oracle.hybrid import hybrid
 from oracle.models import batch, loss
-from oracle.sharded import STRATEGIES, Sharded, shard
+from oracle.sharded import Sharded, shard
 
 pytestmark = pytest.mark.on_ranks
 
@@ -23,23 +23,8 @@ ALLOCATORS = ("temporary", "storage_resize", "fixed_pool", "max_pool")
 BF16_COMM = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 
 
-@pytest.mark.sample
-@pytest.mark.parametrize("policy", [None, BF16_COMM], ids=["fp32", "bf16_comm"])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_losses_and_weights_are_equal_to_the_last_bit_under_every_allocator(
-    strategy: str, policy: Any
-) -> None:
-    arguments = {} if policy is None else {"mixed_precision_policy": policy}
-    plain = shard(NAME, strategy, 2, **arguments).trained(3)
-    for allocator, slots in (*((name, 2) for name in ALLOCATORS), ("max_pool", 4)):
-        toy = shard(NAME, strategy, 2, allocator=allocator, pool_slots=slots, **arguments)
-        same(f"{allocator}, {slots} slots", toy.trained(3), plain)
-
-
-@pytest.mark.sample
-@pytest.mark.parametrize("is_hybrid", [False, True])
-@pytest.mark.parametrize("allocator", ["fixed_pool", "max_pool"])
-def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
+@pytest.mark.parametrize(("allocator", "is_hybrid"), [("fixed_pool", False), ("max_pool", True)])
+def test_slots_keep_their_addresses_over_steps_with_accumulation(
     allocator: str, is_hybrid: bool
 ) -> None:
     if is_hybrid:
@@ -69,7 +54,7 @@ def test_slots_keep_their_addresses_over_8_steps_with_accumulation(
             seen.setdefault(event.bucket, set()).add(data.data_ptr())
 
     toy.model.events.subscribe(follow)
-    toy.trained(8)
+    toy.trained(4)
     assert found
     assert any(seen.values())
     assert all(one == start for one in found)
@@ -140,9 +125,11 @@ def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names() -> None
         ({"prefetch_budget_bytes": 1 << 20}, 6),
         ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool", "pool_slots": 3}, 3),
         ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool"}, 2),
+        ({"allocator": "temporary"}, 2),
+        ({"allocator": "fixed_pool"}, 2),
     ],
 )
-def test_order_and_budget_of_prefetching_change_memory_and_no_bit(
+def test_allocators_order_and_budget_of_prefetching_change_memory_and_no_bit(
     arguments: dict[str, Any], most: int
 ) -> None:
     """most: units resident at once."""

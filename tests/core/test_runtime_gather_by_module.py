@@ -2,25 +2,187 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from conformance.judging import same
-from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
-from oracle.beside_torch import beside, near
-from oracle.by_module import UNITS, WIDTH, Model, Reader, Table, inputs, sharded
+from oracle.beside_torch import Pair, beside
 from oracle.models import TOYS
 from oracle.ranks import mesh
 from oracle.sharded import STRATEGIES, shard
 
+pytestmark = pytest.mark.on_ranks
+
+WIDTH = 8
+
+
+class Part(nn.Module):
+    """A unit of three modules, not registered as they run; `style` says how they are used."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.second = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.first = nn.Linear(WIDTH, WIDTH)
+        self.scales = nn.ParameterList([torch.ones(WIDTH), torch.full((WIDTH,), 0.5)])
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x * self.scales[0]
+        if self.style == "recomputed":
+            x = x + checkpoint(self.first, x, use_reentrant=False)
+            return x + checkpoint(self.second, x, use_reentrant=True) * self.scales[1]
+        return x + self.second(torch.tanh(self.first(x))) * self.scales[1]
+
+
+class Attention(nn.Module):
+    """A unit whose attention reads the weight of its output projection without calling it."""
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)[None]
+        out: Tensor = self.attention(x, x, x, need_weights=False)[0]
+        return out[0]
+
+
+class Reader(nn.Module):
+    """A unit with a module that reads what another one holds, and says so."""
+
+    class Fused(nn.Module):
+        reads_child_weights = True
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return F.linear(x, self.inner.weight, self.inner.bias)
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.fused = self.Fused()
+        self.after = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.after(torch.tanh(self.fused(x)))
+        return out
+
+
+class Gate(nn.Module):
+    """Returns its own weight, or a view of it."""
+
+    def __init__(self, *, view: bool) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.linspace(0.5, 1.5, WIDTH * WIDTH).view(WIDTH, WIDTH))
+        self.view = view
+
+    def forward(self) -> Tensor:
+        return self.w.T if self.view else self.w
+
+
+class Gated(nn.Module):
+    """A unit that multiplies with what its modules return."""
+
+    def __init__(self, style: str) -> None:
+        super().__init__()
+        self.plain, self.turned = Gate(view=False), Gate(view=True)
+        self.last = nn.Linear(WIDTH, WIDTH)
+        self.style = style
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.last(torch.tanh(x @ self.plain()) @ self.turned())
+        return out
+
+
+class Table(nn.Module):
+    """A unit that is recomputed with a module that takes no tensor."""
+
+    class Bias(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.ones(WIDTH))
+
+        def forward(self) -> Tensor:
+            return self.w * 1.5
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.bias = self.Bias()
+        self.linear = nn.Linear(WIDTH, WIDTH)
+
+    def run(self, x: Tensor) -> Tensor:
+        out: Tensor = torch.tanh(self.linear(x)) + self.bias()
+        return out
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = checkpoint(self.run, x, use_reentrant=True)
+        return out
+
+
+class Model(nn.Module):
+    """Three units between two linears of the root."""
+
+    def __init__(self, unit: Callable[[str], nn.Module], style: str) -> None:
+        super().__init__()
+        self.before = nn.Linear(WIDTH, WIDTH)
+        self.units = nn.ModuleList(unit(style) for _ in range(3))
+        self.behind = nn.Linear(WIDTH, 1)
+        self.style = style
+
+    def forward(self, x: Tensor, path: tuple[int, ...] = (0, 1, 2)) -> Tensor:
+        """path: of the units that run."""
+        x = self.before(x)
+        for index in path:
+            unit: Any = self.units[index]
+            if self.style == "outside" and index == 1:
+                # Modules of the second unit, which does not run itself.
+                x = x + unit.second(torch.tanh(unit.first(x)))
+            else:
+                x = unit(x)
+        out: Tensor = self.behind(x)
+        return out
+
+
+UNITS: dict[str, Callable[[str], nn.Module]] = {
+    "part": Part,
+    "attention": Attention,
+    "reader": Reader,
+    "gated": Gated,
+    "table": Table,
+}
+
+
+def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> Pair:
+    """The model in plain torch, and gathered by module over two ranks."""
+    return beside(
+        lambda: Model(UNITS[unit], style),
+        (strategy, arguments.pop("allocator", "storage_resize")),
+        units=[UNITS[unit]],  # type: ignore[list-item]
+        enable_fine_grained_param_gather=True,
+        pool_slots=2,
+        **arguments,
+    )
+
+
+def inputs(rank: int, cycle: int) -> Tensor:
+    seed = torch.Generator().manual_seed(10 * cycle + rank)
+    return torch.randn(3, WIDTH, dtype=torch.float64, generator=seed)
+
 
 @pytest.mark.sample
-@pytest.mark.on_ranks
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize(
     ("unit", "style", "arguments"),
@@ -50,7 +212,6 @@ def test_gradients_equal_those_of_one_process(
         pair.zero_grad()
 
 
-@pytest.mark.on_ranks
 @pytest.mark.parametrize("are_named", [True, False])
 def test_upstreams_list_names_the_modules_that_read_weights_inside_of_them(
     are_named: bool,
@@ -68,20 +229,15 @@ def test_upstreams_list_names_the_modules_that_read_weights_inside_of_them(
         enable_fine_grained_param_gather_hook=True,
         fine_grained_recurse_module_types=[Reader.Fused] if are_named else [],
     )
-    x = inputs(0, 0)
-    if not are_named:
-        with pytest.raises(LifecycleError, match="used while its unit was not running"):
-            model(x)
+    pair = Pair(plain, model, dist.group.WORLD)
+    if are_named:
+        pair.backward(inputs(0, 0))
+        pair.compare_gradients()
         return
-    plain(x).square().sum().backward()
-    model(x).square().sum().backward()
-    model.finish_grad_sync()
-    wanted = dict(plain.named_parameters())
-    for name, p in made.named_parameters():
-        near(name, gather_full(p.grad), wanted[name].grad)
+    with pytest.raises(LifecycleError, match="used while its unit was not running"):
+        model(inputs(0, 0))
 
 
-@pytest.mark.on_ranks
 def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit() -> None:
     peaks = {}
     for by_module in (True, False):
@@ -98,61 +254,27 @@ def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit() -> None
     assert peaks[True] <= peaks[False], peaks
 
 
-class Skipping(nn.Module):
-    """Units that a rank may leave out; modules run in another order than they are registered."""
-
-    class Unit(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.third, self.first, self.second = (nn.Linear(WIDTH, WIDTH) for _ in range(3))
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = torch.tanh(self.second(torch.tanh(self.first(x))))
-            out: Tensor = self.third(x)
-            return out
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.units = nn.ModuleList(self.Unit() for _ in range(3))
-
-    def forward(self, x: Tensor, path: tuple[int, ...]) -> Tensor:
-        for index in path:
-            x = x + self.units[index](x)
-        return x.square().sum()
-
-
-@pytest.mark.on_ranks
 @pytest.mark.parametrize("prefetch", [True, False])
 def test_ranks_that_skip_units_gather_their_buckets_in_the_order_of_those_that_run_them(
     prefetch: bool,
 ) -> None:
     """The first cycle, which all ranks run whole, records the order."""
-    pair = beside(
-        Skipping,
-        ("optim_grads_params", "storage_resize"),
-        units=[Skipping.Unit],
+    pair = sharded(
+        "part",
+        "plain",
+        "optim_grads_params",
         overlap_param_gather=prefetch,
         disable_bucketing=True,
-        enable_fine_grained_param_gather=True,
         unused_parameters="zero",
     )
     own = mesh(2).get_local_rank("dp")
     for cycle, paths in enumerate([((0, 1, 2),) * 2, ((0, 2), (0, 1, 2)), ((1, 2), (0,))]):
         for module in pair.both:
-            module(inputs(own, cycle), paths[own]).backward()
+            module(inputs(own, cycle), paths[own]).square().sum().backward()
         pair.compare_gradients()
         pair.zero_grad()
 
 
-@pytest.mark.on_ranks
-@pytest.mark.parametrize("unit", list(UNITS))
-def test_a_complete_pass_records_the_order_of_modules(unit: str) -> None:
-    model = sharded(unit, "plain", "optim_grads_params", disable_bucketing=True).model
-    model(inputs(0, 0))
-    assert model._context.gathering._order._recorded
-
-
-@pytest.mark.on_ranks
 def test_weights_that_leave_a_module_called_without_its_unit_are_refused() -> None:
     model = sharded("gated", "plain", "optim_grads_params").model
     with pytest.raises(LifecycleError, match=r"Gate of unit units\.0"):
@@ -160,7 +282,6 @@ def test_weights_that_leave_a_module_called_without_its_unit_are_refused() -> No
 
 
 @pytest.mark.sample
-@pytest.mark.on_ranks
 @pytest.mark.parametrize("bucketing", [True, False])
 @pytest.mark.parametrize("name", [*TOYS])
 def test_gradients_of_unusual_models_equal_the_reference(name: str, bucketing: bool) -> None:
@@ -198,7 +319,6 @@ def story(style: str, **arguments: Any) -> list[str]:
     return [one for one in said if " 0." in one or " 1." in one]
 
 
-@pytest.mark.on_ranks
 def test_a_bucket_is_gathered_when_its_module_runs_and_released_with_its_unit() -> None:
     said = story("plain", overlap_param_gather=False)
     same(
@@ -218,7 +338,6 @@ def test_a_bucket_is_gathered_when_its_module_runs_and_released_with_its_unit() 
     same("its releases", sorted(said[7:12]), [f"release 0.{name}" for name in names])
 
 
-@pytest.mark.on_ranks
 def test_the_next_module_is_gathered_ahead_and_no_further() -> None:
     own = [one for one in story("plain") if not one.startswith("materialise")]
     start = own.index("run 0.first")
@@ -227,7 +346,6 @@ def test_the_next_module_is_gathered_ahead_and_no_further() -> None:
     same("behind the first module", own[start + 1 : start + 4], ahead)
 
 
-@pytest.mark.on_ranks
 def test_a_module_called_without_its_unit_is_gathered_alone_and_released_after() -> None:
     said = story("outside", overlap_param_gather=False)
     same(
@@ -246,7 +364,6 @@ def test_a_module_called_without_its_unit_is_gathered_alone_and_released_after()
     )
 
 
-@pytest.mark.on_ranks
 def test_a_backward_pass_gathers_nothing_that_was_not_gathered_ahead() -> None:
     model = sharded("part", "plain", "optim_grads_params", disable_bucketing=True).model
     names = {b.name: b.parameters[0].removeprefix("units.") for b in model.buckets()}
@@ -262,7 +379,6 @@ def test_a_backward_pass_gathers_nothing_that_was_not_gathered_ahead() -> None:
     assert set(gathered) <= ahead, sorted(set(gathered) - ahead)
 
 
-@pytest.mark.on_ranks
 @pytest.mark.parametrize("style", ["plain", "outside", "recomputed"])
 def test_nothing_stays_gathered_after_a_step(style: str) -> None:
     model = sharded("part", style, "optim_grads_params", disable_bucketing=True).model
@@ -273,7 +389,6 @@ def test_nothing_stays_gathered_after_a_step(style: str) -> None:
         same("bytes", model.ledger.bytes_by_category()["compute_weights"], at_rest)
 
 
-@pytest.mark.on_ranks
 def test_a_pass_that_raises_leaves_nothing_open() -> None:
     pair = sharded("part", "plain", "optim_grads_params", disable_bucketing=True)
     second = pair.model.module.units[1].second

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -16,7 +16,6 @@ from conformance.judging import same
 from mfsdp_core import MixedPrecisionPolicy, fully_shard, fully_shard_model, gather_full
 from mfsdp_core.errors import ConfigurationError
 from oracle.ranks import mesh, on_two_axes
-from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
 
@@ -76,19 +75,23 @@ def meta(module: Callable[[], nn.Module]) -> nn.Module:
         return module()
 
 
-def sharded(module: nn.Module, strategy: str, outer: str | None = None, **arguments: Any) -> Any:
+def sharded(
+    module: nn.Module,
+    strategy: str = "optim_grads_params",
+    outer: str | None = None,
+    units: Sequence[type[nn.Module]] = (),
+) -> Any:
     where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
     if outer is not None:
         where = on_two_axes(outer)
     torch.manual_seed(3)
     return fully_shard_model(
         module,
-        fsdp_unit_modules=[Layer],
+        fsdp_unit_modules=list(units) or None,
         zero_dp_strategy=strategy,
         init_model_with_meta_device=True,
         mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
         **where,
-        **arguments,
     )
 
 
@@ -139,15 +142,15 @@ class Rounded(nn.Linear):
         weight.clear_high_precision_init_val = lambda: vars(weight).clear()
 
 
-LAYOUTS = [*((strategy, None) for strategy in STRATEGIES[1:]), ("optim_grads_params", "optim")]
-
-
-@pytest.mark.parametrize(("strategy", "outer"), LAYOUTS)
+@pytest.mark.parametrize(
+    ("strategy", "outer"),
+    [("optim", None), ("optim_grads", None), ("optim_grads_params", "optim")],
+)
 def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
     strategy: str, outer: str | None
 ) -> None:
     """Buffers, attributes, ties and an output as well."""
-    wanted, model = eager(), sharded(meta(Model), strategy, outer)
+    wanted, model = eager(), sharded(meta(Model), strategy, outer, [Layer])
     values = {**dict(wanted.named_parameters()), **dict(wanted.named_buffers())}
     found = {**dict(model.module.named_parameters()), **dict(model.module.named_buffers())}
     assert found.keys() == values.keys()
@@ -162,21 +165,14 @@ def test_weights_equal_those_of_eager_initialisation_under_the_same_seed(
     assert model.module.output.weight is model.module.embedding.weight
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES[1:])
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
 def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(strategy: str) -> None:
     """A forward pass reads them rounded, and what was kept is let go.
 
     Beside a parameter of the same bucket that has kept nothing.
     """
     module = meta(lambda: nn.Sequential(Rounded(8, 8, False), nn.Linear(8, 1, False)).bfloat16())
-    model = fully_shard_model(
-        module,
-        device_mesh=mesh(4),
-        dp_shard_dim="dp",
-        zero_dp_strategy=strategy,
-        init_model_with_meta_device=True,
-        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
-    )
+    model = sharded(module, strategy)
     first, last = (gather_full(layer.weight).detach() for layer in model.module)
     drawn, ones = torch.arange(64).view(8, 8) / 3, torch.eye(8, dtype=torch.bfloat16)
     same("main weights", first, drawn)
@@ -187,10 +183,7 @@ def test_main_weights_begin_with_what_a_rounded_parameter_has_kept(strategy: str
 
 
 def test_weights_are_reset_by_a_method_of_either_name() -> None:
-    model = fully_shard_model(
-        meta(Private), device_mesh=mesh(4), dp_shard_dim="dp", init_model_with_meta_device=True
-    )
-    (weight,) = model.parameters()
+    (weight,) = sharded(meta(Private)).parameters()
     same("weight", gather_full(weight.detach()), torch.full((3,), 4.0))
 
 
@@ -213,14 +206,7 @@ def test_the_whole_model_is_never_in_memory() -> None:
     module = meta(lambda: nn.Sequential(*(Watched(64, 64) for _ in range(8))))
     whole = sum(p.numel() * p.element_size() for p in module.parameters())
     Watched.model, Watched.seen = module, []
-    fully_shard_model(
-        module,
-        device_mesh=mesh(4),
-        dp_shard_dim="dp",
-        fsdp_unit_modules=[Watched],
-        init_model_with_meta_device=True,
-        mixed_precision_policy=MixedPrecisionPolicy(torch.float32),
-    )
+    sharded(module, units=[Watched])
     assert len(Watched.seen) == 8
     # One unit, and shards of those that are finished.
     assert max(Watched.seen) <= whole / 8 + whole / 4, Watched.seen

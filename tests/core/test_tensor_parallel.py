@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+import torch.distributed as dist
+from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
@@ -17,19 +20,17 @@ from mfsdp_core import (
     MixedPrecisionPolicy,
     clip_grad_norm_,
     fully_shard_model,
+    fully_shard_optimizer,
     gather_full,
+    load_checkpoint,
+    save_checkpoint,
 )
-from oracle.cycles import Twins, named
-from oracle.ranks import WORLD
-from oracle.sharded import STRATEGIES
-from oracle.tensor_parallel import (
-    VARIANTS,
-    TpBlock,
-    build_parallel,
-    build_twin,
-    tokens_of,
-    tp_loss,
-)
+from oracle.beside_torch import Pair
+from oracle.checkpoints import different, whole
+from oracle.cycles import named
+from oracle.models import loss
+from oracle.ranks import WORLD, mesh
+from oracle.tensor_parallel import TpBlock, build_parallel, build_twin, tokens_of
 
 pytestmark = pytest.mark.on_ranks
 
@@ -57,7 +58,7 @@ def arguments(shape: str) -> dict[str, Any]:
     return given
 
 
-def twins(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Twins:
+def pair(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Pair:
     root = root_mesh(shape)
     model = fully_shard_model(
         build_parallel(root["tp"], variant),
@@ -68,26 +69,14 @@ def twins(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Twin
         sync_model_each_microbatch=False,
         **arguments(shape),
     )
-    outer_size, inner_size, _ = SHAPES[shape]
-    rank = root.get_local_rank("inner")
-    rank += root.get_local_rank("outer") * inner_size if outer_size else 0
-    ranks = max(outer_size, 1) * inner_size
-    return Twins(model, build_twin(), tp_loss, tokens_of, rank, ranks)
+    return Pair(build_twin(), model, dist.group.WORLD)
 
 
-@pytest.mark.parametrize(
-    ("shape", "variant", "inner", "outer"),
-    [
-        *(("dp2_tp2", VARIANTS[i % 2], s, "no_shard") for i, s in enumerate(STRATEGIES)),
-        *((one, "plain", s, "no_shard") for one in ("dp4_tp1", "tp2") for s in STRATEGIES[::3]),
-        *(("outer2_tp2", "sequence", s, "no_shard") for s in ("no_shard", "optim_grads")),
-        *(("outer2_tp2", "sequence", s, "optim") for s in STRATEGIES[1:]),
-    ],
-)
-def test_gradients_beside_tensor_parallelism_equal_one_process(
-    shape: str, variant: str, inner: str, outer: str
-) -> None:
-    twins(shape, variant, inner, outer).compare_gradients()
+def own_batch(shape: str, microbatch: int, cycle: int) -> Tensor:
+    """Of this data-parallel rank."""
+    root = root_mesh(shape)
+    outer = root.get_local_rank("outer") if "outer" in root.mesh_dim_names else 0
+    return tokens_of(root.get_local_rank("inner") + 2 * outer, microbatch, cycle)
 
 
 @pytest.mark.parametrize(
@@ -95,22 +84,25 @@ def test_gradients_beside_tensor_parallelism_equal_one_process(
     [
         ("dp2_tp2", "sequence", "no_shard", "no_shard", {"foreach": False}),
         ("dp2_tp2", "plain", "optim", "no_shard", {"foreach": False}),
-        ("dp2_tp2", "sequence", "optim_grads_params", "no_shard", {"foreach": False}),
-        ("outer2_tp2", "plain", "optim_grads_params", "optim", {"foreach": False}),
+        ("dp2_tp2", "sequence", "optim_grads", "no_shard", {"foreach": False}),
         # One mesh for all dense parameters.
         ("dp2_tp2", "plain", "optim_grads_params", "no_shard", {"foreach": True}),
+        ("dp4_tp1", "plain", "optim_grads_params", "no_shard", {"foreach": False}),
+        ("tp2", "plain", "optim_grads_params", "no_shard", {"foreach": False}),
+        ("outer2_tp2", "sequence", "no_shard", "no_shard", {"foreach": False}),
+        ("outer2_tp2", "sequence", "optim_grads_params", "optim", {"foreach": False}),
     ],
 )
-def test_three_clipped_steps_beside_tensor_parallelism_equal_one_process(
+def test_clipped_steps_and_gradients_beside_tensor_parallelism_equal_one_process(
     shape: str, variant: str, inner: str, outer: str, options: dict[str, bool]
 ) -> None:
-    twins(shape, variant, inner, outer).compare_training(**options)
+    pair(shape, variant, inner, outer).compare_training(partial(own_batch, shape), **options)
 
 
 @pytest.mark.parametrize("inner", ["optim", "optim_grads_params"])
 def test_modules_see_tensor_parallel_weights_while_they_run_and_shards_at_rest(inner: str) -> None:
-    both = twins("dp2_tp2", "plain", inner)
-    block = both.model.module.blocks[0]
+    model = pair("dp2_tp2", "plain", inner).model
+    block = model.module.blocks[0]
     running: list[list[str]] = []
 
     def seen() -> list[str]:
@@ -120,7 +112,7 @@ def test_modules_see_tensor_parallel_weights_while_they_run_and_shards_at_rest(i
         ]
 
     block.down.register_forward_pre_hook(lambda *_: running.append(seen()))
-    both.run(1, 0)
+    model(tokens_of(0, 0))
     wanted = [
         "Parameter () (6,)",
         "DTensor (Shard(dim=0),) (10, 6)",
@@ -154,15 +146,14 @@ def test_placements_say_what_torch_means_by_them(outer: str, dim: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "inner", "outer"),
     [
-        *(("dp2_tp2", inner, "no_shard") for inner in STRATEGIES),
-        ("outer2_tp2", "optim_grads_params", "no_shard"),
+        *(("dp2_tp2", inner, "no_shard") for inner in ("no_shard", "optim_grads_params")),
         ("outer2_tp2", "optim_grads_params", "optim"),
     ],
 )
 def test_torch_takes_whole_state_and_statistics_of_tensor_parallel_shards(
     shape: str, inner: str, outer: str
 ) -> None:
-    model = twins(shape, "sequence", inner, outer).model
+    model = pair(shape, "sequence", inner, outer).model
     found = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
     shards = dict(named(model))
     for name, value in build_twin().state_dict().items():
@@ -172,11 +163,10 @@ def test_torch_takes_whole_state_and_statistics_of_tensor_parallel_shards(
         same(f"largest of {name}", shard.max().full_tensor(), value.max())
 
 
-@pytest.mark.parametrize("is_whole", [True, False])
-@pytest.mark.parametrize("inner", ["no_shard", "optim_grads_params"])
+@pytest.mark.parametrize(("inner", "is_whole"), [("no_shard", False), ("optim_grads_params", True)])
 def test_whole_tensors_and_tensor_parallel_ones_can_be_loaded(inner: str, is_whole: bool) -> None:
     """The latter are the DTensors of the model before sharding."""
-    model = twins("dp2_tp2", "sequence", inner).model
+    model = pair("dp2_tp2", "sequence", inner).model
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.to_local().zero_()
@@ -210,3 +200,28 @@ def test_parameters_cut_by_hand_count_once_and_gather_whole() -> None:
         parameter.grad = parameter.detach().clone()
     norm = float(clip_grad_norm_(list(model.parameters()), float("inf")))
     assert norm / float(whole.norm()) == pytest.approx(3**0.5)
+
+
+def test_r15_checkpoints_cross_tensor_parallelism(tmp_path: Path) -> None:
+    """Saved with tensor parallelism, loaded without, saved, loaded with."""
+    trained = []
+    for seed, shape in enumerate(("dp2_tp2", "", "dp2_tp2")):
+        where = arguments(shape) if shape else {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+        axis = where["device_mesh"]["tp"] if shape else None
+        model: Any = fully_shard_model(
+            build_twin() if axis is None else build_parallel(axis, "sequence"),
+            fsdp_unit_modules=[TpBlock],
+            mixed_precision_policy=MixedPrecisionPolicy(torch.float64),
+            **where,
+        )
+        optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.01))
+        loss(model(tokens_of(0, seed))).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        trained.append((model, optimizer))
+    expected = whole(*trained[0])
+    for source, target in pairwise(trained):
+        folder = tmp_path / str(trained.index(source))
+        save_checkpoint(folder, *source)
+        load_checkpoint(folder, *target)
+        assert different(whole(*target), expected) == []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,77 +11,41 @@ from torch import nn
 import mfsdp_core
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import beside, near, own_batch
-from oracle.models import TOYS, Chain, batch, build, loss
+from oracle.models import Chain, loss
 from oracle.ranks import mesh, on_two_axes
-from oracle.reference import compare
-from oracle.sharded import STRATEGIES, Sharded
+from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
 
-NAME, RANKS, STEPS = "linear_stack", 2, 4
-
-
-def sharded(
-    strategy: str, make_optimizer: Callable[[Any], torch.optim.Optimizer], **arguments: Any
-) -> tuple[Sharded, Any]:
-    """The toy model through `fully_shard`, as a user's training script has it."""
-    module = build(NAME, torch.float64)
-    model, optimizer = mfsdp_core.fully_shard(
-        module,
-        make_optimizer(module.parameters()),
-        device_mesh=mesh(RANKS),
-        dp_shard_dim="dp",
-        fsdp_unit_modules=list(TOYS[NAME].units),
-        zero_dp_strategy=strategy,
-        mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(main_params_dtype=torch.float64),
-        **arguments,
-    )
-    return Sharded(NAME, RANKS, torch.float64, model), optimizer
-
-
-def plain() -> tuple[nn.Module, Callable[[int], torch.Tensor]]:
-    """The same model in one process, and its loss over the batches of all ranks."""
-    model = build(NAME, torch.float64)
-
-    def mean_loss(cycle: int) -> torch.Tensor:
-        values = [loss(model(batch(NAME, r, 0, torch.float64, cycle))) for r in range(RANKS)]
-        return sum(values, torch.zeros((), dtype=torch.float64)) / RANKS
-
-    return model, mean_loss
-
 
 @pytest.mark.parametrize(
-    ("strategy", "fused"), [(name, index % 2 == 1) for index, name in enumerate(STRATEGIES)]
+    ("strategy", "fused"), [("no_shard", False), ("optim", True), ("optim_grads_params", False)]
 )
 def test_a_gradient_scaler_skips_on_all_ranks_what_overflows_on_one(
     strategy: str, fused: bool
 ) -> None:
     """In step 1."""
-    make = lambda p: torch.optim.AdamW(p, lr=0.01, fused=fused)  # noqa: E731
-    toy, optimizer = sharded(strategy, make)
-    model, mean_loss = plain()
-    reference = make(model.parameters())
-    scaler, reference_scaler = (
-        torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)
-    )
-    for step in range(STEPS):
-        overflow = float("inf") if step == 1 else 1.0
-        mine = overflow if mesh(RANKS).get_local_rank("dp") == 1 else 1.0
-        optimizer.zero_grad()
-        scaler.scale(toy.forward(cycle=step) * mine).backward()
-        scaler.unscale_(optimizer)
-        mfsdp_core.clip_grad_norm_(toy.model, 0.5)
-        scaler.step(optimizer)
-        scaler.update()
-        reference.zero_grad()
-        reference_scaler.scale(mean_loss(step) * overflow).backward()
-        reference_scaler.unscale_(reference)
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        reference_scaler.step(reference)
-        reference_scaler.update()
-        assert scaler.get_scale() == reference_scaler.get_scale(), step
-    wanted = {name: p.detach() for name, p in model.named_parameters()}
-    compare(toy.full_parameters(), wanted)
+    pair = beside(Chain, (strategy, "storage_resize"))
+    optimizers = [torch.optim.AdamW(m.parameters(), lr=0.01, fused=fused) for m in pair.both]
+    mfsdp_core.fully_shard_optimizer(optimizers[1])
+    scalers = [torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2) for _ in range(2)]
+    is_second = mesh(2).get_local_rank("dp") == 1
+    for step in range(4):
+        overflow = float("inf") if step == 1 and is_second else 1.0
+        for module, optimizer, scaler in zip(pair.both, optimizers, scalers, strict=True):
+            optimizer.zero_grad()
+            scaler.scale(loss(module(own_batch(step))) * overflow).backward()
+        pair.average()
+        for module, optimizer, scaler in zip(pair.both, optimizers, scalers, strict=True):
+            scaler.unscale_(optimizer)
+            if module is pair.model:
+                mfsdp_core.clip_grad_norm_(module, 0.5)
+            else:
+                nn.utils.clip_grad_norm_(module.parameters(), 0.5)
+            scaler.step(optimizer)
+            scaler.update()
+        assert scalers[0].get_scale() == scalers[1].get_scale(), step
+    pair.compare_weights()
 
 
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])

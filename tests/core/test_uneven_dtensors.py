@@ -50,16 +50,18 @@ def placed(name: str, dtype: torch.dtype) -> tuple[Tensor, DTensor]:
     return whole, distribute_tensor(whole, two_axes()[0], PLACED[name])
 
 
-@pytest.mark.parametrize("name", [*CUT, *PLACED])
-def test_wholes_and_parts_are_those_of_torch(name: str) -> None:
-    for dtype in (torch.float64, torch.bfloat16, torch.int64):
-        whole, dtensor = (by_hand if name in CUT else placed)(name, dtype)
-        same("whole", uneven_dtensor_to_full_tensor(dtensor), whole)
-        for dim in range(whole.ndim):
-            for sections in (2, [1, whole.shape[dim] - 1]):
-                parts = split_dtensor(dtensor, sections, dim, True)
-                found = [uneven_dtensor_to_full_tensor(part) for part in parts]
-                same(f"split {sections} of dim {dim}", found, whole.split(sections, dim))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    list(zip([*CUT, *PLACED], 2 * [torch.float64, torch.bfloat16, torch.int64], strict=True)),
+)
+def test_wholes_and_parts_are_those_of_torch(name: str, dtype: torch.dtype) -> None:
+    whole, dtensor = (by_hand if name in CUT else placed)(name, dtype)
+    same("whole", uneven_dtensor_to_full_tensor(dtensor), whole)
+    for dim in range(whole.ndim):
+        for sections in (2, [1, whole.shape[dim] - 1]):
+            parts = split_dtensor(dtensor, sections, dim, True)
+            found = [uneven_dtensor_to_full_tensor(part) for part in parts]
+            same(f"split {sections} of dim {dim}", found, whole.split(sections, dim))
 
 
 def split_into_four(tensor: DTensor) -> list[DTensor]:

@@ -1,45 +1,67 @@
-"""Programs as users write them, beside the same program in plain torch on all ranks' data."""
+"""Programs as users and frameworks write them: as in plain torch, or refused in words."""
 
 from __future__ import annotations
 
 import copy
 import importlib.util
+import os
 import warnings
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import mfsdp_core
-from oracle.cycles import gathered, named
-from oracle.llama import llama
+from conformance.judging import same
+from mfsdp_core.errors import LifecycleError, MfsdpError
+from oracle.beside_torch import Pair, beside
+from oracle.models import Chain
 from oracle.ranks import mesh
 from oracle.reference import compare
 
 pytestmark = pytest.mark.on_ranks
 
 RANKS = 4
-
-
-def compare_weights(model: nn.Module, plain: nn.Module, relative: float) -> None:
-    wanted = {name: p.detach() for name, p in plain.named_parameters()}
-    compare(gathered({name: p.detach() for name, p in named(model)}), wanted, relative)
-
-
-@pytest.mark.sample
-@pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None,
-    reason="transformers is not installed (pip install -e '.[dev]')",
+with_transformers = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("transformers", "safetensors"))),
+    reason="transformers or safetensors is not installed (pip install -e '.[dev]')",
 )
+
+
+def llama(tied: bool) -> Any:
+    """Two layers, from a config; equal weights on all ranks."""
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(5)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            tie_word_embeddings=tied,
+            bos_token_id=0,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    )
+
+
+@with_transformers
 @pytest.mark.parametrize(
-    ("tied", "recompute"),
-    [(False, None), (True, None), (True, "reentrant"), (False, "non-reentrant")],
+    ("tied", "recompute"), [(True, "reentrant"), (False, "non-reentrant"), (False, None)]
 )
 def test_a_llama_of_transformers_trains_and_generates(tied: bool, recompute: str | None) -> None:
     """Three AdamW steps and a generation."""
-    ranks = 2
-    axes = mesh(ranks)  # the others need not load transformers
+    axes = mesh(2)  # the others need not load transformers
     warnings.simplefilter("ignore")  # what other packages say about themselves
     plain, module = llama(tied), llama(tied)
     for one in (plain, module):
@@ -56,21 +78,17 @@ def test_a_llama_of_transformers_trains_and_generates(tied: bool, recompute: str
         fsdp_unit_modules=["transformers.models.llama.modeling_llama.LlamaDecoderLayer"],
         zero_dp_strategy="optim_grads_params",
     )
-    losses = []
+    pair = Pair(plain, model)
     for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        tokens = torch.randint(1, 61, (ranks, 9), generator=generator)
-        mine = tokens[dist.get_rank()][None]
-        optimizer.zero_grad()
-        model(input_ids=mine, labels=mine).loss.backward()
+        generator = torch.Generator().manual_seed(2 * step + dist.get_rank())
+        mine = torch.randint(1, 61, (1, 9), generator=generator)
+        pair.zero_grad()
+        for one in pair.both:
+            one(input_ids=mine, labels=mine).loss.backward()
+        pair.average()
         optimizer.step()
-        reference.zero_grad()
-        value = sum(plain(input_ids=row[None], labels=row[None]).loss for row in tokens) / ranks
-        value.backward()
-        losses.append(float(value.detach()))
         reference.step()
-    assert losses[-1] < losses[0] + 1, losses
-    compare_weights(model, plain, 1e-4)
+    pair.compare_weights(1e-4)
     prompt = torch.tensor([[3, 1, 4, 1, 5]])
     texts = [
         one.eval().generate(prompt, max_new_tokens=6, do_sample=False)
@@ -100,14 +118,12 @@ class ConvNet(nn.Module):
 
 
 def images(step: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """[ranks, batch, ...] inputs and labels, equal on all ranks."""
-    generator = torch.Generator().manual_seed(step)
-    values = torch.randn(RANKS, 4, 3, 8, 8, generator=generator)
-    return values, torch.randint(4, (RANKS, 4), generator=generator)
+    """[batch, ...] inputs and labels of this rank."""
+    generator = torch.Generator().manual_seed(RANKS * step + dist.get_rank())
+    return torch.randn(4, 3, 8, 8, generator=generator), torch.randint(4, (4,), generator=generator)
 
 
-@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
-def test_a_convolutional_network_with_batch_norm_trains(strategy: str) -> None:
+def test_a_convolutional_network_with_batch_norm_trains() -> None:
     """SGD with momentum; each rank has statistics of its own batches, as under DDP."""
     torch.manual_seed(9)
     plain = ConvNet()
@@ -121,34 +137,28 @@ def test_a_convolutional_network_with_batch_norm_trains(strategy: str) -> None:
         device_mesh=mesh(RANKS),
         dp_shard_dim="dp",
         fsdp_unit_modules=[nn.Sequential],
-        zero_dp_strategy=strategy,
     )
-    statistics = {r: {k: v.clone() for k, v in plain.named_buffers()} for r in range(RANKS)}
-    rank = dist.get_rank()
+    pair = Pair(plain, model, dist.group.WORLD)
     for step in range(3):
         values, labels = images(step)
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(model(values[rank]), labels[rank]).backward()
+        pair.zero_grad()
+        for one in pair.both:
+            nn.functional.cross_entropy(one(values), labels).backward()
+        pair.average()
         optimizer.step()
-        reference.zero_grad()
-        for r in range(RANKS):
-            plain.load_state_dict(statistics[r], strict=False)
-            (nn.functional.cross_entropy(plain(values[r]), labels[r]) / RANKS).backward()
-            statistics[r] = {k: v.clone() for k, v in plain.named_buffers()}
         reference.step()
-    compare_weights(model, plain, 1e-4)
-    own = {k: v.double() for k, v in model.module.named_buffers()}
-    compare(own, {k: v.double() for k, v in statistics[rank].items()}, 1e-4)
-    plain.load_state_dict(statistics[rank], strict=False)
+    pair.compare_weights(1e-4)
+    own, wanted = ({k: v.double() for k, v in one.named_buffers()} for one in (model.module, plain))
+    compare(own, wanted, 1e-4)
     with torch.no_grad():
-        outputs = [one.eval()(images(9)[0][0]) for one in (model, plain)]
+        outputs = [one.eval()(images(9)[0]) for one in pair.both]
     assert torch.allclose(*outputs, atol=1e-5)
 
 
 def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once() -> None:
     torch.manual_seed(9)
     module = ConvNet().to(memory_format=torch.channels_last)
-    value = images(0)[0][0].to(memory_format=torch.channels_last)
+    value = images(0)[0].to(memory_format=torch.channels_last)
     wanted = module(value).detach()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -158,3 +168,60 @@ def test_weights_in_another_memory_format_become_contiguous_and_it_is_said_once(
         assert torch.allclose(model(value), wanted, atol=1e-5)
     assert len(caught) == 1, caught
     assert "channels_last" in str(caught[0].message)
+
+
+def test_wrappers_and_copies_of_frameworks_are_answered_in_words() -> None:
+    """Attributes of the module inside, a second wrapper, a copy."""
+    model = beside(Chain, ("optim_grads_params", "storage_resize")).model
+    model.module.generate = model.module.forward
+    weight = model.module.head.weight
+    for error, words, action in (
+        (
+            AttributeError,
+            r"model\.module\.generate\. All ranks call it together",
+            lambda: model.generate,
+        ),
+        (AttributeError, r"model\.module\.blocks", lambda: model.blocks),
+        (AttributeError, "object has no attribute 'nothing'", lambda: model.nothing),
+        (
+            LifecycleError,
+            "averaged over ranks already",
+            lambda: DistributedDataParallel(model),
+        ),
+        (
+            LifecycleError,
+            "not offloaded to the CPU",
+            lambda: type(weight)(weight.detach(), requires_grad=True),
+        ),
+    ):
+        with pytest.raises(error, match=words):
+            action()
+
+
+@with_transformers
+def test_transformers_saves_whole_weights(tmp_path: Path) -> None:
+    """And the core; neither save_pretrained by itself nor a resized embedding is let through."""
+    warnings.simplefilter("ignore")  # of transformers
+    axes = mesh(2)  # the others need not load transformers
+    plain = llama(tied=True)
+    model = mfsdp_core.fully_shard_model(
+        llama(tied=True),
+        device_mesh=axes["dp"],
+        fsdp_unit_modules=[type(plain.model.layers[0])],
+    )
+    with pytest.raises(MfsdpError, match=r"save_pretrained\(state_dict=\.\.\.\)"):
+        model.module.save_pretrained(tmp_path / "refused")
+    words = r"load export_state_dict\(model\) into an unsharded model"
+    with pytest.raises(MfsdpError, match=words):
+        model.module.resize_token_embeddings(70)
+    state = mfsdp_core.export_state_dict(model)
+    mfsdp_core.save_safetensors(tmp_path / "core", model)
+    if axes.get_local_rank("dp") == 0:
+        model.module.save_pretrained(tmp_path / "theirs", state_dict=state)
+        model.module.config.save_pretrained(tmp_path / "core")
+    dist.barrier(axes.get_group("dp"))
+    wanted = plain.state_dict()
+    for name in ("theirs", "core"):
+        back = type(plain).from_pretrained(tmp_path / name).state_dict()
+        for key, value in back.items():
+            same(f"{key} of {name}", value, wanted[key])

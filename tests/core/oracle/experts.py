@@ -18,6 +18,8 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from bench.testing.toy_models import generator_of
+
 EXPERTS = 4
 WIDTH = 6
 #: Expert of each of a rank's tokens: loads differ, and every expert has some.
@@ -121,10 +123,5 @@ def build_moe(group: dist.ProcessGroup | None = None) -> Moe:
 
 def tokens_of(rank: int, microbatch: int, cycle: int = 0) -> Tensor:
     """[tokens, width] of one data-parallel rank."""
-    generator = torch.Generator().manual_seed(1_000_003 * cycle + 1_009 * rank + microbatch + 1)
+    generator = generator_of(rank, microbatch, cycle)
     return torch.randn(len(ROUTE), WIDTH, generator=generator, dtype=torch.float64)
-
-
-def moe_loss(output: Tensor) -> Tensor:
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-    return (weights * output.square() + weights * output).mean()

@@ -6,7 +6,7 @@ built with weights that depend on the seed alone. Few of the sizes divide by 2 o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -73,9 +73,10 @@ class Chain(nn.Module):
         self.blocks = nn.ModuleList(Block(width=8, hidden=16) for _ in range(3))
         self.head = nn.Linear(8, outputs)
 
-    def forward(self, x: Tensor) -> Tensor:
-        for block in self.blocks:
-            x = block(x)
+    def forward(self, x: Tensor, path: Sequence[int] = (0, 1, 2)) -> Tensor:
+        """path: of the blocks, in the order in which they run."""
+        for index in path:
+            x = self.blocks[index](x)
         return self.head(x)
 
 

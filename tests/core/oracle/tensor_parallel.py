@@ -7,6 +7,8 @@ of autograd as partial sums. The embedding's 11 rows do not divide by two.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -19,8 +21,9 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from bench.testing.toy_models import build, generator_of
+
 VOCABULARY, WIDTH, HIDDEN, CLASSES = 11, 6, 10, 8
-VARIANTS = ("plain", "sequence")
 
 
 class TpBlock(nn.Module):
@@ -50,20 +53,14 @@ class TpModel(nn.Module):
         return self.head(x)
 
 
-def build_twin() -> TpModel:
+def build_twin() -> nn.Module:
     """fp64, the same on every rank."""
-    model = TpModel().double()
-    generator = torch.Generator().manual_seed(11)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter.copy_(0.4 * drawn)
-    return model
+    return build(TpModel, torch.float64, 11, 0.4)
 
 
-def build_parallel(axis: DeviceMesh, variant: str) -> TpModel:
+def build_parallel(axis: DeviceMesh, variant: str) -> nn.Module:
     """The twin, cut over `axis` by torch."""
-    model = build_twin()
+    model: Any = build_twin()
     between = Shard(1) if variant == "sequence" else Replicate()
     plan: dict[str, object] = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
@@ -79,10 +76,4 @@ def build_parallel(axis: DeviceMesh, variant: str) -> TpModel:
 
 def tokens_of(rank: int, microbatch: int, cycle: int = 0) -> Tensor:
     """[batch, sequence] of one data-parallel rank; equal along the tensor-parallel axis."""
-    generator = torch.Generator().manual_seed(1_000_003 * cycle + 1_009 * rank + microbatch + 1)
-    return torch.randint(VOCABULARY, (2, 4), generator=generator)
-
-
-def tp_loss(output: Tensor) -> Tensor:
-    weights = torch.linspace(0.5, 1.5, output.numel(), dtype=output.dtype).view_as(output)
-    return (weights * output.square() + weights * output).mean()
+    return torch.randint(VOCABULARY, (2, 4), generator=generator_of(rank, microbatch, cycle))
