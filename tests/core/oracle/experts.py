@@ -26,38 +26,19 @@ WIDTH = 6
 ROUTE = torch.tensor([0, 1, 3, 1, 2, 0])
 
 
-class _Gather(torch.autograd.Function):
-    """All ranks' tokens, one after another; backwards the own part of the summed gradient."""
+class AllReduce(torch.autograd.Function):
+    """The sum over ranks, forward and backward."""
 
     @staticmethod
-    def forward(ctx: Any, tokens: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, own: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
-        pieces = [torch.empty_like(tokens) for _ in range(group.size())]
-        dist.all_gather(pieces, tokens.contiguous(), group=group)
-        return torch.cat(pieces)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.group)
-        return total.chunk(ctx.group.size())[ctx.group.rank()], None
-
-
-class _SumOwn(torch.autograd.Function):
-    """The own part of the sum over ranks; backwards all ranks' gradients, one after another."""
-
-    @staticmethod
-    def forward(ctx: Any, results: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        total = results.clone()
+        total = own.clone()
         dist.all_reduce(total, group=group)
-        return total.chunk(group.size())[group.rank()].clone()
+        return total
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        pieces = [torch.empty_like(gradient) for _ in range(ctx.group.size())]
-        dist.all_gather(pieces, gradient.contiguous(), group=ctx.group)
-        return torch.cat(pieces), None
+        return AllReduce.apply(gradient, ctx.group), None
 
 
 class Expert(nn.Module):
@@ -83,14 +64,19 @@ class MoeLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mixed = self.mix(x)
-        tokens = mixed if self.group is None else _Gather.apply(mixed, self.group)
+        tokens = mixed
+        if self.group is not None:
+            parts = [torch.zeros_like(mixed)] * self.group.size()
+            parts[self.group.rank()] = mixed
+            tokens = AllReduce.apply(torch.cat(parts), self.group)
         route = ROUTE.repeat(len(tokens) // len(ROUTE))
         results = torch.zeros_like(tokens)
         for name, expert in self.experts.items():
             chosen = (route == int(name)).nonzero()[:, 0]
             results = results.index_add(0, chosen, expert(tokens[chosen]))
         if self.group is not None:
-            results = _SumOwn.apply(results, self.group)
+            total = AllReduce.apply(results, self.group)
+            results = total.chunk(self.group.size())[self.group.rank()]
         return x + results
 
 
