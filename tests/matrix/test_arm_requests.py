@@ -15,40 +15,47 @@ from sweeps.document import SweepFileError
 MATRIX = "matrix:\n  product: {engine.name: [ddp, mfsdp]}\n"
 
 
-def only(text: str) -> ArmRequest:
-    return parse_arm_options([f"x={text}", "other=."])[0]
-
-
-def test_a_bare_word_is_a_git_ref() -> None:
-    base, head = parse_arm_options(["base=main", "head=v1.0~3"])
-    assert (base.name, base.git, head.git) == ("base", "main", "v1.0~3")
-
-
-def test_a_dot_is_the_working_tree_as_it_is() -> None:
-    assert only(".") == ArmRequest("x")
-    assert only("checkout:.") == ArmRequest("x")
-
-
-def test_refs_with_slashes_and_equal_signs_are_refs() -> None:
-    assert only("origin/feature=1").git == "origin/feature=1"
-
-
-def test_keys_can_be_combined() -> None:
-    arm = only("git:main,repo:/somewhere,python:python3.12,packages:torch==2.12.0,packages:numpy<3")
-    assert (arm.git, arm.repo, arm.python) == ("main", Path("/somewhere"), Path("python3.12"))
-    assert arm.packages == ("torch==2.12.0", "numpy<3")
-
-
-def test_a_pin_may_hold_a_comma() -> None:
-    assert only("packages:torch>=2.11,<2.12,python:python3").packages == ("torch>=2.11,<2.12",)
-
-
-def test_relative_paths_are_relative_to_the_current_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert only("checkout:there").checkout == tmp_path / "there"
-    assert only("python:venv/bin/python").python == tmp_path / "venv/bin/python"
+@pytest.mark.parametrize(
+    ("text", "expected", "described"),
+    [
+        ("main", {"git": "main"}, "git main"),
+        ("origin/feature=1", {"git": "origin/feature=1"}, "git origin/feature=1"),
+        (".", {}, "working tree"),
+        ("checkout:.", {}, "working tree"),
+        # Keys can be combined, a pin may hold a comma, and a description holds no path.
+        (
+            "git:v1,repo:/data/engine,python:python3.12,packages:torch>=2.11,<2.12,packages:numpy<3",
+            {
+                "git": "v1",
+                "repo": Path("/data/engine"),
+                "python": Path("python3.12"),
+                "packages": ("torch>=2.11,<2.12", "numpy<3"),
+            },
+            "git v1 of engine, its own interpreter, torch>=2.11,<2.12, numpy<3",
+        ),
+        (
+            "checkout:/data/somebody/engine",
+            {"checkout": Path("/data/somebody/engine")},
+            "checkout engine",
+        ),
+        # Paths are relative to the current folder.
+        ("checkout:there", {"checkout": Path.cwd() / "there"}, "checkout there"),
+        (
+            "python:venv/bin/python",
+            {"python": Path.cwd() / "venv/bin/python"},
+            "working tree, its own interpreter",
+        ),
+        (
+            "set:engine.name=fsdp2,engine.strategy=optim_grads",
+            {"settings": {"engine.name": "fsdp2", "engine.strategy": "optim_grads"}},
+            "working tree, engine.name=fsdp2, engine.strategy=optim_grads",
+        ),
+    ],
+)
+def test_an_arm_of_the_command_line_is_read_and_described(text, expected, described) -> None:
+    found, _ = parse_arm_options([f"x={text}", "other=."])
+    assert found == ArmRequest("x", **expected)
+    assert found.described() == described
 
 
 @pytest.mark.parametrize(
@@ -95,9 +102,6 @@ def test_a_sweep_file_names_its_arms_and_their_paths_are_relative_to_it(tmp_path
     assert other.repo == tmp_path / "../engine"
     assert other.packages == ("numpy==2.0.0", str(tmp_path / "tiny"))
     assert last == ArmRequest("last")
-
-
-def test_a_sweep_file_without_arms_has_none() -> None:
     sweep = parse_sweep(f"name: a\n{MATRIX}")
     assert (sweep.arms, sweep.interleave) == ((), False)
 
@@ -114,6 +118,10 @@ def test_a_sweep_file_without_arms_has_none() -> None:
         ("arms:\n  'a b': x\n  head: .", 5, "expected a name"),
         ("arms:\n  base: {git: }\n  head: .", 5, "git: expected a value, found none"),
         ("interleave: maybe", 4, "interleave: expected a valid boolean"),
+        ("arms:\n  base: {set: {engine.nam: ddp}}\n  head: .", 5, "did you mean 'engine.name'"),
+        ("arms:\n  base: {set: {engine.name: dpd}}\n  head: .", 5, "did you mean 'ddp'"),
+        ("arms:\n  base: {set: [engine.name]}\n  head: .", 5, "set: expected a mapping"),
+        ("arms:\n  base: {set: {}}\n  head: .", 5, "set: expected at least one"),
     ],
 )
 def test_a_wrong_arm_is_refused_with_its_line(arms: str, line: int, message: str) -> None:
@@ -121,10 +129,3 @@ def test_a_wrong_arm_is_refused_with_its_line(arms: str, line: int, message: str
         parse_sweep(f"name: a\n{MATRIX}{arms}\n", "a.yaml")
     assert f"a.yaml:{line}: " in str(refused.value)
     assert message in str(refused.value)
-
-
-def test_a_description_holds_no_path() -> None:
-    arm = only("checkout:/data/somebody/engine,python:/opt/x/python,packages:numpy==2.0.0")
-    assert arm.described() == "checkout engine, its own interpreter, numpy==2.0.0"
-    assert only("git:v1,repo:/data/somebody/engine").described() == "git v1 of engine"
-    assert only(".").described() == "working tree"

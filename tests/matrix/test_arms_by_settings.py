@@ -16,7 +16,6 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.gates.pairing import sides_of_arms
 from reports.views.sweep_view import load_sweeps
-from sweeps.arms import parse_arm_options
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
@@ -70,11 +69,8 @@ def test_settings_of_an_arm_lie_over_those_of_each_cell_and_below_overrides() ->
         "torch": ("ddp", "no_shard"),
         "ours": ("mfsdp", "no_shard"),
     }
-
-
-def test_a_setting_that_the_command_line_fixes_holds_for_every_arm() -> None:
-    plan = plan_of(fixed={"engine.name": "mfsdp"})
-    assert {name for name, _ in engines(plan, "sharded").values()} == {"mfsdp"}
+    fixed = plan_of(fixed={"engine.name": "mfsdp"})  # by the command line, for every arm
+    assert {name for name, _ in engines(fixed, "sharded").values()} == {"mfsdp"}
 
 
 def test_the_runs_of_all_arms_survive_plan_json() -> None:
@@ -113,15 +109,6 @@ def test_each_arm_runs_its_own_settings_in_complete_blocks_and_not_again(store) 
     assert again.seen == []
 
 
-def test_a_lost_block_of_such_arms_is_repeated_whole(store) -> None:
-    stand = StandIn()
-    stand.ends["sharded", 0, "ours"] = ["crashed"]
-    run_all(plan_of(), store, stand)
-    assert len(stand.seen) in {9, 10}  # the lost run, and the other arm if it had run before
-    blocks = complete_blocks(store.records(sweep="a"))
-    assert {cell: len(found) for cell, found in blocks.items()} == {"sharded": 2, "replicated": 2}
-
-
 def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
     text = ENGINES.replace(
         "    set: {engine.name: ddp}\n",
@@ -139,40 +126,10 @@ def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
     }
 
 
-def test_the_command_line_takes_settings_of_arms() -> None:
-    torch, ours = parse_arm_options(
-        ["torch=set:engine.name=fsdp2,engine.strategy=optim_grads", "ours=set:engine.name=mfsdp"]
-    )
-    assert torch.settings == {"engine.name": "fsdp2", "engine.strategy": "optim_grads"}
-    assert ours.settings == {"engine.name": "mfsdp"}
-    assert torch.described() == "working tree, engine.name=fsdp2, engine.strategy=optim_grads"
-
-
-@pytest.mark.parametrize(
-    ("arm", "message"),
-    [
-        ("{set: {engine.nam: ddp}}", "did you mean 'engine.name'"),
-        ("{set: {engine.name: dpd}}", "did you mean 'ddp'"),
-        ("{set: [engine.name]}", "set: expected a mapping"),
-        ("{set: {}}", "set: expected at least one"),
-    ],
-)
-def test_settings_that_no_run_has_are_refused_with_the_line_of_the_arm(
-    arm: str, message: str
-) -> None:
-    with pytest.raises(SweepFileError) as caught:
-        parse_sweep(f"name: a\narms:\n  torch: {arm}\n  ours: .\n", "x.yaml")
-    assert str(caught.value).startswith("x.yaml:3: ")
-    assert message in str(caught.value)
-
-
-def test_an_override_for_an_arm_that_there_is_not_is_refused() -> None:
-    with pytest.raises(SweepFileError, match="expected one of torch, ours, found 'theirs'"):
-        parse_sweep(ENGINES.replace("arm: torch}", "arm: theirs}"), "x.yaml")
-
-
 def test_arms_by_settings_must_be_interleaved(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(ENGINES.replace("interleave: true\n", ""))
     with pytest.raises(UsageError, match="compared block by block"):
         choose(SweepRequest(sweep=file))
+    with pytest.raises(SweepFileError, match="expected one of torch, ours, found 'theirs'"):
+        parse_sweep(ENGINES.replace("arm: torch}", "arm: theirs}"), "x.yaml")

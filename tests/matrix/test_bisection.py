@@ -24,17 +24,15 @@ def found(first: int, unusable: set[int] = frozenset()):
     return result, len(looked)
 
 
-@pytest.mark.parametrize("first", range(30))
-def test_every_place_is_found_in_at_most_five_looks(first):
-    candidates, looks = found(first)
-    assert candidates == [f"c{first}"]
-    assert looks <= 5
+def test_every_place_is_found_in_at_most_five_looks():
+    for first in range(30):
+        candidates, looks = found(first)
+        assert (candidates, looks <= 5) == ([f"c{first}"], True)
 
 
 @pytest.mark.parametrize("first", [0, 7, 15, 29])
 def test_commits_that_cannot_run_are_gone_around(first):
-    unusable = set(range(30)) - {first, first - 1, 29}
-    unusable -= {3, 21}
+    unusable = set(range(30)) - {first, first - 1, 29, 3, 21}
     assert found(first, unusable)[0] == [f"c{first}"]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import permutations
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -54,16 +53,6 @@ def test_the_first_arm_is_drawn_anew_for_every_sweep_and_every_cell() -> None:
 
     assert orders("1", "x") != orders("2", "x")
     assert orders("1", "x") != orders("1", "y")
-
-
-def test_every_order_of_three_arms_is_drawn_equally_often() -> None:
-    drawn = Counter(
-        arm_order("abc", sweep=f"{n}", cell="c", block=block)
-        for n in range(400)
-        for block in range(6)
-    )
-    assert set(drawn) == set(permutations("abc"))
-    assert all(320 < count < 480 for count in drawn.values())
 
 
 def test_blocks_are_spread_over_the_whole_sweep_and_stay_when_more_come_or_few_are_chosen() -> None:

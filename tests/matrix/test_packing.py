@@ -12,6 +12,7 @@ from stand_in_runs import ended
 from bench.launch.share import CORES_VARIABLE, Share
 from bench.record import RunStatus
 from bench.resolve import Machine
+from bench.resolve.cuda_devices import CudaDevice
 from bench.store import ResultsStore, StoreFullError
 from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
@@ -174,13 +175,12 @@ def test_packing_is_refused_where_times_are_asked_for(text: str, says: str) -> N
 
 
 def test_devices_are_named_as_this_process_sees_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.resolve.cuda_devices import CudaDevice
-
     two = Machine(2, 1, (CudaDevice("a"), CudaDevice("b")))
     monkeypatch.setattr(Machine, "detect", lambda: two)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4, 6,9")
-    assert Resources.of_this_machine().devices == ("4", "6")
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-    assert Resources.of_this_machine().devices == ("0", "1")
+    for visible, names in (("4, 6,9", ("4", "6")), (None, ("0", "1"))):
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if visible:
+            monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+        assert Resources.of_this_machine().devices == names
     assert Share("devices", ("4",)).variables() == {"CUDA_VISIBLE_DEVICES": "4"}
     assert Share("cores", ("0", "3")).variables() == {CORES_VARIABLE: "0,3"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,113 +20,82 @@ from sweeps.matrix import (
 )
 
 
-def cells_of(text: str):
-    return expand(parse_sweep("name: a\n" + text).matrix)
+def env(*values: str | None) -> list[dict[str, str]]:
+    return [{} if one is None else {"NCCL_X": one} for one in values]
 
 
-def test_the_last_axis_written_varies_fastest():
-    cells = cells_of("matrix:\n  product: {engine.name: [ddp, mfsdp], train.steps: [1, 2]}\n")
-    assert [cell.id for cell in cells] == [
-        "ddp-steps=1",
-        "ddp-steps=2",
-        "mfsdp-steps=1",
-        "mfsdp-steps=2",
-    ]
-
-
-def test_zipped_axes_advance_together():
-    cells = cells_of(
-        "matrix:\n  zip:\n    - {train.global_batch: [4, 8], train.micro_batch: [1, 2]}\n"
-    )
-    assert [(c.spec.train.global_batch, c.spec.train.micro_batch) for c in cells] == [
-        (4, 1),
-        (8, 2),
-    ]
-
-
-def test_a_bundle_sets_several_settings_under_one_label():
-    cells = cells_of(
-        "matrix:\n  product:\n    policy:\n"
-        "      - {label: low, dtypes: {compute: bf16, grad_comm: bf16}}\n"
-        "      - {label: full, dtypes.compute: fp32}\n"
-    )
-    assert [(c.id, c.spec.dtypes.compute, c.spec.dtypes.grad_comm) for c in cells] == [
-        ("low", "bf16", "bf16"),
-        ("full", "fp32", None),
-    ]
-
-
-def test_an_axis_of_one_value_is_left_out_of_ids():
-    cells = cells_of("matrix:\n  product: {train.steps: [3], engine.name: [ddp, mfsdp]}\n")
-    assert [cell.id for cell in cells] == ["ddp", "mfsdp"]
-
-
-def test_environment_axes_take_numbers_as_text_and_null_as_unset():
-    cells = cells_of("matrix:\n  product:\n    env.NCCL_NVLS_ENABLE: [null, 0, 1]\n")
-    assert [cell.spec.launch.env for cell in cells] == [
-        {},
-        {"NCCL_NVLS_ENABLE": "0"},
-        {"NCCL_NVLS_ENABLE": "1"},
-    ]
-
-
-def test_null_unsets_what_base_sets():
-    cells = cells_of(
-        "base: {env.NCCL_DEBUG: INFO}\nmatrix:\n  product:\n"
-        "    launch.env.NCCL_DEBUG: [null, WARN]\n"
-    )
-    assert [cell.spec.launch.env for cell in cells] == [{}, {"NCCL_DEBUG": "WARN"}]
-
-
-def test_exclude_drops_cells_where_all_keys_match():
-    cells = cells_of(
-        "matrix:\n  product: {engine.name: [ddp, fsdp2, mfsdp], train.steps: [1, 2]}\n"
-        "  exclude:\n    - {engine.name: [ddp, fs*], train.steps: 2}\n"
-    )
-    assert [cell.id for cell in cells] == [
-        "ddp-steps=1",
-        "fsdp2-steps=1",
-        "mfsdp-steps=1",
-        "mfsdp-steps=2",
-    ]
-
-
-def test_include_adds_a_cell_on_base_alone():
-    cells = cells_of(
-        "base: {train.steps: 9}\nmatrix:\n  product: {engine.name: [ddp]}\n"
-        "  include:\n    - {engine.name: single, launch.ranks: 1}\n"
-        "    - {label: named, train.lr: 0.1}\n"
-    )
-    assert [cell.id for cell in cells] == ["ddp", "single-ranks=1", "named"]
-    assert (cells[1].spec.launch.ranks, cells[1].spec.train.steps) == (1, 9)
-
-
-def test_include_may_pick_a_bundle_by_its_label():
-    cells = cells_of(
-        "matrix:\n  product:\n    policy: [{label: low, dtypes.compute: bf16}]\n"
-        "  include:\n    - {policy: low, train.steps: 3}\n"
-    )
-    assert cells[1].spec.dtypes.compute == "bf16"
-    assert cells[1].labels["policy"] == "low"
-
-
-def test_overrides_change_matching_cells_only_and_the_later_of_two_wins():
-    cells = cells_of(
-        "matrix:\n  product: {engine.name: [ddp, mfsdp]}\n"
-        "overrides:\n  - {when: {engine.name: mf*}, set: {engine.strategy: optim}}\n"
-        "  - {when: {cell: ddp}, set: {train.steps: 3}}\n"
-        "  - {when: {cell: ddp}, set: {train.steps: 4}}\n"
-    )
-    assert [cell.spec.engine.strategy for cell in cells] == [None, "optim"]
-    assert [cell.spec.train.steps for cell in cells] == [4, 20]
-
-
-def test_equal_ids_are_numbered():
-    cells = cells_of(
-        "matrix:\n  product: {engine.name: [ddp]}\n"
-        "  include:\n    - {label: x, train.lr: 0.1}\n    - {label: x, train.lr: 0.2}\n"
-    )
-    assert [cell.id for cell in cells] == ["ddp", "x", "x~2"]
+@pytest.mark.parametrize(
+    ("text", "ids", "settings"),
+    [
+        # The last axis written varies fastest, and one of a single value is left out of ids.
+        (
+            "matrix: {product: {data.seed: [3], engine.name: [ddp, mfsdp], train.steps: [1, 2]}}",
+            ["ddp-steps=1", "ddp-steps=2", "mfsdp-steps=1", "mfsdp-steps=2"],
+            {"train.steps": [1, 2, 1, 2], "data.seed": [3] * 4},
+        ),
+        (
+            "matrix: {zip: [{train.global_batch: [4, 8], train.micro_batch: [1, 2]}]}",
+            ["global_batch=4-micro_batch=1", "global_batch=8-micro_batch=2"],
+            {"train.global_batch": [4, 8], "train.micro_batch": [1, 2]},
+        ),
+        # A bundle sets several settings under one label.
+        (
+            "matrix:\n  product:\n    policy:\n"
+            "      - {label: low, dtypes: {compute: bf16, grad_comm: bf16}}\n"
+            "      - {label: full, dtypes.compute: fp32}",
+            ["low", "full"],
+            {"dtypes.compute": ["bf16", "fp32"], "dtypes.grad_comm": ["bf16", None]},
+        ),
+        # Environment axes take numbers as text, and null unsets, also what base sets.
+        (
+            "matrix: {product: {env.NCCL_X: [null, 0, 1]}}",
+            ["NCCL_X=null", "NCCL_X=0", "NCCL_X=1"],
+            {"launch.env": env(None, "0", "1")},
+        ),
+        (
+            "base: {env.NCCL_X: INFO}\nmatrix: {product: {launch.env.NCCL_X: [null, WARN]}}",
+            ["NCCL_X=null", "NCCL_X=WARN"],
+            {"launch.env": env(None, "WARN")},
+        ),
+        # Excluded are cells where all keys match.
+        (
+            "matrix:\n  product: {engine.name: [ddp, fsdp2, mfsdp], train.steps: [1, 2]}\n"
+            "  exclude: [{engine.name: [ddp, fs*], train.steps: 2}]",
+            ["ddp-steps=1", "fsdp2-steps=1", "mfsdp-steps=1", "mfsdp-steps=2"],
+            {},
+        ),
+        # An included cell lies on base alone, and may pick a bundle by its label; equal ids are
+        # numbered.
+        (
+            "base: {train.steps: 9}\nmatrix:\n  product: {engine.name: [ddp]}\n  include:\n"
+            "    - {engine.name: single, launch.ranks: 1}\n"
+            "    - {label: x, train.lr: 0.1}\n    - {label: x, train.lr: 0.2}",
+            ["ddp", "single-ranks=1", "x", "x~2"],
+            {"launch.ranks": [2, 1, 2, 2], "train.steps": [9] * 4},
+        ),
+        (
+            "matrix:\n  product: {policy: [{label: low, dtypes.compute: bf16}]}\n"
+            "  include: [{policy: low, train.steps: 3}]",
+            ["low", "low-steps=3"],
+            {"dtypes.compute": ["bf16", "bf16"], "train.steps": [20, 3]},
+        ),
+        # Overrides change matching cells only, and the later of two wins.
+        (
+            "matrix:\n  product: {engine.name: [ddp, mfsdp]}\noverrides:\n"
+            "  - {when: {engine.name: mf*}, set: {engine.strategy: optim}}\n"
+            "  - {when: {cell: ddp}, set: {train.steps: 3}}\n"
+            "  - {when: {cell: ddp}, set: {train.steps: 4}}",
+            ["ddp", "mfsdp"],
+            {"engine.strategy": [None, "optim"], "train.steps": [4, 20]},
+        ),
+    ],
+)
+def test_a_matrix_expands_into_cells_in_order(text, ids, settings):
+    cells = expand(parse_sweep(f"name: a\n{text}\n").matrix)
+    assert [cell.id for cell in cells] == ids
+    for setting, values in settings.items():
+        section, key = setting.split(".")
+        assert [getattr(getattr(cell.spec, section), key) for cell in cells] == values
 
 
 def test_pinning_a_setting_collapses_its_axis_and_wins_everywhere():
@@ -141,14 +111,8 @@ def test_pinning_a_setting_collapses_its_axis_and_wins_everywhere():
 
 
 names = st.sampled_from(
-    [
-        "train.steps",
-        "train.seed",
-        "data.seed",
-        "launch.ranks",
-        "train.global_batch",
-        "train.micro_batch",
-    ]
+    [f"train.{key}" for key in ("steps", "seed", "global_batch", "micro_batch")]
+    + ["data.seed", "launch.ranks"]
 )
 lengths = st.integers(1, 4)
 

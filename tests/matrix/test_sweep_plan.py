@@ -46,11 +46,6 @@ def test_cells_that_resolve_to_the_same_run_are_merged_with_a_reason():
     assert "resolves to the same run" in plan.duplicates[0].reason
 
 
-def test_repeats_come_from_the_file_or_the_command_line():
-    assert plan_of("repeat: 3\n").runs == 3
-    assert plan_of("repeat: 3\n", repeat=5).runs == 5
-
-
 @pytest.mark.parametrize(
     ("text", "line", "message"),
     [
@@ -77,23 +72,18 @@ def test_a_cell_wrong_on_every_machine_is_an_error_at_the_line_to_change(text, l
     first = refusal(text).splitlines()[0]
     assert first.startswith(f"x.yaml:{line}: ")
     assert message in first
-
-
-def test_cells_wrong_for_the_same_reason_are_one_error_that_counts_them():
     text = "matrix:\n  product: {engine.name: [ddp, mfsdp], train.global_batch: [7]}\n"
-    (line,) = refusal(text).splitlines()
-    assert line.endswith("(cell ddp and 1 more)")
+    (only,) = refusal(text).splitlines()
+    assert only.endswith("(cell ddp and 1 more)")
 
 
-def test_a_wrong_value_from_the_command_line_is_not_blamed_on_a_line_of_the_file():
+def test_what_the_command_line_fixes_is_kept_in_the_plan_and_blamed_on_no_line_of_the_file():
     message = refusal("base: {train.steps: 3}\n", fixed={"train.global_batch": 7})
     assert message.startswith("x.yaml: train.global_batch: 7")
-
-
-def test_fixed_settings_are_kept_in_the_plan():
-    plan = plan_of("", fixed={"launch.env.NCCL_DEBUG": "INFO"})
+    plan = plan_of("repeat: 3\n", fixed={"launch.env.NCCL_DEBUG": "INFO"})
     assert plan.id.startswith("a-set-")
     assert plan.to_document()["set"] == {"env.NCCL_DEBUG": "INFO"}
+    assert (plan.runs, plan_of("repeat: 3\n", repeat=5).runs) == (3, 5)
 
 
 def test_a_selection_keeps_the_cell_that_stands_in_for_a_duplicate():

@@ -50,11 +50,6 @@ def test_a_selection_runs_its_cells_and_keeps_the_whole_plan(store, stand_in):
     assert Plan.from_document(store.read_plan("a")) == whole
 
 
-def test_repeats_are_spread_over_the_whole_sweep(store, stand_in):
-    go(store, stand_in, plan_of(SWEEP, repeat=2))
-    assert stand_in.seen == [*ALL, *AGAIN]
-
-
 def other_code_of_mfsdp(resolved) -> str:
     return "code-2" if resolved.engine.name == "mfsdp" else "code-1"
 
@@ -99,21 +94,11 @@ def test_a_failed_run_is_a_record_and_the_sweep_goes_on_and_repeats_it_when_aske
     assert stand_in.seen == [DDP]
     assert outcome.failed == ()
     assert len(outcome.good) == 3
-
-
-def test_a_failure_does_not_hide_a_good_run_of_the_same_code(store, stand_in):
-    go(store, stand_in)
-    stand_in.ends[DDP] = ["crashed"]
+    # A failure does not hide a good run of the same code.
+    stand_in.ends[DDP] = [state]
     go(store, stand_in, force=True)
     assert go(store, stand_in).failed == ()
     assert stand_in.seen == []
-
-
-def test_interrupted_runs_run_again(store, stand_in):
-    stand_in.ends[DDP] = ["interrupted"]
-    go(store, stand_in)
-    go(store, stand_in)
-    assert stand_in.seen == [DDP]
 
 
 @pytest.mark.parametrize(
@@ -149,6 +134,9 @@ def test_stop_ends_the_current_run_and_the_sweep(store, stand_in):
     assert outcome.interrupted
     assert [run.state for run in outcome.ran] == ["ok", "interrupted"]
     assert outcome.not_started == 1
+    stand_in.during = lambda *_: None
+    go(store, stand_in)
+    assert stand_in.seen == [FSDP2, MFSDP]
 
 
 def test_progress_is_published_in_order(store, stand_in):

@@ -16,16 +16,12 @@ def refusals(text: str) -> list[str]:
     return str(caught.value).splitlines()
 
 
-def test_a_name_alone_is_one_cell_of_defaults():
-    definition = parse_sweep("name: only\n")
-    (cell,) = expand(definition.matrix)
-    assert (cell.id, cell.spec.model.preset) == ("base", "debug")
-
-
-def test_base_may_be_written_nested_or_with_dots():
-    nested = parse_sweep("name: a\nbase:\n  train: {steps: 7}\n")
-    dotted = parse_sweep("name: a\nbase:\n  train.steps: 7\n")
-    assert nested.matrix.base == dotted.matrix.base == {"train.steps": 7}
+def test_a_name_alone_is_one_cell_of_defaults_and_base_may_be_nested_or_dotted():
+    for empty in ("", "base:\n  train:\nmatrix:\noverrides:\ndescription:\n"):
+        (cell,) = expand(parse_sweep(f"name: only\n{empty}").matrix)
+        assert (cell.id, cell.spec.model.preset) == ("base", "debug")
+    for base in ("train: {steps: 7}", "train.steps: 7"):
+        assert parse_sweep(f"name: a\nbase:\n  {base}\n").matrix.base == {"train.steps": 7}
 
 
 def test_a_file_lies_over_the_base_of_the_file_that_it_extends(tmp_path):
@@ -41,114 +37,90 @@ def test_a_file_lies_over_the_base_of_the_file_that_it_extends(tmp_path):
         load_sweep(above)
 
 
-def test_empty_sections_are_absent_ones():
-    definition = parse_sweep("name: a\nbase:\n  train:\nmatrix:\noverrides:\ndescription:\n")
-    assert len(expand(definition.matrix)) == 1
+ENGINES = ", ".join(engine_names())
+DDP = "matrix:\n  product: {engine.name: [ddp]}\n"
+#: What follows the first line, `name: a`, and what is said of it.
+MISTAKES = [
+    ("descriptoin: x", "x.yaml:2: unknown key 'descriptoin'; did you mean 'desc"),
+    ("repeat: 0", "x.yaml:2: repeat: expected a value greater than or equal to 1"),
+    ("repeat: true", "x.yaml:2: repeat: expected a valid integer, found True"),
+    ("matrix:\n  prodct: {}", "x.yaml:3: unknown key 'matrix.prodct'; did you mean"),
+    ("matrix: [1]", "x.yaml:2: matrix: expected"),
+    ("base: 3", "x.yaml:2: base: expected a mapping of settings"),
+    ("base:\n  modle.preset: x", "x.yaml:3: unknown setting 'modle.preset'; did"),
+    ("base:\n  train:\n    stpes: 3", "x.yaml:4: unknown setting 'train.stpes'"),
+    ("base:\n  train: 3", "x.yaml:3: 'train' is a section, expected a value in it"),
+    ("base:\n  train.steps: '3'", "expected a valid integer, found '3'"),
+    ("base:\n  train.steps: [3]", "expected a single value, found a list"),
+    ("base: {train.steps: 3, train: {steps: 4}}", "x.yaml:2: train.steps is already set on line 2"),
+    ("base:\n  launch.env: {'a b': c}", "not the name of an environment variable"),
+    ("base:\n  env.NCCL_X: true", "env.NCCL_X: quote the value"),
+    (
+        "matrix:\n  product:\n    engine.name: [ddpp]",
+        f"4: engine.name: expected one of {ENGINES}, package.module:factory, found 'ddpp'; did",
+    ),
+    ("matrix:\n  product:\n    name: [ddp]", "unknown setting 'name'; did you mean"),
+    ("matrix:\n  product:\n    train.steps: []", "an axis needs at least one value"),
+    ("matrix:\n  product:\n    train.steps: 4", "matrix.product.train.steps: exp"),
+    ("matrix:\n  product:\n    train.steps: [4, 4]", "'4' is listed twice"),
+    (
+        "matrix:\n  product:\n    p:\n      - {label: x}\n      - 3",
+        "x.yaml:6: expected a bundle, a mapping with a `label`",
+    ),
+    (
+        "matrix:\n  product:\n    a.b:\n      - {label: x}",
+        "x.yaml:4: 'a.b' cannot name a list of bundles",
+    ),
+    ("matrix: {product: {p: [{label: 'x y'}]}}", "label: expected up to 40 letters"),
+    (
+        "matrix:\n  product:\n    p:\n      - {label: x, train.lr: 0}",
+        "x.yaml:5: train.lr: expected a value greater than 0, found 0",
+    ),
+    (
+        "matrix:\n  product:\n    train.steps: [1, 2]\n    p: [{label: x, train.steps: 3}]",
+        "x.yaml:5: p sets train.steps, which axis train.steps (line 4) sets too",
+    ),
+    (
+        "matrix:\n  zip:\n    - {train.steps: [1, 2], train.lr: [1.0]}",
+        "x.yaml:4: axes that are zipped need the same length: train.steps has 2, train.lr has",
+    ),
+    ("matrix:\n  zip:\n    - {}", "a zip group needs at least one axis"),
+    (DDP + "  zip:\n    - {engine.name: [ddp]}", "axis engine.name is written twice"),
+    (
+        DDP + "  exclude:\n    - {engine.name: mfsdp}",
+        "x.yaml:5: engine.name: expected one of ddp, found 'mfsdp'",
+    ),
+    (
+        DDP + "  exclude:\n    - {engin: ddp}",
+        "x.yaml:5: 'engin' is no axis of this sweep (engine.name, cell) and no setting",
+    ),
+    (DDP + "  exclude:\n    - {}", "a condition needs at least one key"),
+    (DDP + "  exclude:\n    - {launch.ranks: 9}", "x.yaml:5: this exclude matches no cell"),
+    (DDP + "  exclude:\n    - {engine.name: '*'}", "every cell is excluded"),
+    (
+        "overrides:\n  - when: {launch.ranks: 9}\n    set: {train.steps: 3}",
+        "x.yaml:3: this override matches no cell",
+    ),
+    ("overrides:\n  - when: {cell: base}", "overrides.0.set: this key is required"),
+    (
+        "overrides:\n  - {when: {cell: base}, set: {}}",
+        "an override needs at least one setting",
+    ),
+    (DDP + "  include:\n    - {}", "an included cell needs at least one setting"),
+    (
+        "matrix:\n  product:\n    p: [{label: x}]\n  include:\n    - {p: z}",
+        "x.yaml:6: p: expected one of x, found 'z'",
+    ),
+]
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("descriptoin: x\nname: a\n", "x.yaml:1: unknown key 'descriptoin'; did you mean 'desc"),
         ("description: x\n", "name: this key is required"),
-        ("name: a b\n", "x.yaml:1: name: expected letters, digits"),
         ("name: ../../etc\n", "x.yaml:1: name: expected letters, digits"),
         ("name: 3\n", "x.yaml:1: name: expected a valid string, found 3"),
-        ("name: a\nrepeat: 0\n", "x.yaml:2: repeat: expected a value greater than or equal to 1"),
-        ("name: a\nrepeat: true\n", "x.yaml:2: repeat: expected a valid integer, found True"),
-        ("name: a\nmatrix:\n  prodct: {}\n", "x.yaml:3: unknown key 'matrix.prodct'; did you mean"),
-        ("name: a\nmatrix: [1]\n", "x.yaml:2: matrix: expected"),
-        ("name: a\nbase: 3\n", "x.yaml:2: base: expected a mapping of settings"),
-        ("name: a\nbase:\n  modle.preset: x\n", "x.yaml:3: unknown setting 'modle.preset'; did"),
-        ("name: a\nbase:\n  train:\n    stpes: 3\n", "x.yaml:4: unknown setting 'train.stpes'"),
-        ("name: a\nbase:\n  train: 3\n", "x.yaml:3: 'train' is a section, expected a value in it"),
-        ("name: a\nbase:\n  train.steps: '3'\n", "expected a valid integer, found '3'"),
-        ("name: a\nbase:\n  train.steps: [3]\n", "expected a single value, found a list"),
-        (
-            "name: a\nbase: {train.steps: 3, train: {steps: 4}}\n",
-            "x.yaml:2: train.steps is already set on line 2",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    engine.name: [ddpp]\n",
-            f"x.yaml:4: engine.name: expected one of {', '.join(engine_names())},"
-            " package.module:factory, found 'ddpp'; did",
-        ),
-        ("name: a\nmatrix:\n  product:\n    name: [ddp]\n", "unknown setting 'name'; did you mean"),
-        ("name: a\nmatrix:\n  product:\n    train.steps: []\n", "an axis needs at least one value"),
-        ("name: a\nmatrix:\n  product:\n    train.steps: 4\n", "matrix.product.train.steps: exp"),
-        ("name: a\nmatrix:\n  product:\n    train.steps: [4, 4]\n", "'4' is listed twice"),
-        (
-            "name: a\nmatrix:\n  product:\n    p:\n      - {label: x}\n      - 3\n",
-            "x.yaml:6: expected a bundle, a mapping with a `label`",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    a.b:\n      - {label: x}\n",
-            "x.yaml:4: 'a.b' cannot name a list of bundles",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    p:\n      - {label: 'x y'}\n",
-            "label: expected up to 40 letters",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    p:\n      - {label: x, train.lr: 0}\n",
-            "x.yaml:5: train.lr: expected a value greater than 0, found 0",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    train.steps: [1, 2]\n    p:\n"
-            "      - {label: x, train.steps: 3}\n",
-            "x.yaml:5: p sets train.steps, which axis train.steps (line 4) sets too",
-        ),
-        (
-            "name: a\nmatrix:\n  zip:\n    - {train.steps: [1, 2], train.lr: [1.0]}\n",
-            "x.yaml:4: axes that are zipped need the same length: train.steps has 2, train.lr has",
-        ),
-        ("name: a\nmatrix:\n  zip:\n    - {}\n", "a zip group needs at least one axis"),
-        (
-            "name: a\nmatrix:\n  product: {train.steps: [1]}\n  zip:\n    - {train.steps: [2]}\n",
-            "axis train.steps is written twice",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {engine.name: [ddp]}\n  exclude:\n"
-            "    - {engine.name: mfsdp}\n",
-            "x.yaml:5: engine.name: expected one of ddp, found 'mfsdp'",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {engine.name: [ddp]}\n  exclude:\n    - {engin: ddp}\n",
-            "x.yaml:5: 'engin' is no axis of this sweep (engine.name, cell) and no setting",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {engine.name: [ddp]}\n  exclude:\n    - {}\n",
-            "a condition needs at least one key",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {engine.name: [ddp]}\n  exclude:\n"
-            "    - {launch.ranks: 9}\n",
-            "x.yaml:5: this exclude matches no cell",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {engine.name: [ddp]}\n  exclude:\n"
-            "    - {engine.name: '*'}\n",
-            "every cell is excluded",
-        ),
-        (
-            "name: a\noverrides:\n  - when: {launch.ranks: 9}\n    set: {train.steps: 3}\n",
-            "x.yaml:3: this override matches no cell",
-        ),
-        ("name: a\noverrides:\n  - when: {cell: base}\n", "overrides.0.set: this key is required"),
-        (
-            "name: a\noverrides:\n  - {when: {cell: base}, set: {}}\n",
-            "an override needs at least one setting",
-        ),
-        (
-            "name: a\nmatrix:\n  product: {train.steps: [1]}\n  include:\n    - {}\n",
-            "an included cell needs at least one setting",
-        ),
-        (
-            "name: a\nmatrix:\n  product:\n    p: [{label: x}]\n  include:\n    - {p: z}\n",
-            "x.yaml:6: p: expected one of x, found 'z'",
-        ),
-        ("name: a\nbase:\n  launch.env: {'a b': c}\n", "not the name of an environment variable"),
-        ("name: a\nbase:\n  env.NCCL_X: true\n", "env.NCCL_X: quote the value"),
+        *((f"name: a\n{text}\n", expected) for text, expected in MISTAKES),
     ],
 )
 def test_a_mistake_is_named_with_its_line(text: str, expected: str):

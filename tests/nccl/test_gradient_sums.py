@@ -32,65 +32,41 @@ HSDP = {"outer_size": 2, "outer_strategy": "no_shard"}
 HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
 
 
+PLAIN = {"nccl_ub": False}
+DIRECT = {"nccl_ub": False, "transport": "point_to_point"}
+ONE, TWO = "reduce-scatter over one node", "reduce-scatter over 2 nodes"
+
+
 @pytest.mark.parametrize(
-    ("version", "nodes", "engine", "expected"),
+    ("version", "nodes", "how", "expected"),
     [
         # The facts of the document: NVLink, reduce-scatter over nodes, all-reduce over nodes.
-        ("2.26.2", 1, {}, [("reduce-scatter over one node", "as sent")]),
-        ("2.27.3", 1, {}, [("reduce-scatter over one node", "unknown")]),
-        ("2.27.3", 2, {}, [("reduce-scatter over 2 nodes", "as sent")]),
-        ("2.29.3", 2, {}, [("reduce-scatter over 2 nodes", "as sent")]),
-        ("2.29.7", 2, {}, [("reduce-scatter over 2 nodes", "unknown")]),
-        (
-            "2.30.7",
-            2,
-            HSDP,
-            [("reduce-scatter over one node", "unknown"), ("all-reduce over 2 nodes", "as sent")],
-        ),
-        (
-            "2.29.7",
-            2,
-            HFSDP,
-            [
-                ("reduce-scatter over one node", "unknown"),
-                ("reduce-scatter over 2 nodes", "unknown"),
-            ],
-        ),
+        ("2.26.2", 1, {}, [(ONE, "as sent")]),
+        ("2.27.3", 1, {}, [(ONE, "unknown")]),
+        ("2.27.3", 2, {}, [(TWO, "as sent")]),
+        ("2.29.3", 2, {}, [(TWO, "as sent")]),
+        ("2.29.7", 2, {}, [(TWO, "unknown")]),
+        ("2.30.7", 2, HSDP, [(ONE, "unknown"), ("all-reduce over 2 nodes", "as sent")]),
+        ("2.29.7", 2, HFSDP, [(ONE, "unknown"), (TWO, "unknown")]),
+        # Ranks of an inner group are neighbours on as few nodes as they need.
+        ("2.29.7", 4, HFSDP, [(TWO, "unknown"), (TWO, "unknown")]),
         ("2.27.3", 1, {"strategy": "no_shard"}, [("all-reduce over one node", "unknown")]),
         # Nobody knows the version, or what it is.
-        (None, 2, {}, [("reduce-scatter over 2 nodes", "unknown")]),
-        ("nightly", 1, {}, [("reduce-scatter over one node", "unknown")]),
+        (None, 2, {}, [(TWO, "unknown")]),
+        ("nightly", 1, {}, [(ONE, "unknown")]),
         # What does not ask for symmetric kernels does not get them.
-        ("2.30.7", 1, {"nccl_ub": False}, [("reduce-scatter over one node", "as sent")]),
-        (
-            "2.30.7",
-            1,
-            {"symmetric_registration": False},
-            [("reduce-scatter over one node", "as sent")],
-        ),
+        ("2.30.7", 1, PLAIN, [(ONE, "as sent")]),
+        ("2.30.7", 1, {"symmetric_registration": False}, [(ONE, "as sent")]),
         # The core's own transport adds up in FP32 whatever NCCL is.
-        (
-            "2.20.3",
-            1,
-            {"nccl_ub": False, "transport": "point_to_point"},
-            [("reduce-scatter over one node", "fp32")],
-        ),
+        ("2.20.3", 1, DIRECT, [(ONE, "fp32")]),
+        # Sums of FP32, and of gloo, are no question.
+        ("2.20.3", 1, {"comm": "fp32"}, []),
+        ("2.20.3", 1, {"device": "cpu"}, []),
     ],
 )
-def test_version_and_topology_decide_what_is_possible(version, nodes, engine, expected):
-    resolved = run(ranks=8 * nodes, nodes=nodes, **engine)
-    found = gradient_sums(resolved, version)
+def test_version_and_topology_decide_what_is_possible(version, nodes, how, expected):
+    found = gradient_sums(run(ranks=8 * nodes, nodes=nodes, **how), version)
     assert [(one.text, one.summed) for one in found] == expected
-
-
-def test_ranks_of_an_inner_group_are_neighbours_on_as_few_nodes_as_they_need():
-    found = gradient_sums(run(ranks=32, nodes=4, **HFSDP), "2.29.7")
-    assert [(one.axis, one.nodes) for one in found] == [("inner", 2), ("outer", 2)]
-
-
-@pytest.mark.parametrize("other", [{"comm": "fp32"}, {"device": "cpu"}])
-def test_sums_of_fp32_and_of_gloo_are_no_question(other):
-    assert gradient_sums(run(**other), "2.20.3") == []
 
 
 @pytest.mark.parametrize(
@@ -107,10 +83,7 @@ def test_sums_of_fp32_and_of_gloo_are_no_question(other):
 def test_a_log_settles_it_where_it_shows_one_kind_of_kernel(rows, summed):
     (found,) = gradient_sums(run(), "2.27.3", rows)
     assert found.summed == summed
-
-
-def test_a_log_does_not_make_possible_what_no_version_can():
-    (found,) = gradient_sums(run(), "2.26.2", [row("ReduceScatter", Verdict.SYMMETRIC)])
+    (found,) = gradient_sums(run(), "2.26.2", rows)  # what no version can is not made possible
     assert found.summed == "as sent"
 
 

@@ -32,12 +32,10 @@ def test_an_evidence_run_is_short_and_not_comparable_in_time():
     run = resolved()
     assert run.train.steps == EVIDENCE_STEPS
     assert not run.measure.comparable_in_time
-
-
-def test_the_setting_left_out_changes_no_name():
-    plain = resolve_anywhere(RunSpec())
-    assert '"nccl"' not in plain.canonical_json()
-    assert '"nccl":"evidence"' in resolved().canonical_json()
+    assert '"nccl":"evidence"' in run.canonical_json()
+    assert '"nccl"' not in resolve_anywhere(RunSpec()).canonical_json()
+    with pytest.raises(ConfigError, match="NCCL_DEBUG_FILE"):
+        resolved(env={"NCCL_DEBUG_FILE": "elsewhere"})
 
 
 def test_it_sets_what_nccl_needs_and_each_rank_its_own_file(tmp_path):
@@ -48,17 +46,7 @@ def test_it_sets_what_nccl_needs_and_each_rank_its_own_file(tmp_path):
     (tmp_path / "100%").mkdir()
     give_nccl_a_log(tmp_path / "100%", 3, variables)
     assert variables["NCCL_DEBUG_FILE"] == str(tmp_path / "100%%" / "nccl" / "rank3.log")
-
-
-def test_on_cpu_nothing_is_set():
-    variables = nccl_variables(resolved("cpu"))
-    give_nccl_a_log(None, 0, variables)
-    assert variables == {}
-
-
-def test_settings_that_would_take_the_log_elsewhere_are_refused():
-    with pytest.raises(ConfigError, match="NCCL_DEBUG_FILE"):
-        resolved(env={"NCCL_DEBUG_FILE": "elsewhere"})
+    assert nccl_variables(resolved("cpu")) == {}
 
 
 def write_run(folder, device="cuda"):
@@ -97,18 +85,15 @@ def test_communicators_get_their_role_and_iterations_their_boundaries(tmp_path):
     assert [r.state for r in judge(audit, wanted, 7)] == ["no evidence"]
 
 
-def test_a_cpu_run_says_that_there_is_no_nccl(tmp_path):
+def test_a_cpu_run_says_that_there_is_no_nccl_and_a_run_without_logs_that_it_wrote_none(tmp_path):
+    write_run(tmp_path / "gpu")
+    for log in (tmp_path / "gpu" / "nccl").glob("rank*.log"):
+        log.unlink()
+    assert "NCCL wrote nothing" in audit_run(tmp_path / "gpu").text
     write_run(tmp_path, device="cpu")
     found = audit_run(tmp_path)
     assert found.audit is None
     assert "no NCCL in this run" in found.text
-
-
-def test_a_run_whose_logs_are_missing_says_so(tmp_path):
-    write_run(tmp_path)
-    for log in (tmp_path / "nccl").glob("rank*.log"):
-        log.unlink()
-    assert "NCCL wrote nothing" in audit_run(tmp_path).text
 
 
 @pytest.mark.parametrize("groups", [7, [3, {"role": "inner"}, {"role": "inner", "ranks": [[0]]}]])

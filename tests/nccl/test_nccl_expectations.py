@@ -15,10 +15,6 @@ from reports.nccl.expectations import shortfalls, verdict_text
 UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 
 
-def regular(operation, algorithm="RING", size=256):
-    return ring(operation, size, algorithm=algorithm)
-
-
 def symmetric(operation, kernel, size=256):
     return sym(operation, f"{operation}_{kernel}", size, works=1)
 
@@ -53,14 +49,14 @@ def resolved(*, engine=None, **launch):
 
 
 SYMMETRIC = ([symmetric("AllGather", "ST")], [symmetric("ReduceScatter", "LD")])
-REGULAR = ([regular("AllGather")], [regular("ReduceScatter")])
+REGULAR = ([ring("AllGather", 256)], [ring("ReduceScatter", 256)])
 
 
 PARTLY = (SYMMETRIC[0], REGULAR[1])
-NVLS = ([regular("AllGather", "NVLS")], [regular("ReduceScatter", "NVLS")])
+NVLS = ([ring("AllGather", 256, algorithm="NVLS")], [ring("ReduceScatter", 256, algorithm="NVLS")])
 COLLNET = (
-    [regular("AllGather", "COLLNET_DIRECT")],
-    [regular("ReduceScatter", "COLLNET_CHAIN")],
+    [ring("AllGather", 256, algorithm="COLLNET_DIRECT")],
+    [ring("ReduceScatter", 256, algorithm="COLLNET_CHAIN")],
 )
 COPIED = {"engine": UB, "copy_engine": True}
 
@@ -102,7 +98,7 @@ def test_what_was_asked_for_is_shown_by_kernels_alone(tmp_path, asked, told, lac
         (REGULAR, "AllGather REGULAR; ReduceScatter REGULAR"),
         (SYMMETRIC, "AllGather SYMMETRIC; ReduceScatter SYMMETRIC"),
         (
-            ([symmetric("AllGather", "ST", 300), regular("AllGather", size=100)], []),
+            ([symmetric("AllGather", "ST", 300), ring("AllGather", 100)], []),
             "AllGather 25 % REGULAR, 75 % SYMMETRIC",
         ),
     ],
@@ -111,14 +107,11 @@ def test_a_verdict_is_a_share_of_the_bytes_where_kinds_are_mixed(tmp_path, told,
     assert verdict_text(resolved(), audit(tmp_path, *told)) == text
 
 
-def test_without_a_log_nothing_is_proved():
+def test_without_a_log_or_a_line_of_the_copy_engine_nothing_is_proved(tmp_path):
+    silent = audit(tmp_path, ["some other line"], SYMMETRIC[1], version="2.28.9")
+    (text,) = shortfalls(resolved(**COPIED), silent)
+    assert "copy-engine gathers" in text
     (text,) = shortfalls(resolved(engine=UB), None)
     assert "no log tells" in text
     assert "measure.nccl: evidence" in text
     assert shortfalls(resolved(), None) == []
-
-
-def test_nccl_2_28_prints_no_line_for_the_copy_engine_which_proves_nothing(tmp_path):
-    silent = audit(tmp_path, ["some other line"], SYMMETRIC[1], version="2.28.9")
-    (text,) = shortfalls(resolved(**COPIED), silent)
-    assert "copy-engine gathers" in text

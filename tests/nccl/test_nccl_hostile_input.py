@@ -31,6 +31,16 @@ def test_a_named_pipe_is_read(tmp_path):
     assert audit.job.lines == 3
 
 
+def test_compressed_overlong_and_unknown_lines_of_a_folder_are_one_job(tmp_path):
+    (tmp_path / "log.zst").write_bytes(zstandard.compress(LINE) + zstandard.compress(LINE))
+    (tmp_path / "long.log").write_bytes(b"x" * (3 << 20) + b"\n" + LINE.replace(b"n1:1:", b"n1:2:"))
+    (tmp_path / "log").write_bytes(b"n1:1:2 [0] NCCL INFO Frobnicating 17 widgets\n" * 4)
+    job = audit_paths([tmp_path]).job
+    assert (job.lines, len(job.processes)) == (7, 2)
+    assert (job.unread.overlong, job.unread.unknown.total()) == (1, 4)
+    assert "Frobnicating 17 widgets" in job.unread.examples.values()
+
+
 def test_a_cut_gzip_keeps_what_was_read(tmp_path):
     noise = os.urandom(200_000).hex().encode()
     (tmp_path / "log.gz").write_bytes(gzip.compress(LINE * 5 + noise)[:-200])
@@ -39,35 +49,10 @@ def test_a_cut_gzip_keeps_what_was_read(tmp_path):
     assert "cut off" in " ".join(audit.job.remarks)
 
 
-def test_zstd_is_read_frame_by_frame(tmp_path):
-    two_frames = zstandard.compress(LINE) + zstandard.compress(LINE)
-    (tmp_path / "log.zst").write_bytes(two_frames)
-    assert audit_paths([tmp_path]).job.lines == 2
-
-
-def test_an_overlong_line_is_skipped_and_the_next_one_read(tmp_path):
-    (tmp_path / "log").write_bytes(b"x" * (3 << 20) + b"\n" + LINE)
-    audit = audit_paths([tmp_path / "log"])
-    assert (audit.job.unread.overlong, audit.job.lines) == (1, 1)
-
-
-def test_a_folder_of_many_small_files_is_one_job(tmp_path):
-    for rank in range(300):
-        (tmp_path / f"rank{rank}.log").write_bytes(LINE.replace(b"n1:1:", b"n1:%d:" % rank))
-    assert len(audit_paths([tmp_path]).job.processes) == 300
-
-
 @pytest.mark.parametrize("path", ["/dev/zero", "missing"])
 def test_what_is_no_log_is_refused(path, tmp_path):
     with pytest.raises(UsageError, match="expected a log"):
         audit_paths([tmp_path / path])
-
-
-def test_lines_not_understood_are_counted_and_shown(tmp_path):
-    (tmp_path / "log").write_bytes(b"n1:1:2 [0] NCCL INFO Frobnicating 17 widgets\n" * 4)
-    unread = audit_paths([tmp_path]).job.unread
-    assert unread.unknown.total() == 4
-    assert "Frobnicating 17 widgets" in unread.examples.values()
 
 
 def test_junit_tells_missing_evidence_from_a_requirement_not_met(tmp_path):

@@ -1,12 +1,14 @@
-"""Lines that people paste without the prefix of their rank: evidence of an unknown process."""
+"""Lines without the prefix of their rank, evidence of an unknown process, and lines of nodes."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from nccl_lines import info, ring, sym
+from nccl_lines import coll, info, init, ring, sym
 from reports.nccl.audit import audit_paths
-from reports.nccl.presentation import reading_facts, to_terminal
+from reports.nccl.presentation import communicator_text, reading_facts, to_terminal
 from reports.nccl.rows import Verdict
 
 KERNEL = "AllReduce [Symmetric]: 2097152 Bytes -> Kernel AllReduce_RSxLDMC_AGxSTMC nchannels 16"
@@ -90,3 +92,25 @@ def test_in_a_log_what_may_be_the_end_of_another_line_is_damage(tmp_path, lines)
 def test_what_is_left_out_is_not_guessed(tmp_path, line):
     found = audit(tmp_path, line)
     assert (found.rows, found.job.unread.damaged) == ((), 1)
+
+
+def log(folder: Path, *hosts: str, nodes: int) -> None:
+    lines = []
+    for rank, host in enumerate(hosts):
+        said = [*init(rank, ranks=2, nodes=nodes), coll("AllGather", ranks=2), ring("AllGather")]
+        lines += [info(text, rank, host) for text in said]
+    (folder / "job.log").write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("hosts", "nodes", "says"),
+    [
+        (("n1", "n2"), 2, "(2 ranks, 2 nodes, n1, n2)"),
+        (("n1",), 2, "(2 ranks, 2 nodes, seen on n1)"),
+        (("n1", "n1"), 1, "(2 ranks, 1 node)"),
+    ],
+)
+def test_nodes_are_named(tmp_path: Path, hosts: tuple[str, ...], nodes: int, says: str) -> None:
+    log(tmp_path, *hosts, nodes=nodes)
+    audit = audit_paths([tmp_path])
+    assert communicator_text(audit.rows[0].communicator).endswith(says)

@@ -36,56 +36,54 @@ def record(of_step=None, *, before=None, after=None, source="nvml", **changes) -
     return in_memory(steps, resolved=resolved_run(ranks=1), environment=environment)
 
 
-def trouble(record: RunRecord) -> str:
-    summary = summarise(record)
+def throttled(reason: str, first: int):
+    return record(lambda step: {"throttle": [reason] if step >= first else []})
+
+
+@pytest.mark.parametrize(
+    ("one", "reason"),
+    [
+        (
+            record(lambda step: {"sm_mhz": 1755 if step < 12 else 1500}),
+            "rank 0 changed its clock from 1755 to 1500 MHz between the halves of the steps",
+        ),
+        (throttled("hw_slowdown", 15), "hw_slowdown"),
+        (throttled("sw_thermal_slowdown", 20), "sw_thermal_slowdown"),
+        (throttled("hw_thermal_slowdown", 20), "hw_thermal_slowdown"),
+        (record(after=reading(ecc_uncorrected=1)), "may be wrong"),
+        (record(after=reading(power_cap_watts=500)), "from 700 to 500 W"),
+    ],
+)
+def test_a_device_that_did_not_stay_as_it_was_takes_the_times_away(one, reason):
+    summary = summarise(one)
     assert not summary.steady.stable
     assert summary.step_milliseconds_median is None
+    assert reason in summary.steady.reason
     assert f"no times: not steady, {summary.steady.reason}" in summary.notes
-    return summary.steady.reason
 
 
-def test_a_device_that_stays_as_it_is_takes_nothing_away():
-    summary = summarise(record())
+@pytest.mark.parametrize(
+    ("one", "note"),
+    [
+        (record(), None),
+        (record(lambda step: {"sm_mhz": 1755 - step}), None),  # 1 %
+        (record(lambda step: {"sm_mhz": 300 if step == 1 else 1755}), None),  # not yet steady
+        (throttled("sw_power_cap", 11), "the power cap held the clock in 50 % of readings"),
+        (
+            record(after=reading(ecc_corrected=4)),
+            "rank 0: 4 memory errors were corrected (ECC)",
+        ),
+        (
+            record(lambda _: {"sm_mhz": None, "throttle": None}, source=None),
+            "clocks and throttling are unknown (rank 0: nvml: no such module)",
+        ),
+    ],
+)
+def test_what_moves_little_holds_all_the_time_or_is_unknown_takes_nothing_away(one, note):
+    summary = summarise(one)
     assert summary.step_milliseconds_median > 0
-    assert not any("clock" in note or "ECC" in note for note in summary.notes)
-
-
-def test_a_clock_that_moves_between_the_halves_makes_a_run_unsteady():
-    found = trouble(record(lambda step: {"sm_mhz": 1755 if step < 12 else 1500}))
-    assert found == (
-        "the device of rank 0 changed its clock from 1755 to 1500 MHz between the halves of the "
-        "steps"
-    )
-    assert summarise(record(lambda step: {"sm_mhz": 1755 - step})).steady.stable  # 1 %
-
-
-def test_a_clock_that_moves_before_the_steady_steps_does_not_matter():
-    assert summarise(record(lambda step: {"sm_mhz": 300 if step == 1 else 1755})).steady.stable
-
-
-@pytest.mark.parametrize("reason", ["hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown"])
-def test_throttling_by_a_fault_makes_a_run_unsteady(reason):
-    assert reason in trouble(record(lambda step: {"throttle": [reason] if step == 15 else []}))
-
-
-def test_a_power_cap_that_holds_all_the_time_is_told_and_takes_nothing_away():
-    summary = summarise(record(lambda step: {"throttle": ["sw_power_cap"] if step > 10 else []}))
-    assert summary.step_milliseconds_median > 0
-    assert "the power cap held the clock in 50 % of readings" in summary.notes
-
-
-def test_errors_that_were_not_corrected_and_caps_that_changed_make_a_run_unsteady():
-    assert "may be wrong" in trouble(record(after=reading(ecc_uncorrected=1)))
-    assert "from 700 to 500 W" in trouble(record(after=reading(power_cap_watts=500)))
-    corrected = summarise(record(after=reading(ecc_corrected=4)))
-    assert "rank 0: 4 memory errors were corrected (ECC)" in corrected.notes
-    assert corrected.steady.stable
-
-
-def test_unknown_clocks_are_said_to_be_unknown():
-    summary = summarise(record(lambda _: {"sm_mhz": None, "throttle": None}, source=None))
-    assert "clocks and throttling are unknown (rank 0: nvml: no such module)" in summary.notes
-    assert summary.step_milliseconds_median > 0
+    told = [text for text in summary.notes if "clock" in text or "ECC" in text]
+    assert told == ([] if note is None else [note])
 
 
 def test_parts_of_a_step_are_those_of_the_rank_that_took_longest():

@@ -33,12 +33,6 @@ def test_shared_and_own_together_give_every_document_back(documents):
     assert [merged(shared, mine) for mine in own] == documents
 
 
-@settings(max_examples=40)
-@given(DOCUMENTS, st.integers(1, 4))
-def test_equal_documents_have_nothing_of_their_own(document, count):
-    assert shared_and_own([document] * count) == (document, [{}] * count)
-
-
 def test_only_what_differs_is_told_of_each():
     torch = {"machine": {"cpu": "x", "load": 1}, "python": "3.11"}
     other = {"machine": {"cpu": "x", "load": 2}, "python": "3.11", "cuda": "13"}

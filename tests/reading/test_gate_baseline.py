@@ -29,18 +29,15 @@ def reread(baseline):
 
 
 def test_what_is_saved_reads_back(store):
-    record_arms(store, {None: Arm()}, blocks=3)
+    record_arms(store, {None: on_nodes("n2", "n1")}, blocks=3)
     baseline = saved(store)
-    again = reread(baseline)
-    assert [cell.config_hash for cell in again.cells] == [
-        cell.config_hash for cell in baseline.cells
-    ]
-    for ours, theirs in zip(baseline.cells, again.cells, strict=True):
-        assert list(theirs.step_milliseconds.values()) == pytest.approx(
-            list(ours.step_milliseconds.values()), abs=1e-3
-        )
+    for ours, theirs in zip(baseline.cells, reread(baseline).cells, strict=True):
+        assert theirs.config_hash == ours.config_hash
+        times = [list(cell.step_milliseconds.values()) for cell in (theirs, ours)]
+        assert times[0] == pytest.approx(times[1], abs=1e-3)
         assert (theirs.curves, theirs.hardware) == (ours.curves, ours.hardware)
         assert theirs.values["ledger_peak"] == ours.values["ledger_peak"]
+        assert theirs.nodes == frozenset({"n1", "n2"})
 
 
 def test_it_is_small_enough_to_be_reviewed_and_still_tells_bitwise_equality(store):
@@ -71,11 +68,6 @@ def test_cells_are_matched_by_configuration(store):
     assert ("b", "only in baseline main") in sides.not_comparable
 
 
-def test_a_baseline_knows_its_nodes(store):
-    record_arms(store, {None: on_nodes("n2", "n1")}, blocks=1)
-    assert {cell.nodes for cell in reread(saved(store)).cells} == {frozenset({"n1", "n2"})}
-
-
 def test_a_promotion_is_written_into_the_history(store):
     record_arms(store, {None: Arm()}, blocks=2)
     first = promote(saved(store, "a"), None, "main", "2026-03-02", "")
@@ -86,7 +78,7 @@ def test_a_promotion_is_written_into_the_history(store):
     assert reread(second).history == second.history
 
 
-def test_a_promotion_refuses_other_hardware_and_lost_configurations(store):
+def test_other_hardware_and_lost_configurations_are_refused(store):
     record_arms(store, {None: Arm()}, blocks=2)
     record_arms(store, {None: Arm(hardware={"cpu_name": "B"})}, sweep="there", blocks=2)
     record_arms(store, {None: Arm()}, sweep="less", blocks=2, cells={"ddp": CELLS["ddp"]})
@@ -96,13 +88,7 @@ def test_a_promotion_refuses_other_hardware_and_lost_configurations(store):
     with pytest.raises(NotComparableError, match="zero1, zero3 is not in x"):
         promote(saved(store, "x", "less"), main, "main", SAVED, "")
     assert promote(main, saved(store, "x", "less"), "x", SAVED, "").name == "x"  # more is welcome
-
-
-def test_a_sweep_of_two_kinds_of_hardware_is_no_baseline(store):
-    record_arms(store, {None: Arm()}, blocks=1, cells={"ddp": CELLS["ddp"]})
-    here = cells_of(store, "gate", None)
-    record_arms(store, {None: Arm(hardware={"cpu_name": "B"})}, sweep="b", blocks=1)
-    mixed = [cell_samples(cell) for cell in [*here, *cells_of(store, "b", None)]]
+    mixed = [cell_samples(c) for sweep in ("gate", "there") for c in cells_of(store, sweep, None)]
     with pytest.raises(NotComparableError, match="different hardware: B, 2 cores"):
         make_baseline("main", "gate", SAVED, mixed)
     with pytest.raises(NothingMeasuredError):
@@ -124,17 +110,9 @@ def test_another_schema_is_not_comparable_and_damage_is_a_usage_error(store):
     for damage in broken:
         with pytest.raises(UsageError, match="save it again"):
             read_baseline(document | damage, "main.json")
-
-
-@pytest.mark.parametrize("field", ["name", "sweep"])
-@pytest.mark.parametrize(
-    "name", ["<b>main</b>", "[a](http://x)", "a|b", "../main", "", "a\x1b[31m"]
-)
-def test_a_baseline_with_markup_in_its_name_is_refused(store, field, name):
-    record_arms(store, {None: Arm()}, blocks=1)
-    document = json.loads(saved(store).to_text()) | {field: name}
-    with pytest.raises(UsageError, match="expected letters, digits"):
-        read_baseline(document, "main.json")
+    for field, name in (("name", "<b>main</b>"), ("sweep", "../main"), ("name", "")):
+        with pytest.raises(UsageError, match="expected letters, digits"):
+            read_baseline(document | {field: name}, "main.json")
 
 
 def test_a_baseline_of_version_1_is_still_compared_but_not_its_sums_of_peaks(store):

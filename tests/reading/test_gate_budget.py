@@ -31,18 +31,32 @@ def case(differences, *, tolerance=0.02, cell="cell") -> MetricSamples:
     return MetricSamples(cell, base, head, True, tolerance, sequential=True)
 
 
-def test_every_cell_gets_a_block_before_any_gets_a_second():
-    asked = [status("a", 1.0)]
-    assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b", "c"]) == "b"
-    assert next_cell(asked, {"a": 1.0}, 99.0, without_block=["b"], given_up=["b"]) == "a"
+A = [status("a", 1.0)]
+NEAR_AND_FAR = [status("far", 40.0, 6), status("near", 3.0, 9)]
+ON_IT = [status("on it", math.inf, 3), status("near", 5.0, 9)]
+DECIDED = [status("a", 3.0), status("b", 0.0, verdict="equivalent")]
 
 
-def test_cells_that_can_be_decided_in_the_time_left_come_first():
-    asked = [status("far", 40.0, 6), status("near", 3.0, 9)]
-    seconds = {"far": 10.0, "near": 10.0}
-    assert next_cell(asked, seconds, 100.0) == "near"
-    # With time for both, the one that was seen less often.
-    assert next_cell(asked, seconds, 1000.0) == "far"
+@pytest.mark.parametrize(
+    ("asked", "seconds", "left", "how", "expected"),
+    [
+        # Every cell gets a block before any gets a second.
+        (A, 1.0, 99.0, {"without_block": ["b", "c"]}, "b"),
+        (A, 1.0, 99.0, {"without_block": ["b"], "given_up": ["b"]}, "a"),
+        # What can be decided in the time left comes first; with time for all, what was seen less.
+        (NEAR_AND_FAR, 10.0, 100.0, {}, "near"),
+        (NEAR_AND_FAR, 10.0, 1000.0, {}, "far"),
+        # A change on the tolerance itself waits for all others.
+        (ON_IT, 1.0, 99.0, {}, "near"),
+        (ON_IT[:1], 1.0, 99.0, {}, "on it"),
+        # Nothing is started that does not fit, is decided or was given up.
+        (DECIDED, 10.0, 9.0, {}, None),
+        (DECIDED, 10.0, 11.0, {"given_up": ["a"]}, None),
+        (DECIDED, 10.0, 11.0, {}, "a"),
+    ],
+)
+def test_the_next_block_goes_where_it_can_decide_most(asked, seconds, left, how, expected):
+    assert next_cell(asked, {one.cell: seconds for one in asked}, left, **how) == expected
 
 
 def test_a_cheap_block_helps_more_than_an_expensive_one():
@@ -50,20 +64,7 @@ def test_a_cheap_block_helps_more_than_an_expensive_one():
     assert next_cell(asked, {"large": 60.0, "small": 5.0}, 60.0) == "small"
 
 
-def test_nothing_is_started_that_does_not_fit_or_is_decided_or_given_up():
-    asked = [status("a", 3.0), status("b", 0.0, verdict="equivalent")]
-    assert next_cell(asked, {"a": 10.0}, 9.0) is None
-    assert next_cell(asked, {"a": 10.0}, 11.0, given_up=["a"]) is None
-    assert next_cell(asked, {"a": 10.0}, 11.0) == "a"
-
-
-def test_a_change_on_the_tolerance_itself_waits_for_all_others():
-    asked = [status("on it", math.inf, 3), status("near", 5.0, 9)]
-    assert next_cell(asked, {"on it": 1.0, "near": 1.0}, 99.0) == "near"
-    assert next_cell(asked[:1], {"on it": 1.0}, 99.0) == "on it"
-
-
-@pytest.mark.parametrize("effect", [0.0, 0.01, 0.05, 0.2, -0.1])
+@pytest.mark.parametrize("effect", [0.0, 0.05, -0.1])
 def test_a_status_is_the_verdict_that_the_gate_gives(effect):
     rng = np.random.default_rng(1)
     cases = [case(effect + 0.01 * rng.standard_normal(n), cell=str(n)) for n in (4, 8, 12, 20)]

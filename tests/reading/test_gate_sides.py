@@ -12,6 +12,7 @@ from recorded_runs import CELLS, Arm, judged_arms, on_nodes, record_arms
 
 from bench.derive.metrics import MetricRule, default_rules
 from bench.errors import UsageError
+from bench.store import ResultsStore
 from reports.gates import ci
 from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
@@ -26,16 +27,25 @@ def judged(sides, **rules: MetricRule) -> GateResult:
     return gate(sides, Policy({**default_rules(), **rules}), lambda _: None)
 
 
-@pytest.fixture
-def slower(store) -> GateResult:
+@pytest.fixture(scope="module")
+def slower(tmp_path_factory) -> GateResult:
+    """Three cells, of which the head takes 10 % longer."""
+    store = ResultsStore.open(tmp_path_factory.mktemp("slower") / "results", create=True)
     return judged_arms(store, slower=1.1, noise=0.003)
 
 
-def test_interleaved_arms_are_paired_block_by_block(slower):
-    assert all(pair.paired for pair in slower.sides.pairs)
-    times = [j for j in slower.judgements if j.metric == "step_time"]
-    assert [j.cell for j in times] == list(CELLS)
-    assert {j.verdict for j in times} == {"regressed"}
+@pytest.mark.parametrize(
+    ("time", "arms", "begins"),
+    [
+        ("advisory", {"blocks": 1, "slower": 2.2}, "PASSED, time not decided: "),
+        ("advisory", {"blocks": 12}, "PASSED: "),
+        ("off", {"blocks": 1}, "PASSED: "),  # without times nothing is said of them
+        ("advisory", {"blocks": 1, "states": {0: "crashed"}}, "FAILED TO MEASURE"),
+    ],
+)
+def test_the_first_line_says_what_was_not_decided_beside_what_was(store, time, arms, begins):
+    rules = {**default_rules(), "step_time": MetricRule(time, 0.02, "lower_is_better")}
+    assert headline(judged_arms(store, Policy(rules=rules), **arms)).startswith(begins)
 
 
 def test_runs_on_a_device_that_did_not_stay_as_it_was_have_no_time_and_the_gate_says_why(store):
@@ -62,12 +72,6 @@ def test_a_part_of_the_cells_can_be_judged_alone(store):
         assert [one.label for one in both.selected([named]).pairs] == ["ddp [base]"]
 
 
-def test_arms_run_one_after_the_other_are_not_paired(store):
-    result = judged_arms(store, slower=1.1, interleaved=False)
-    assert not any(pair.paired for pair in result.sides.pairs)
-    assert "were not interleaved" in to_terminal(result, NOW)
-
-
 def test_a_block_that_lost_a_run_is_left_out_and_that_is_said(store):
     sides = judged_arms(store, states={3: "crashed"}).sides
     assert all(len(pair.base.step_milliseconds) == 7 for pair in sides.pairs)
@@ -79,33 +83,32 @@ def test_arms_are_base_and_head_or_the_first_two_or_named(store):
     assert sides_of_arms(store, "gate", None, None).head == "gate [new]"
     assert sides_of_arms(store, "gate", "third", "old").base == "gate [third]"
     assert sides_of_arms(store, "gate", None, "old").base == "gate [new]"
-    with pytest.raises(UsageError, match="no arm 'nwe'; arms: old, new, third"):
-        sides_of_arms(store, "gate", None, "nwe")
-    with pytest.raises(UsageError, match="both arm 'old'"):
-        sides_of_arms(store, "gate", "old", "old")
+    assert [cell.name for cell in cells_of(store, "gate", "new")] == list(CELLS)
+    assert [cell.name for cell in cells_of(store, "gate:ddp [old]", None)] == ["ddp [old]"]
+    record_arms(store, {None: Arm()}, sweep="plain", blocks=1)
+    for asked, message in (
+        (lambda: sides_of_arms(store, "gate", None, "nwe"), "no arm 'nwe'; arms: old, new, third"),
+        (lambda: sides_of_arms(store, "gate", "old", "old"), "both arm 'old'"),
+        (lambda: sides_of_arms(store, "plain", None, None), "has 0 arms; .* needs two"),
+        (lambda: cells_of(store, "gate", None), "arms old, new, third; name one of them"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            asked()
 
 
-def test_a_sweep_without_arms_has_nothing_to_compare_within(store):
-    record_arms(store, {None: Arm()}, blocks=2)
-    with pytest.raises(UsageError, match="has 0 arms; a comparison within one sweep needs two"):
-        sides_of_arms(store, "gate", None, None)
-
-
-def test_one_arm_of_a_sweep_can_stand_for_it(store):
-    record_arms(store, {"base": Arm(), "head": Arm()}, blocks=2)
-    assert [cell.name for cell in cells_of(store, "gate", "head")] == list(CELLS)
-    assert [cell.name for cell in cells_of(store, "gate:ddp [base]", None)] == ["ddp [base]"]
-    with pytest.raises(UsageError, match="was run with the arms base, head; name one of them"):
-        cells_of(store, "gate", None)
-
-
-def test_two_sweeps_are_compared_without_pairs(store):
+def test_interleaved_arms_are_paired_and_two_sweeps_and_other_arms_are_not(store, slower):
+    assert all(pair.paired for pair in slower.sides.pairs)
+    times = [(j.cell, j.verdict) for j in slower.judgements if j.metric == "step_time"]
+    assert times == [(cell, "regressed") for cell in CELLS]
     record_arms(store, {None: Arm()}, sweep="before", noise=0.003)
     record_arms(store, {None: Arm(slower=1.1)}, sweep="after", noise=0.003)
-    result = judged(sides_of_sweeps(store, "before", "after"))
-    assert result.regressed
-    assert "9 comparisons" not in to_terminal(result, NOW)
-    assert "3 comparisons of runs that were not interleaved" in to_terminal(result, NOW)
+    for result in (
+        judged(sides_of_sweeps(store, "before", "after")),
+        judged_arms(store, slower=1.1, noise=0.003, interleaved=False),
+    ):
+        assert result.regressed
+        assert not any(pair.paired for pair in result.sides.pairs)
+        assert "3 comparisons of runs that were not interleaved" in to_terminal(result, NOW)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +170,10 @@ def test_the_three_numbers_of_speed_are_always_together(slower):
     for text in (to_terminal(slower, NOW), to_markdown(slower, NOW)):
         for name in ("time change", "throughput change", "throughput ratio"):
             assert f"{name}: head" in text
-    for one in to_data(slower, NOW)["judgements"]:
+    data = json.loads(json.dumps(to_data(slower, NOW)))
+    assert (data["passed"], data["policy"]) == (False, "the default policy")
+    assert data["pruned"][0]["cell"] == "cuda"
+    for one in data["judgements"]:
         known = [one[key] is None for key in ("time_change", "throughput_change")]
         assert known == [one["throughput_ratio"] is None] * 2
     for case in ET.fromstring(ci.to_junit(slower)).iter("testcase"):
@@ -176,13 +182,6 @@ def test_the_three_numbers_of_speed_are_always_together(slower):
             assert "time change +" in text
             assert "throughput change -" in text
             assert "throughput ratio 0." in text
-
-
-def test_the_data_is_plain_json(slower):
-    data = json.loads(json.dumps(to_data(slower, NOW)))
-    assert (data["passed"], data["policy"]) == (False, "the default policy")
-    assert {one["verdict"] for one in data["judgements"]} == {"regressed", "equivalent"}
-    assert data["pruned"][0]["cell"] == "cuda"
 
 
 def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
@@ -196,34 +195,30 @@ def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
 
 
 @pytest.mark.parametrize(
-    ("head", "strict", "failures", "errors"),
+    ("head", "strict", "failures", "errors", "annotated"),
     [
-        ({"slower": 1.3, "blocks": 3}, False, "0", "0"),  # undecided cells are skipped
-        ({"slower": 1.3, "blocks": 3}, True, "3", "0"),
-        ({"states": {0: "hang"}, "blocks": 1}, False, "0", "3"),  # cells without a number
+        ({"slower": 1.3, "blocks": 3}, False, "0", "0", {"::warning"}),  # undecided: skipped
+        ({"slower": 1.3, "blocks": 3}, True, "3", "0", {"::warning"}),
+        # Cells without a number.
+        ({"states": {0: "hang"}, "blocks": 1}, False, "0", "3", {"::error"}),
     ],
 )
-def test_junit_counts_failures_and_errors(store, head, strict, failures, errors):
-    found = ET.fromstring(ci.to_junit(judged_arms(store, **head), strict=strict))
+def test_undecided_and_unmeasured_cells_are_told_apart(
+    store, head, strict, failures, errors, annotated
+):
+    result = judged_arms(store, **head)
+    found = ET.fromstring(ci.to_junit(result, strict=strict))
     assert (found.get("failures"), found.get("errors")) == (failures, errors)
+    assert {line.split(" ")[0] for line in ci.annotation_lines(result)} == annotated
 
 
-def test_annotations_are_one_line_each_and_escape_what_github_would_obey(store):
-    cells = {"100%,a:b\n::error::x": CELLS["ddp"]}
-    lines = ci.annotation_lines(judged_arms(store, slower=1.2, cells=cells))
-    assert len(lines) == 1
-    assert lines[0].startswith("::error file=gate.yaml,title=step_time regressed::100%25,a:b ")
-    assert "\n" not in lines[0]
-
-
-def test_undecided_and_advisory_findings_are_warnings(store):
-    record_arms(store, {"base": Arm(), "head": Arm(more_memory=1.1)}, blocks=3)
-    sides = sides_of_arms(store, "gate", None, None)
-    lines = ci.annotation_lines(
-        judged(sides, memory=MetricRule("advisory", 0.005, "lower_is_better"))
-    )
-    assert {line.split(" ")[0] for line in lines} == {"::warning"}
-    assert any("memory regressed (advisory)" in line for line in lines)
+def test_hostile_names_are_shown_and_never_obeyed(store):
+    cells = {"100%,a:b\n::error::x <b>|@all": CELLS["ddp"]}
+    result = judged_arms(store, slower=1.2, cells=cells)
+    (line,) = ci.annotation_lines(result)
+    assert line.startswith("::error file=gate.yaml,title=step_time regressed::100%25,a:b ")
+    assert "\n" not in line
+    assert not re.search("<b>|@all", to_markdown(result, NOW))
 
 
 def test_a_summary_stays_within_what_github_accepts():
@@ -233,9 +228,3 @@ def test_a_summary_stays_within_what_github_accepts():
     assert cut.endswith("(cut off)\n")
     assert ci.summary("short") == "short"
     assert len(ci.summary(long, 1024 * 1024)) < 20
-
-
-def test_markdown_shows_hostile_names_literally(store):
-    text = to_markdown(judged_arms(store, cells={"<b>|@all": CELLS["ddp"]}, blocks=2), NOW)
-    assert "<b>" not in text
-    assert "@all" not in text

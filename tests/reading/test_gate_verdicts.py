@@ -1,15 +1,20 @@
-"""Verdicts from run medians and a tolerance."""
+"""Verdicts: from run medians and a tolerance, and from loss curves and the spread of repeats."""
 
 from __future__ import annotations
 
 import random
+from itertools import combinations
 
 import pytest
 
 from bench.derive.metrics import HOST_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
-from reports.gates.judgement import MetricSamples, judge_intervals, judge_values
+from reports.comparisons.parity import relative_differences
+from reports.gates.cell_samples import LossCurve
+from reports.gates.judgement import Judgement, MetricSamples, judge_intervals, judge_values
+from reports.gates.loss_gate import SPREAD_FACTOR, judge_loss
 
 TIME = default_rules()["step_time"]
+STEPS = 40
 
 
 def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool = True, **changes):
@@ -19,83 +24,73 @@ def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool =
     return MetricSamples("cell", base, head, paired, **{"tolerance": 0.02, **changes})
 
 
-def verdict(
-    *cases: MetricSamples, rule: MetricRule = TIME, metric=STEP_TIME, alpha: float = 0.05
-) -> str:
-    return judge_intervals(list(cases), metric, rule, alpha)[0].verdict
+def first(*cases: MetricSamples, rule: MetricRule = TIME, metric=STEP_TIME) -> Judgement:
+    """What is said of the first of cells that are judged together."""
+    return judge_intervals(list(cases), metric, rule, 0.05)[0]
+
+
+UNCHANGED = [case(1.0 + i / 1e6) for i in range(11)]
+BOTH_WAYS = {"rule": MetricRule("required", 0.02, "both")}
+OF_THROUGHPUT = {"rule": default_rules()["throughput"], "metric": THROUGHPUT}
+TOO_FEW = ["smallest p-value", "at least 6 blocks"]
 
 
 @pytest.mark.parametrize(
-    ("effect", "expected"),
-    [(1.10, "regressed"), (0.90, "improved"), (1.0, "equivalent"), (1.02, "inconclusive")],
+    ("cases", "how", "verdict", "said"),
+    [
+        # The interval against the tolerance decides.
+        ([case(1.10)], {}, "regressed", []),
+        ([case(0.90)], {}, "improved", []),
+        ([case(1.0)], {}, "equivalent", []),
+        ([case(1.02)], {}, "inconclusive", ["neither inside nor beyond the tolerance of 2.0 %"]),
+        ([case(0.9)], BOTH_WAYS, "regressed", []),
+        ([case(1 / 1.1)], OF_THROUGHPUT, "regressed", []),
+        # Too few runs say how many could decide.
+        ([case(2.0, blocks=1)], {}, "inconclusive", TOO_FEW),
+        ([case(2.0, blocks=5)], {}, "inconclusive", TOO_FEW),
+        ([case(1.1, blocks=4, paired=False)], {}, "regressed", []),
+        (
+            [case(1.1, blocks=3, paired=False)],
+            {},
+            "inconclusive",
+            ["cannot decide with 3 against 3 runs", "at least 4 runs on each side"],
+        ),
+        # One cell of twelve needs more blocks than one alone.
+        (
+            [case(1.1), *UNCHANGED],
+            {},
+            "inconclusive",
+            ["not after adjustment for 12 cells", "at least 9 blocks"],
+        ),
+        ([case(1.1, blocks=9), *UNCHANGED], {}, "regressed", []),
+    ],
 )
-def test_the_interval_against_the_tolerance_decides(effect, expected):
-    assert verdict(case(effect)) == expected
+def test_samples_are_judged_by_their_interval_which_says_what_it_lacks(cases, how, verdict, said):
+    found = first(*cases, **how)
+    assert (found.verdict, found.paired) == (verdict, cases[0].paired)
+    assert [words for words in said if words not in found.reason] == []
 
 
 def test_a_change_that_is_significant_but_within_the_tolerance_is_equivalent():
-    found = judge_intervals([case(1.01, noise=0.001)], STEP_TIME, TIME, 0.05)[0]
+    found = first(case(1.01, noise=0.001))
     assert found.verdict == "equivalent"
     assert found.interval[0] > 1
 
 
-def test_throughput_is_the_mirror_of_time():
-    rule = default_rules()["throughput"]
-    slower = judge_intervals([case(1 / 1.10)], THROUGHPUT, rule, 0.05)[0]
-    assert slower.verdict == "regressed"
+def test_time_change_throughput_change_and_ratio_go_together_also_where_batches_differ():
+    slower = first(case(1 / 1.10), **OF_THROUGHPUT)
     assert slower.ratio == pytest.approx(1 / 1.10, rel=0.01)
     assert slower.time_ratio == pytest.approx(1 / slower.throughput_ratio)
-
-
-def test_time_change_throughput_change_and_ratio_go_together_also_where_batches_differ():
-    found = judge_intervals([case(1.0, tokens_ratio=2.0)], STEP_TIME, TIME, 0.05)[0]
+    found = first(case(1.0, tokens_ratio=2.0))
     assert found.time_ratio == pytest.approx(1.0, rel=0.01)
     assert found.throughput_ratio == pytest.approx(2.0 / found.time_ratio)
-
-
-def test_a_direction_of_both_calls_every_change_a_regression():
-    assert verdict(case(0.9), rule=MetricRule("required", 0.02, "both")) == "regressed"
-
-
-@pytest.mark.parametrize(("blocks", "needed"), [(1, 6), (3, 6), (5, 6)])
-def test_too_few_blocks_decide_nothing_and_say_how_many_could(blocks, needed):
-    found = judge_intervals([case(2.0, blocks=blocks)], STEP_TIME, TIME, 0.05)[0]
-    assert found.verdict == "inconclusive"
-    assert f"at least {needed} blocks" in found.reason
-    assert "smallest p-value" in found.reason
-
-
-def test_unpaired_runs_are_judged_as_such():
-    found = judge_intervals([case(1.1, blocks=4, paired=False)], STEP_TIME, TIME, 0.05)[0]
-    assert (found.verdict, found.paired) == ("regressed", False)
-    three = judge_intervals([case(1.1, blocks=3, paired=False)], STEP_TIME, TIME, 0.05)[0]
-    assert three.verdict == "inconclusive"
-    assert "cannot decide with 3 against 3 runs" in three.reason
-    assert "at least 4 runs on each side" in three.reason
 
 
 def test_only_blocks_that_both_sides_have_are_paired():
     one = case(1.1)
     head = {block: time for block, time in one.head.items() if block != 3}
-    found = judge_intervals(
-        [MetricSamples("cell", one.base, head, True, 0.02)], STEP_TIME, TIME, 0.05
-    )[0]
+    found = first(MetricSamples("cell", one.base, head, True, 0.02))
     assert found.n_base == found.n_head == 7
-
-
-def test_one_cell_of_twelve_needs_more_blocks_than_one_cell_alone():
-    still = [case(1.0 + i / 1e6) for i in range(11)]
-    alone = judge_intervals([case(1.1)], STEP_TIME, TIME, 0.05)[0]
-    among = judge_intervals([case(1.1), *still], STEP_TIME, TIME, 0.05)[0]
-    assert (alone.verdict, among.verdict) == ("regressed", "inconclusive")
-    assert "not after adjustment for 12 cells" in among.reason
-    assert "at least 9 blocks" in among.reason
-    assert verdict(case(1.1, blocks=9), *still) == "regressed"
-
-
-def test_an_undecided_interval_is_named():
-    found = judge_intervals([case(1.02)], STEP_TIME, TIME, 0.05)[0]
-    assert "neither inside nor beyond the tolerance of 2.0 %" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -124,3 +119,62 @@ def test_a_difference_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_
         ("far", "inconclusive"),
     ]
     assert judged[0].reason == "1 of 2 runs of the base measure nothing above zero"
+
+
+def curve(
+    shift: float = 0.0, *, from_step: int = 1, noise: float = 0.0, seed: int = 0
+) -> LossCurve:
+    rng = random.Random(seed)
+    return LossCurve.of(
+        [
+            (2 + 3 * 0.9**step) * (1 + (shift if step >= from_step else 0.0) + rng.gauss(0, noise))
+            for step in range(1, STEPS + 1)
+        ]
+    )
+
+
+NEAR = [curve(noise=1e-4, seed=seed) for seed in range(3)]
+MOVED = curve(0.01, from_step=21, noise=1e-4, seed=9)
+BROKEN = LossCurve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
+UNSTABLE = [curve(), curve(1e-9, from_step=3)]
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "mode", "verdict", "said"),
+    [
+        ([curve(), curve()], [curve()], "bitwise", "equivalent", ""),
+        # One bit is a difference, and nothing is held to a base that does not repeat itself.
+        ([curve()], [curve(), curve(1e-15, from_step=17)], "bitwise", "regressed", "step 17"),
+        (UNSTABLE, [curve()], "bitwise", "inconclusive", "not bitwise equal (first divergent step"),
+        (NEAR, [MOVED], "spread", "regressed", "first divergent step 21:"),
+        # A lower loss is a difference too, and the worst head run counts.
+        ([curve()], [curve(-0.01)], "spread", "regressed", ""),
+        ([curve()], [curve(), curve(0.01)], "spread", "regressed", ""),
+        ([curve()], [BROKEN], "spread", "regressed", "first divergent step 5:"),
+        ([curve()], [LossCurve.of(curve().values[:30])], "spread", "regressed", "30, 40"),
+        ([curve()], [LossCurve.of([])], "spread", "regressed", ""),
+        # Without repeats the bound is the tolerance, and that is said.
+        ([curve()], [curve(1e-6)], "spread", "equivalent", "no repeats"),
+    ],
+)
+def test_a_loss_that_differs_is_named_with_its_first_step(base, head, mode, verdict, said):
+    found = judge_loss(base, head, mode, 1e-5)
+    assert found.verdict == verdict
+    assert said in found.reason
+
+
+def test_a_curve_within_the_spread_of_repeats_is_equal():
+    base = [curve(noise=0.01, seed=seed) for seed in range(4)]
+    apart = (relative_differences(a.values, b.values) for a, b in combinations(base, 2))
+    found = judge_loss(base, [curve(noise=0.01, seed=9)], "spread", 1e-5)
+    assert found.verdict == "equivalent"
+    assert found.bound == pytest.approx(SPREAD_FACTOR * max(map(max, apart)))
+    assert "n=4" in found.reason
+
+
+def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
+    base = [curve(noise=0.002, seed=seed) for seed in range(3)]
+    head = curve(0.009, noise=0.002, seed=9)
+    found = judge_loss(base, [head], "spread", 1e-5)
+    assert max(relative_differences(head.values, base[0].values)) < found.bound
+    assert found.verdict == "regressed"

@@ -1,13 +1,22 @@
-"""Imported runs in reports: beside measured ones, with what is absent called absent."""
+"""Imported runs: beside measured ones, with what is absent called absent, and log against log."""
 
 from __future__ import annotations
+
+import math
 
 import pytest
 from recorded_runs import findings_of, resolved_run
 
+from bench.store.imports import ImportedRun
 from bench.workload import ImportedStep, Provenance, Workload
 from reports.build import write_report
-from reports.comparisons.imported import of_import, side_by_side, to_data
+from reports.comparisons.imported import (
+    of_import,
+    side_by_side,
+    step_changes,
+    step_differences,
+    to_data,
+)
 from reports.frames import read_frames
 
 THEIRS = Workload(framework="megatron-lm", ranks=64, global_batch=256, seq_len=4096)
@@ -33,6 +42,12 @@ def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -
     ]  # fmt: skip
     assert any("| ours " in line and "| measured " in line for line in text.splitlines())
     assert "model, device" in text
+    # A damaged one is named and not used.
+    file = store.imports.folder / one.id / "steps.jsonl"
+    file.write_text(file.read_text().replace("801", "1"))
+    text = report(store, tmp_path)
+    assert "Damaged imports" in text
+    assert "megatron 1: train.log" not in text
 
 
 def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) -> None:
@@ -46,16 +61,6 @@ def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) ->
     assert (bare.milliseconds, bare.tokens_per_second, bare.loss) == (None, None, None)
     assert side_by_side([bare]).rows[0].cells[-3:] == ("absent",) * 3
     assert to_data([bare])[0]["tokens_per_second"] is None
-
-
-def test_a_damaged_import_is_named_and_not_used(store, tmp_path) -> None:
-    findings_of(store, {"ours": resolved_run()})
-    one = store.imports.write("theirs", THEIRS, LOG, STEPS)
-    file = store.imports.folder / one.id / "steps.jsonl"
-    file.write_text(file.read_text().replace("801", "1"))
-    text = report(store, tmp_path)
-    assert "Damaged imports" in text
-    assert "megatron 1: train.log" not in text
 
 
 def test_a_folder_with_imported_runs_alone_has_a_report(store, tmp_path) -> None:
@@ -77,3 +82,39 @@ def test_imported_runs_are_rows_of_the_frames(store) -> None:
     )  # fmt: skip
     (row,) = frames.steps.to_dict("records")
     assert (row["step"], row["extra"]) == (1, '{"num zeros": 3.0}')
+
+
+def log_of(*steps: ImportedStep) -> ImportedRun:
+    return ImportedRun("x", Workload(framework="f"), Provenance(kind="imported"), steps)
+
+
+def losses(*values: float | None, first: int = 1) -> ImportedRun:
+    return log_of(*(ImportedStep(first + i, loss=value) for i, value in enumerate(values)))
+
+
+def test_losses_are_compared_at_the_steps_that_both_logs_tell() -> None:
+    (found,) = step_differences(losses(5.0, 4.0, None, 3.0), losses(4.5, 1.0, 3.0, first=2))
+    assert (found.name, found.steps) == ("loss", 2)
+    assert (found.largest, found.at) == (0.5, 2)
+    assert (found.last, found.last_step) == (0.0, 4)
+    assert step_differences(losses(1.0), losses(1.0, first=2)) == []
+    # A side that diverged differs without bound.
+    (found,) = step_differences(losses(2.0, 1.0), losses(math.nan, 1.0))
+    assert (found.largest, found.at) == (math.inf, 1)
+    (same,) = step_differences(losses(math.nan), losses(math.nan))
+    assert same.largest == 0.0
+
+
+def test_times_are_medians_and_peaks_are_largest() -> None:
+    base = log_of(
+        *(ImportedStep(i, milliseconds=time) for i, time in enumerate((90.0, 10.0, 11.0))),
+        ImportedStep(4, device_peak_bytes=100),
+        ImportedStep(5, device_peak_bytes=50),
+    )
+    head = log_of(ImportedStep(1, milliseconds=5.5), ImportedStep(2, device_peak_bytes=50))
+    time, peak = step_changes(base, head)
+    assert (time.base, time.head, time.ratio) == (11.0, 5.5, 0.5)
+    assert (peak.base, peak.ratio) == (100.0, 0.5)
+    assert step_changes(base, losses(1.0)) == []
+    zero = log_of(ImportedStep(1, milliseconds=0.0))
+    assert [change.ratio for change in step_changes(zero, zero)] == [None]

@@ -10,7 +10,6 @@ import pytest
 
 from bench.known_failures import KNOWN_FAILURES, PAGE, KnownFailure, of_case, of_program
 from bench.spec import engine_names
-from bench.store import ResultsStore
 from bench.validate.fuzz.drawing import draw
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, ValidationRecord
 from reports.renderers.validation_text import to_terminal
@@ -53,30 +52,35 @@ def failing(case: str, *checks: str) -> CaseVerdict:
     )
 
 
-def test_a_case_is_known_by_its_engine_and_the_check_that_fails_first() -> None:
-    case = "ddp/no_shard/2/stack/fp32/k1/reloaded"
-    weights = failing(case, "computed weights", "gradients").failures
-    known = of_case("ddp", case, weights)
-    assert known is not None
-    assert known.by_design
-    assert of_case("ddp", case, failing(case, "gradients").failures) is None
-    assert of_case("ddp", case.removesuffix("/reloaded"), weights) is None
-    assert of_case("mfsdp", "mfsdp/no_shard/2/stack/fp32/k1/reloaded", weights) is None
+CASE = "ddp/no_shard/2/stack/fp32/k1/reloaded"
+WEIGHTS, GRADIENTS = ("computed weights", "gradients"), ("gradients",)
+BF16 = "deepspeed/optim_grads_params/2/stack/bf16/k2"
 
 
 @pytest.mark.parametrize(
-    ("measured", "known"),
+    ("case", "checks", "measured", "known"),
     [
-        ("relative difference 0.0097, allowed the rounding bound", True),
-        ("relative difference 0.5, allowed the rounding bound", False),
-        ("relative difference nan, allowed the rounding bound", False),
-        ("", False),
+        # By the check that fails first.
+        (CASE, WEIGHTS, "", True),
+        (CASE, GRADIENTS, "", False),
+        (CASE.removesuffix("/reloaded"), WEIGHTS, "", False),
+        (CASE.replace("ddp", "mfsdp"), WEIGHTS, "", False),
+        # A larger error than the known one is new.
+        (BF16, GRADIENTS, "relative difference 0.0097, allowed the rounding bound", True),
+        (BF16, GRADIENTS, "relative difference 0.5, allowed the rounding bound", False),
+        (BF16, GRADIENTS, "relative difference nan, allowed the rounding bound", False),
+        (BF16, GRADIENTS, "", False),
     ],
 )
-def test_a_larger_error_than_the_known_one_is_new(measured: str, known: bool) -> None:
-    check = CheckVerdict(check="gradients", state="failed", measured=measured)
-    found = of_case("deepspeed", "deepspeed/optim_grads_params/2/stack/bf16/k2", [check])
+def test_a_case_is_known_by_its_engine_its_first_check_and_its_error(
+    case: str, checks: tuple[str, ...], measured: str, known: bool
+) -> None:
+    failed = [
+        one.model_copy(update={"measured": measured}) for one in failing(case, *checks).checks
+    ]
+    found = of_case(case.partition("/")[0], case, failed)
     assert (found is not None) == known
+    assert found is None or found.by_design == (case == CASE)
 
 
 OFF = "cycle 1, pass 1: gradient of first.weight is off by 0.1 of 0.7"
@@ -89,57 +93,46 @@ ASSERTED = "RuntimeError: expect_autograd_hooks_ INTERNAL ASSERT FAILED"
 SAVED = "AssertionError: should use `_saved_grad_shard`"
 REDUCED = "AssertionError: The parameter last.bias has already been reduced."
 OTHER = "RuntimeError: another"
-#: Of each row: its script (and how it ends, where rows share one), then the text and the features
-#: of a program that it describes, and those of one that is much alike and new.
+FAILING_BACKWARD = "pass failing backward"
+UNUSED = "find_unused_parameters=True"
+#: Of each row with a script: the text and the features of a program that it describes, and those of
+#: one that is much alike and new.
 PROGRAMS = {
-    "fsdp2-unit-twice-under-reentrant-checkpoints": (OFF, "letter K", OFF, "letter C"),
-    "fsdp2-exception-in-a-backward-pass": (
-        *(OFF, "pass failing backward"),
-        *(OFF, "pass failing forward"),
-    ),
-    "fsdp2-exception-in-a-recomputation": (OFF, "pass failing recompute", OFF, "letter c"),
-    "fsdp2-exception-in-a-forward-pass": (
-        *("RuntimeError: full_tensor", "pass failing forward"),
-        *(OTHER, "pass failing forward"),
-    ),
-    "fsdp2-ranks-on-other-paths": (
-        *(RESET, "differing paths True"),
-        *(RESET, "differing paths False"),
-    ),
-    "fsdp1-two-backward-passes-whole-gradients": (
-        *(OFF, "strategy 0, last double"),
-        *(OFF, "strategy 3, last double"),
-    ),
-    "fsdp1-two-backward-passes-of-one-graph": (SAVED, "last double", OTHER, "last double"),
-    "fsdp1-evaluation-before-the-step": (
-        *(STEP, "strategy 3, pass evaluate "),
-        *(STEP, "strategy 0, pass evaluate "),
-    ),
-    "fsdp1-unit-under-reentrant-checkpoint": (
-        *(OFF, "root frozen, letter k"),
-        *(OFF, "strategy 3, letter k"),
-    ),
-    "fsdp1-tied-weight": (OFF, "strategy 0, tie root", OFF, "strategy 3, tie root"),
-    "fsdp1-frozen-layer-and-whole-gradients": (
-        *(RESET, "strategy 3, root frozen, dtype float64"),
-        *(RESET, "strategy 3, root frozen, dtype float32"),
-    ),
-    "ddp-two-backward-passes-of-one-graph": (OFF, "last double", OFF, "pass double , last micro"),
-    "ddp-unit-left-out": (OFF, "letter s", OFF, "letter s, find_unused_parameters=True"),
-    "": (FINISHED, "letter s", FINISHED, "letter s, find_unused_parameters=True"),
-    "ddp-unit-under-reentrant-checkpoint": (READY, "letter k", OTHER, "letter k"),
-    "ddp-static-graph-and-no-sync": (ASSERTED, "static_graph=True", ASSERTED, "letter r"),
-    "deepspeed-unit-left-out": (NOT_NONE, "letter s", OFF, "letter s"),
-    "deepspeed-unit-twice-under-reentrant-checkpoint": (
-        *("AssertionError", "letter K"),
-        *("AssertionError", "letter k"),
-    ),
-    "deepspeed-steps-without-a-backward-pass": ("KeyError: 0", "", "KeyError: 'w'", ""),
-    "deepspeed-exception-in-a-backward-pass": (
-        *(REDUCED, "pass failing backward"),
-        *(OTHER, "pass failing backward"),
-    ),
-}
+    "fsdp2-unit-twice-under-reentrant-checkpoints": [(OFF, "letter K"), (OFF, "letter C")],
+    "fsdp2-exception-in-a-backward-pass": [(OFF, FAILING_BACKWARD), (OFF, "pass failing forward")],
+    "fsdp2-exception-in-a-recomputation": [(OFF, "pass failing recompute"), (OFF, "letter c")],
+    "fsdp2-exception-in-a-forward-pass": [
+        (f"RuntimeError: {end}", "pass failing forward") for end in ("full_tensor", "another")
+    ],
+    "fsdp2-ranks-on-other-paths": [(RESET, f"differing paths {one}") for one in (True, False)],
+    "fsdp1-two-backward-passes-whole-gradients": [
+        (OFF, f"strategy {one}, last double") for one in (0, 3)
+    ],
+    "fsdp1-two-backward-passes-of-one-graph": [(SAVED, "last double"), (OTHER, "last double")],
+    "fsdp1-evaluation-before-the-step": [(STEP, f"strategy {n}, pass evaluate ") for n in (3, 0)],
+    "fsdp1-unit-under-reentrant-checkpoint": [
+        (OFF, "root frozen, letter k"), (OFF, "strategy 3, letter k"),
+    ],
+    "fsdp1-tied-weight": [(OFF, f"strategy {one}, tie root") for one in (0, 3)],
+    "fsdp1-frozen-layer-and-whole-gradients": [
+        (RESET, f"strategy 3, root frozen, dtype {one}") for one in ("float64", "float32")
+    ],
+    "ddp-two-backward-passes-of-one-graph": [
+        (OFF, "last double"), (OFF, "pass double , last micro"),
+    ],
+    "ddp-unit-left-out": [(OFF, "letter s"), (OFF, f"letter s, {UNUSED}")],
+    "": [(FINISHED, "letter s"), (FINISHED, f"letter s, {UNUSED}")],
+    "ddp-unit-under-reentrant-checkpoint": [(READY, "letter k"), (OTHER, "letter k")],
+    "ddp-static-graph-and-no-sync": [(ASSERTED, "static_graph=True"), (ASSERTED, "letter r")],
+    "deepspeed-unit-left-out": [(NOT_NONE, "letter s"), (OFF, "letter s")],
+    "deepspeed-unit-twice-under-reentrant-checkpoint": [
+        ("AssertionError", f"letter {one}") for one in "Kk"
+    ],
+    "deepspeed-steps-without-a-backward-pass": [("KeyError: 0", ""), ("KeyError: 'w'", "")],
+    "deepspeed-exception-in-a-backward-pass": [
+        (REDUCED, FAILING_BACKWARD), (OTHER, FAILING_BACKWARD),
+    ],
+}  # fmt: skip
 
 
 @cache
@@ -152,7 +145,7 @@ OF_PROGRAMS = [one for one in KNOWN_FAILURES if one.kind]
 
 @pytest.mark.parametrize("one", OF_PROGRAMS, ids=lambda one: f"{one.engines[0]}: {one.does}")
 def test_a_program_is_known_by_how_it_ends_and_what_it_has(one: KnownFailure) -> None:
-    text, has, other_text, other_has = PROGRAMS[Path(one.script).stem]
+    (text, has), (other_text, other_has) = PROGRAMS[Path(one.script).stem]
     for engine in one.engines:
         for kind in one.kind.split("|"):
             assert of_program(engine, kind, text, set(has.split(", "))) is one
@@ -217,55 +210,31 @@ def test_the_summary_says_of_a_known_failure_that_its_cases_passed() -> None:
     assert said(failing(case, "replicas")) == "(its 1 cases fail of others first)"
 
 
-def test_a_report_says_of_each_engine_whether_it_was_right_by_its_newest_validation(
-    tmp_path: Path,
-) -> None:
-    store = ResultsStore.open(tmp_path / "results", create=True)
+def test_a_report_says_of_each_engine_whether_it_was_right_by_its_newest_validation(store) -> None:
     assert verdict_lines(store, ["ddp", "fsdp2"]) == ()
     store.validations.write(RECORD)
     other = {"id": "validation-20260102T000000Z-0002", "engines": ("mfsdp",), "cases": ()}
     store.validations.write(RECORD.model_copy(update=other))
+    # An injection that ended before its first bug says nothing of an engine.
+    bug = BugVerdict(bug="R1", title="added", outcome="caught")
+    for number, bugs in ((3, (bug,)), (4, ())):
+        update = {"id": f"validation-20260103T000000Z-000{number}", "cases": (), "bugs": bugs}
+        update |= {"core": "changed copies", "interrupted": not bugs}
+        store.validations.write(RECORD.model_copy(update=update))
+    assert store.validations.newest(with_bugs=True).bugs == (bug,)
     ((engine, said),) = verdict_lines(store, ["ddp", "fsdp2"])
     assert engine == "ddp"
     assert said.startswith(
         "1 cases passed, 2 failed (1 known, 1 new) in the validation of 2026-01-01; "
     )
-
-
-@pytest.mark.parametrize(
-    ("wanted", "interrupted", "said"),
-    [
-        ("full", False, " (full);"),
-        ("quick, a selection", False, " (quick, a selection);"),
-        ("full", True, " (full, interrupted);"),
-        ("", True, " (interrupted);"),
-    ],
-)
-def test_a_report_says_what_was_asked_of_an_engine(
-    tmp_path: Path, wanted: str, interrupted: bool, said: str
-) -> None:
-    store = ResultsStore.open(tmp_path / "results", create=True)
-    update = {"wanted": wanted, "interrupted": interrupted}
-    store.validations.write(RECORD.model_copy(update=update))
-    ((_, line),) = verdict_lines(store, ["ddp"])
-    assert f" in the validation of 2026-01-01{said}" in line
-
-
-def test_an_injection_that_ended_before_its_first_bug_says_nothing_of_an_engine(
-    tmp_path: Path,
-) -> None:
-    store = ResultsStore.open(tmp_path / "results", create=True)
-    store.validations.write(RECORD)
-    injected = RECORD.model_copy(
-        update={
-            "id": "validation-20260102T000000Z-0002",
-            "cases": (),
-            "core": "changed copies",
-            "bugs": (BugVerdict(bug="R1", title="added", outcome="caught"),),
-        }
-    )
-    store.validations.write(injected)
-    ended = {"id": "validation-20260103T000000Z-0003", "bugs": (), "interrupted": True}
-    store.validations.write(injected.model_copy(update=ended))
-    assert store.validations.newest(with_bugs=False) == RECORD
-    assert store.validations.newest(with_bugs=True) == injected
+    for number, (wanted, interrupted, words) in enumerate(
+        [
+            ("full", False, " (full);"),
+            ("quick, a selection", True, " (quick, a selection, interrupted);"),
+            ("", True, " (interrupted);"),
+        ]
+    ):
+        update = {"id": f"validation-20260201T000000Z-000{number}", "wanted": wanted}
+        store.validations.write(RECORD.model_copy(update=update | {"interrupted": interrupted}))
+        ((_, line),) = verdict_lines(store, ["ddp"])
+        assert f" in the validation of 2026-01-01{words}" in line

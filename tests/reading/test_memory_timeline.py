@@ -1,4 +1,4 @@
-"""From the changes of one step to its peak, its figure and its tables."""
+"""From the changes of a step to its peak, which existed at one moment, its figure and tables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from xml.etree import ElementTree as ET
 import pytest
 from recorded_runs import Recorded, findings_of, ledger, resolved_run
 
-from bench.derive.timeline import Moment, moments, peak, read_timeline
+from bench.derive.metrics import LEDGER_PEAK
+from bench.derive.timeline import Moment, ledger_peak, moments, peak, read_timeline
 from bench.record import MemoryTimeline
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import build_document
+from reports.comparisons.change import change_between, memory_metric
+from reports.findings import Findings
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
-from reports.renderers.document import Figure, TableBlock
+from reports.renderers.document import Figure, Section, TableBlock
 from reports.sections.memory import unit_name, unit_names
 
 HYBRID = PRESETS["hybrid-tiny"]
@@ -21,13 +24,13 @@ MIB = 2**20
 
 
 def change(at: float, category: str, mib: float, bucket: str = "", **more) -> dict:
-    return {
-        "milliseconds": at,
-        "category": category,
-        "bytes": int(mib * MIB),
-        "bucket": bucket,
-        **more,
-    }
+    size = {"bytes": int(mib * MIB)}
+    return {"milliseconds": at, "category": category, "bucket": bucket, **size, **more}
+
+
+def gather(at: float, mib: float, layer: int, **more) -> dict:
+    role = "compute_weights"
+    return change(at, "compute_weights", mib, f"layers.{layer}/0", role=role, **more)
 
 
 DOCUMENT = {
@@ -35,12 +38,12 @@ DOCUMENT = {
     "milliseconds": 100.0,
     "start": [change(0, "main_weights", 10, "(root)/0", role="main_weights")],
     "changes": [
-        change(10, "compute_weights", 4, "layers.0/0", role="compute_weights"),
-        change(20, "compute_weights", 2, "layers.1/0", role="compute_weights"),
-        change(30, "compute_weights", -4, "layers.0/0", role="compute_weights"),
+        gather(10, 4, 0),
+        gather(20, 2, 1),
+        gather(30, -4, 0),
         change(40, "communication_buffers", 3, "layers.1/0", role="grad_bucket"),
         change(50, "communication_buffers", -3, "layers.1/0", role="grad_bucket"),
-        change(60, "compute_weights", -2, "layers.1/0", role="compute_weights"),
+        gather(60, -2, 1),
     ],
     "marks": [[1.0, "microbatch 1"], [90.0, "update"]],
 }
@@ -49,9 +52,8 @@ POOLED = {
     "milliseconds": 10.0,
     "start": [change(0, "compute_weights", 8, "(pool)", role="compute_weights")],
     "changes": [
-        change(1, "compute_weights", 4, "layers.0/0", role="compute_weights", in_pool=True),
-        change(2, "compute_weights", 3, "layers.1/0", role="compute_weights", in_pool=True),
-        change(3, "compute_weights", -4, "layers.0/0", role="compute_weights", in_pool=True),
+        gather(at, mib, layer, in_pool=True)
+        for at, mib, layer in ((1, 4, 0), (2, 3, 1), (3, -4, 0))
     ],
 }
 PLAN = {
@@ -85,6 +87,8 @@ PLAN = {
 
 
 def test_the_peak_is_the_moment_with_the_most_bytes_and_names_what_is_alive():
+    series = moments(MemoryTimeline.model_validate(DOCUMENT))
+    assert [m.total_bytes // MIB for m in series] == [10, 14, 16, 12, 15, 12, 10]
     found = peak(MemoryTimeline.model_validate(DOCUMENT))
     assert (found.moment.milliseconds, found.moment.total_bytes) == (20.0, 16 * MIB)
     assert [(h.unit, h.role, h.bytes // MIB) for h in found.alive] == [
@@ -92,11 +96,6 @@ def test_the_peak_is_the_moment_with_the_most_bytes_and_names_what_is_alive():
         ("layers.0", "compute_weights", 4),
         ("layers.1", "compute_weights", 2),
     ]
-
-
-def test_a_series_begins_with_the_start_and_follows_every_change():
-    found = moments(MemoryTimeline.model_validate(DOCUMENT))
-    assert [m.total_bytes // MIB for m in found] == [10, 14, 16, 12, 15, 12, 10]
 
 
 def test_slots_in_use_do_not_add_to_the_pool_and_decide_between_equal_moments():
@@ -112,15 +111,9 @@ def test_slots_in_use_do_not_add_to_the_pool_and_decide_between_equal_moments():
     assert [h.unit for h in found.alive if h.in_pool] == ["layers.0", "layers.1"]
 
 
-@pytest.mark.parametrize(
-    "memory",
-    [None, {}, {"timeline": None}, {"timeline": "cut"}, {"timeline": {"step": 2}}],
-)
-def test_a_timeline_that_is_missing_or_damaged_is_none(memory):
-    assert read_timeline(memory) is None
-
-
-def test_a_step_without_any_change_has_a_flat_peak():
+def test_a_timeline_that_is_damaged_is_none_and_a_step_without_changes_is_flat():
+    for damaged in (None, {}, {"timeline": None}, {"timeline": "cut"}, {"timeline": {"step": 2}}):
+        assert read_timeline(damaged) is None
     timeline = MemoryTimeline.model_validate({**DOCUMENT, "changes": [], "start": []})
     assert peak(timeline).moment == Moment(0.0, {})
 
@@ -146,7 +139,7 @@ def test_many_units_of_a_llama_are_named_by_number():
     assert unit_name("layers.4", PRESETS["llama3-8b"]) == "layers.4"
 
 
-def memory_section(store: ResultsStore, documents: dict[str, dict]):
+def found_in(store: ResultsStore, documents: dict[str, dict]) -> Findings:
     """Of one cell per document, each with its `memory.json`."""
     run = resolved_run(shape=HYBRID)
     cells = {}
@@ -154,9 +147,16 @@ def memory_section(store: ResultsStore, documents: dict[str, dict]):
         train = run.train.model_copy(update={"seed": number})
         memory = {"rank": 0, "by_category_bytes": ledger(run), **document}
         cells[name] = Recorded(run.model_copy(update={"train": train}), memory=memory)
-    document = build_document(findings_of(store, cells))
-    found = [section for section in document.sections if section.anchor == "memory"]
-    return found[0] if found else None
+    return findings_of(store, cells)
+
+
+def section_of(findings: Findings) -> Section | None:
+    sections = build_document(findings).sections
+    return next((section for section in sections if section.anchor == "memory"), None)
+
+
+def memory_section(store: ResultsStore, documents: dict[str, dict]) -> Section | None:
+    return section_of(found_in(store, documents))
 
 
 def rows_of(section, title: str) -> list[tuple[str, ...]]:
@@ -241,3 +241,70 @@ def test_a_figure_of_many_cells_and_changes_stays_one_readable_page():
     text = memory_timeline_figure(shown)
     ET.fromstring(text)
     assert len(text) < 3_000_000
+
+
+def memory(compute: float, buffers: float, *, together: bool) -> dict:
+    """10 MiB last; `compute` and `buffers` are held at once, or one after the other."""
+    changes = [change(1, "compute_weights", compute)]
+    if not together:
+        changes.append(change(2, "compute_weights", -compute))
+    changes.append(change(3, "communication_buffers", buffers))
+    highest = {"main_weights": 10, "compute_weights": compute, "communication_buffers": buffers}
+    by_category = {name: int(mib * MIB) for name, mib in highest.items()}
+    return {"by_category_bytes": by_category, "timeline": step([("main_weights", 10)], changes)}
+
+
+def step(start: list[tuple[str, float]], changes: list[dict]) -> dict:
+    held = [change(0, *one) for one in start]
+    return {"step": 2, "milliseconds": 9.0, "start": held, "changes": changes}
+
+
+def test_the_ledger_peak_is_of_one_moment_and_ranks_cells_as_the_timeline_does(store) -> None:
+    apart = memory(8, 4, together=False)  # 22 MiB if peaks are added, 18 at one moment
+    at_once = memory(6, 4, together=True)  # 20 MiB either way
+    findings = found_in(store, {"apart": apart, "at_once": at_once})
+    one, other = findings.cells
+    assert [cell.value(LEDGER_PEAK) for cell in (one, other)] == [18 * MIB, 20 * MIB]
+    assert memory_metric([one, other]) is LEDGER_PEAK
+    assert (change_between(other, one).memory_change or 0) < 0
+    assert one.ledger == {"main_weights": 10 * MIB, "compute_weights": 8 * MIB}
+    assert one.ledger_is_measured
+
+
+def test_bars_timeline_and_table_attribute_a_shared_copy_alike(store) -> None:
+    expected = {"main_weights": 6 * MIB, "compute_weights": 2 * MIB}
+    shared = {"by_category_bytes": expected, "timeline": step([("compute_weights", 8)], [])}
+    findings = found_in(store, {"optim": shared})
+    assert dict(peak(read_timeline(shared)).moment.by_category) == expected
+    assert findings.cells[0].ledger == expected
+    assert rows_of(section_of(findings), "peak (ledger)")[0][-2:] == ("6.0 MiB", "2.0 MiB")
+
+
+HIGHEST = {"main_weights": 3, "gradients": 4}
+RECORDED = {"step": 2, "peak_bytes": 7, "by_category_bytes": HIGHEST}
+APART = memory(8, 4, together=False)
+
+
+@pytest.mark.parametrize(
+    ("document", "peak_bytes", "by_category", "is_measured"),
+    [
+        # What is recorded counts before what is derived, unless it is damaged.
+        (APART | {"ledger": RECORDED}, 7, HIGHEST, True),
+        (APART | {"ledger": RECORDED | {"peak_bytes": 8}}, 18 * MIB, None, True),
+        # Without a timeline the sum is an upper bound, and activations have none.
+        ({"by_category_bytes": HIGHEST}, 7, HIGHEST, False),
+        ({"by_category_bytes": HIGHEST | {"activations": 5}}, None, None, False),
+        ({"by_category_bytes": {"main_weights": 3, "optimizer_state": 6}}, None, None, False),
+        (
+            *({"by_category_bytes": HIGHEST | {"communication_buffers": None}}, None),
+            *(HIGHEST, False),
+        ),
+        (None, None, None, False),
+    ],
+)
+def test_a_peak_is_recorded_derived_or_an_upper_bound(
+    document, peak_bytes, by_category, is_measured
+) -> None:
+    found = ledger_peak(document)
+    assert (found.peak_bytes, found.is_measured) == (peak_bytes, is_measured)
+    assert by_category in (None, found.by_category)

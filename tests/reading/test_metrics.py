@@ -77,9 +77,3 @@ def test_comparisons_reports_and_baselines_show_it(energy, store, tmp_path: Path
     kept = read_baseline(json.loads(saved.to_text()), "m.json")
     result = gate(sides_of_baseline(store, "m", kept.cells, "b"), Policy(), lambda _: None)
     assert [one.verdict for one in result.judgements if one.metric == "energy"] == ["equivalent"]
-
-
-def test_without_it_nobody_knows_it(store):
-    assert "energy" not in Policy().rules
-    with pytest.raises(PolicyError, match="unknown key 'energy'"):
-        parse_policy({"metrics": {"energy": {}}}, lambda _: 1, "gates.yaml")

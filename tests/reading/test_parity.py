@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from recorded_runs import Recorded, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
@@ -20,25 +18,12 @@ def verdicts(groups):
     return {row.cell.name: row.verdict for group in groups for row in group.rows}
 
 
-def test_cells_of_one_policy_are_compared_and_the_reference_is_named(store):
-    cells = [
-        recorded_cell(store, "m", resolved_run("mfsdp", "optim")),
-        recorded_cell(store, "d", resolved_run("ddp", "no_shard")),
-    ]
-    (group,) = parity_groups(cells)
-    assert group.reference.name == "d"
-    assert verdicts([group]) == {"m": "parity", "d": "reference"}
-
-
-def test_dtype_policies_are_never_compared_with_each_other(store):
-    cells = [
-        recorded_cell(store, "a", resolved_run("ddp", "no_shard")),
-        recorded_cell(store, "b", resolved_run("ddp", "no_shard", dtype="bf16", comm="bf16")),
-    ]
-    assert verdicts(parity_groups(cells)) == {
-        "a": "nothing to compare with",
-        "b": "nothing to compare with",
-    }
+def of_two(store, resolved=None, **changes):
+    """Groups of ddp and another cell. changes: of the second."""
+    one = recorded_cell(store, "a", resolved_run("ddp", "no_shard"))
+    return parity_groups(
+        [recorded_cell(store, "b", resolved or resolved_run("mfsdp", "optim"), **changes), one]
+    )
 
 
 @pytest.mark.parametrize(
@@ -47,30 +32,35 @@ def test_dtype_policies_are_never_compared_with_each_other(store):
         ({"data": DataSpec(kind="text", seed=1)}, 2),
         ({"train": TRAIN.model_copy(update={"lr": 1e-3})}, 2),
         ({"train": TRAIN.model_copy(update={"global_batch": 8})}, 2),
+        ({"dtype": "bf16", "comm": "bf16"}, 2),
         # The same problem cut differently.
+        ({}, 1),
         ({"ranks": 4}, 1),
         ({"train": TRAIN.model_copy(update={"micro_batch": 1})}, 1),
         ({"recompute": "full"}, 1),
     ],
 )
-def test_another_problem_is_another_group(store, changes, groups):
-    cells = [
-        recorded_cell(store, "a", resolved_run("ddp", "no_shard")),
-        recorded_cell(store, "b", resolved_run("mfsdp", "optim", **changes)),
-    ]
-    assert len(parity_groups(cells)) == groups
+def test_cells_of_one_problem_and_one_dtype_policy_are_compared(store, changes, groups):
+    found = of_two(store, resolved_run("mfsdp", "optim", **changes))
+    assert len(found) == groups
+    if groups == 2:
+        assert set(verdicts(found).values()) == {"nothing to compare with"}
+    elif not changes:
+        assert verdicts(found) == {"a": "reference", "b": "parity"}
 
 
-def test_a_shifted_loss_diverges_at_the_first_step_beyond_the_bound(store):
-    cells = [
-        recorded_cell(store, "a", resolved_run("ddp", "no_shard")),
-        recorded_cell(store, "b", resolved_run("mfsdp", "optim"), loss_shift=1e-3),
-    ]
-    (group,) = parity_groups(cells)
-    row = group.rows[1]
-    assert row.verdict == "diverges"
-    assert row.first_divergent_step == 1
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
+def test_a_shifted_loss_diverges_at_the_first_step_beyond_the_bound(store, engine):
+    (group,) = of_two(store, resolved_run(engine, "optim"), loss_shift=1e-3)
+    assert (group.reference.name, group.tolerance.bound) == ("a", 1e-5)
+    (row,) = [one for one in group.rows if one.cell.name == "b"]
+    assert (row.verdict, row.first_divergent_step) == ("diverges", 1)
     assert row.max_relative == pytest.approx(1e-3, rel=0.05)
+
+
+@pytest.mark.parametrize("changes", [{"steps": 15}, {"state": "nan"}])
+def test_a_failed_cell_and_one_that_lacks_steps_take_no_part(store, changes):
+    assert list(verdicts(of_two(store, **changes))) == ["a"]
 
 
 def test_the_worst_of_several_runs_decides(store):
@@ -84,15 +74,6 @@ def test_the_worst_of_several_runs_decides(store):
     (group,) = parity_groups([base, other])
     assert group.rows[1].verdict == "diverges"
     assert group.repeat_spread == pytest.approx(1e-3, rel=0.05)
-
-
-@pytest.mark.parametrize("changes", [{"steps": 15}, {"state": "nan"}])
-def test_a_failed_cell_and_one_that_lacks_steps_take_no_part(store, changes):
-    cells = [
-        recorded_cell(store, "a", resolved_run("ddp", "no_shard")),
-        recorded_cell(store, "b", resolved_run("mfsdp", "optim"), **changes),
-    ]
-    assert list(verdicts(parity_groups(cells))) == ["a"]
 
 
 def bf16_cells(store, *shifts):
@@ -127,21 +108,9 @@ def test_what_established_engines_differ_among_themselves_widens_a_low_precision
     assert verdicts([group]) == {"ddp": "reference", **found}
     if shifts[0] == 4e-3:
         assert "established engines (ddp, fsdp2)" in group.tolerance.derivation
-
-
-def test_the_engine_under_test_never_widens_its_own_bound(store):
-    (group,) = parity_groups(bf16_cells(store, 0.0, 0.5)[::2])
-    assert group.tolerance.bound == 2**-8
-
-
-def test_the_fp32_bound_is_fixed_whatever_engines_do(store):
-    cells = [
-        recorded_cell(store, "a", resolved_run("ddp", "no_shard")),
-        recorded_cell(store, "b", resolved_run("fsdp2", "optim"), loss_shift=1e-4),
-    ]
-    (group,) = parity_groups(cells)
-    assert group.tolerance.bound == 1e-5
-    assert verdicts([group])["b"] == "diverges"
+    ddp, _, mfsdp = (row.cell for row in group.rows)
+    (without,) = parity_groups([ddp, mfsdp])  # the engine under test never widens its own bound
+    assert without.tolerance.bound == 2**-8
 
 
 def dtypes(compute, main="fp32", grads="fp32", comm="fp32"):
@@ -170,23 +139,5 @@ def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
 
 
 def test_two_nans_agree_and_one_does_not():
-    assert relative_differences([math.nan, math.nan, 1.0], [math.nan, 1.0, math.inf]) == [
-        0.0,
-        math.inf,
-        math.inf,
-    ]
-
-
-losses = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=20)
-
-
-@given(losses)
-def test_a_curve_does_not_differ_from_itself(curve):
-    assert relative_differences(curve, curve) == [0.0] * len(curve)
-
-
-@given(losses, st.floats(-0.5, 0.5))
-def test_a_relative_shift_is_measured_as_such(curve, shift):
-    moved = [value * (1 + shift) for value in curve]
-    for found in relative_differences(moved, curve):
-        assert found == pytest.approx(abs(shift), abs=1e-12)
+    one, other = [math.nan, math.nan, 1.0, 1.5], [math.nan, 1.0, math.inf, 1.0]
+    assert relative_differences(one, other) == [0.0, math.inf, math.inf, 0.5]

@@ -53,12 +53,20 @@ def rows(text: str) -> list[list[str]]:
     return [re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row, re.DOTALL) for row in found]
 
 
-@pytest.mark.parametrize("names", [("pr4133",), ("pr3067",), ("pr3067", "pr4133")])
-def test_the_block_of_imported_runs_stays_below_sixty_lines(store, names) -> None:
+@pytest.mark.parametrize(("names", "left"), [(("pr4133",), 2), (("pr3067", "pr4133"), 17)])
+def test_the_block_of_imported_runs_stays_below_sixty_lines_and_counts_the_rest(
+    store, names, left
+) -> None:
+    with pytest.raises(NothingMeasuredError, match="no finished and no imported run"):
+        gather(store, (), PRESETS)
     text = pr(imported(store, *names))
     assert len(text.splitlines()) < 60
     for heading in ("Trade-offs", "Parity", "Evidence", "Reproduce"):
         assert f"**{heading}" in text
+    more = re.search(r"# and (\d+) more runs", text)
+    assert len(re.findall(NUMBER, text)) + (int(more[1]) if more else 0) == left
+    if "pr3067" in names:
+        assert "AllGather symmetric: 4 lines, ReduceScatter regular: 6 lines" in text
 
 
 def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
@@ -91,11 +99,6 @@ def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
     assert "sha256" in text
 
 
-def test_lines_of_nccl_are_told_by_operation_and_kind(store) -> None:
-    text = pr(imported(store, "pr3067"))
-    assert "AllGather symmetric: 4 lines, ReduceScatter regular: 6 lines" in text
-
-
 def test_the_lines_of_a_block_can_be_imported_again(store) -> None:
     text = pr(imported(store, "pr4133"))
     again = read_text("again", [text.encode()], "megatron", {})
@@ -109,13 +112,6 @@ def test_the_lines_of_a_block_can_be_imported_again(store) -> None:
             before.step, before.milliseconds, before.loss,
         )  # fmt: skip
         assert step.device_peak_bytes == pytest.approx(before.device_peak_bytes, abs=2**14)
-
-
-def test_what_has_no_room_is_counted(store) -> None:
-    text = pr(imported(store, "pr3067"))
-    shown = len(re.findall(NUMBER, text))
-    left = int(re.search(r"# and (\d+) more runs", text)[1])  # type: ignore[index]
-    assert shown + left == 15
 
 
 def test_a_matrix_names_the_best_cell_of_each_problem(store) -> None:
@@ -147,8 +143,3 @@ def test_names_of_labels_cannot_break_out_of_the_block(store) -> None:
     html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(pr(store))
     assert "<script>" not in html
     assert html.count("<pre>") == 2
-
-
-def test_a_folder_with_nothing_in_it_is_refused(store) -> None:
-    with pytest.raises(NothingMeasuredError, match="no finished and no imported run"):
-        gather(store, (), PRESETS)

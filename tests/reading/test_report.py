@@ -12,7 +12,6 @@ from xml.etree import ElementTree as ET
 import pytest
 from recorded_runs import (
     Recorded,
-    fill_quickstart,
     quickstart_cells,
     record_run,
     resolved_run,
@@ -20,7 +19,6 @@ from recorded_runs import (
 )
 
 from bench.errors import UsageError
-from bench.spec import LaunchSpec
 from bench.store import ResultsStore
 from reports import build
 from reports.build import write_report
@@ -72,8 +70,8 @@ def page(written):
     return Page(written.html.read_text())
 
 
-def report_on(store, tmp_path, **options):
-    paths = write_report(store, ["quickstart"], tmp_path / "out", **options)
+def report_on(store, tmp_path, sweep="quickstart", **options):
+    paths = write_report(store, [sweep], tmp_path / "out", **options)
     return paths, Page(paths.html.read_text()).text, paths.markdown.read_text()
 
 
@@ -114,11 +112,7 @@ def test_the_page_needs_nothing_from_anywhere_else(written, page):
     assert not any(name.startswith("on") for name, _ in page.attributes)
 
 
-def test_one_version_of_the_code_needs_no_warning(page):
-    assert "different versions of the code" not in page.text
-
-
-def test_the_four_figures_are_inlined_and_kept_as_files(written, page):
+def test_the_four_figures_are_small_inlined_and_kept_as_files(written, page):
     assert page.tags.count("svg") == 4
     assert {path.name for path in written.figures} == {
         "loss.svg",
@@ -126,35 +120,18 @@ def test_the_four_figures_are_inlined_and_kept_as_files(written, page):
         "memory.svg",
         "throughput-memory.svg",
     }
-    for path in written.figures:
-        ET.fromstring(path.read_text())
-        assert f"figures/{path.name}" in written.markdown.read_text()
-
-
-def test_a_page_of_twelve_cells_is_small(written):
+    assert "different versions of the code" not in page.text
     # The demo's page has a memory timeline of each cell too (200 kB), and must stay under 700 kB.
     assert written.html.stat().st_size < 450_000
-
-
-def test_ids_inside_the_figures_do_not_clash(written):
     seen = set()
     for path in written.figures:
-        # Glyph outlines are the same everywhere and may be shared.
-        found = set(re.findall(r'<clipPath id="([^"]+)"', path.read_text()))
+        text = path.read_text()
+        ET.fromstring(text)
+        assert f"figures/{path.name}" in written.markdown.read_text()
+        # Ids do not clash; glyph outlines are the same everywhere and may be shared.
+        found = set(re.findall(r'<clipPath id="([^"]+)"', text))
         assert not found & seen
         seen |= found
-
-
-def test_a_report_is_rebuilt_without_any_summary_on_disk(store, tmp_path):
-    fill(store)
-    first = report_on(store, tmp_path)
-    for folder in (store.root / "runs").glob("*/*"):
-        (folder / "summary.json").write_text('{"formula": "nonsense", "final_loss": 999.0}')
-    second = report_on(store, tmp_path)
-    for folder in (store.root / "runs").glob("*/*"):
-        (folder / "summary.json").unlink()
-    third = report_on(store, tmp_path)
-    assert first == second == third
 
 
 def test_a_report_is_written_where_torch_and_scipy_cannot_be_imported(quickstart_root, tmp_path):
@@ -180,6 +157,37 @@ def test_a_report_is_written_where_torch_and_scipy_cannot_be_imported(quickstart
     assert (tmp_path / "report.html").is_file()
 
 
+@pytest.mark.parametrize(
+    ("name", "changes", "options", "said"),
+    [
+        ("b", {}, {"reference": "b"}, "Reference: b (named by the reader)"),
+        (
+            "b",
+            {"environment": {"cpu_name": "Other CPU"}},
+            {},
+            "Not compared, because measured on other hardware: b",
+        ),
+        (
+            "b",
+            {"code": "code-b"},
+            {},
+            "The cells of mfsdp were measured with different versions of",
+        ),
+        ("模型-🚀-" + "x" * 300, {}, {}, "模型-🚀-" + "x" * 300),  # the font cannot draw it
+    ],
+)
+def test_a_report_is_made_of_records_alone_and_says_what_it_compares(
+    store, tmp_path, name, changes, options, said
+):
+    fill(store, [("a", resolved_run("mfsdp", "no_shard")), (name, PAIR[1][1])], **changes)
+    first = report_on(store, tmp_path, **options)
+    assert said in first[1]
+    for folder in (store.root / "runs").glob("*/*"):
+        (folder / "summary.json").write_text('{"formula": "nonsense", "final_loss": 999.0}')
+    if name != "b":
+        assert report_on(store, tmp_path, **options) == first
+
+
 def test_failed_pruned_and_missing_cells_are_listed_with_their_reasons(store, tmp_path):
     cells = [("good", resolved_run("ddp", "no_shard")), ("bad", resolved_run("mfsdp", "optim"))]
     pruned = [{"id": "big", "labels": {}, "rule": "too_few_devices", "reason": "needs 8 devices"}]
@@ -197,40 +205,29 @@ def test_failed_pruned_and_missing_cells_are_listed_with_their_reasons(store, tm
         assert words in text
         assert words in plain
     assert "4 of 20" in text
-
-
-def test_a_sweep_of_which_nothing_could_run_still_has_a_report(store, tmp_path):
-    write_plan(store, [], pruned=[{"id": "a", "rule": "needs_cuda", "reason": "no GPU here"}])
-    paths, text, _ = report_on(store, tmp_path)
-    assert paths.measured_cells == 0
-    assert paths.figures == ()
+    pruned = [{"id": "a", "rule": "needs_cuda", "reason": "no GPU here"}]
+    write_plan(store, [], sweep="none", pruned=pruned)
+    paths, text, _ = report_on(store, tmp_path, "none")
+    assert (paths.measured_cells, paths.figures) == (0, ())
     assert "no GPU here" in text
     assert "Nothing was measured" in text
 
 
-def test_truncated_records_are_reported_as_damaged_and_not_used(store, tmp_path):
-    fill_quickstart(store)
-    folders = sorted((store.root / "runs").glob("*/*"))
+@pytest.mark.parametrize("content", [None, b"\x00\xff\xfe", b"[]", b"{}", b"null", b"[" * 5000])
+def test_damaged_records_are_named_and_not_used_and_break_no_report(store, tmp_path, content):
+    """content: of a file of each run, None for half of what was in it."""
     damage = ["steps.node0.jsonl", "status.json", "env.json", "memory.json", "spec.json"]
-    for folder, name in zip(folders, damage, strict=False):
-        data = (folder / name).read_bytes()
-        (folder / name).write_bytes(data[: len(data) // 2])
-    paths, text, _ = report_on(store, tmp_path)
-    assert paths.measured_cells == 7
+    fill(store, [(name, resolved_run(ranks=n)) for n, name in enumerate(["good", *damage], 1)])
+    folders = {one.status.cell: store.root / "runs" / one.run_id for one in store.records()}
     for name in damage:
-        assert name in text
-    assert "none of its numbers is used" in text
-
-
-@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe", b"[]", b"{}", b"null", b"[" * 5000])
-def test_no_content_of_any_file_breaks_the_report(store, tmp_path, content):
-    resolved = resolved_run()
-    for name in ("spec", "status", "env", "memory", "runtime"):
-        folder = record_run(store, Recorded(resolved, cell=name))
-        (folder.path / f"{name}.json").write_bytes(content)
-    folder = record_run(store, Recorded(resolved, cell="steps"))
-    (folder.path / "steps.node0.jsonl").write_bytes(content)
-    report_on(store, tmp_path)
+        path = folders[name] / name
+        data = path.read_bytes()
+        path.write_bytes(data[: len(data) // 2] if content is None else content)
+    paths, text, _ = report_on(store, tmp_path)
+    if content is None:
+        assert paths.measured_cells == 1
+        assert [name for name in damage if name not in text] == []
+        assert "none of its numbers is used" in text
 
 
 def test_hostile_names_and_reasons_are_shown_and_never_obeyed(store, tmp_path):
@@ -250,45 +247,6 @@ def test_hostile_names_and_reasons_are_shown_and_never_obeyed(store, tmp_path):
     assert "\x1b" not in paths.html.read_text()
     assert "<script" not in re.sub(r"```.*?```", "", plain, flags=re.DOTALL)
     assert "\x1b" not in plain
-
-
-def test_names_the_font_cannot_draw_do_not_stop_the_report(store, tmp_path):
-    name = "模型-🚀-" + "x" * 300
-    fill(store, [(name, resolved_run())])
-    assert name in report_on(store, tmp_path)[1]
-
-
-@pytest.mark.parametrize(
-    ("changes", "options", "said"),
-    [
-        ({}, {"reference": "b"}, "Reference: b (named by the reader)"),
-        (
-            {"environment": {"cpu_name": "Other CPU"}},
-            {},
-            "Not compared, because measured on other hardware: b",
-        ),
-    ],
-)
-def test_what_cells_are_compared_with_is_said(store, tmp_path, changes, options, said):
-    fill(store, **changes)
-    assert said in report_on(store, tmp_path, **options)[1]
-
-
-def test_cells_of_one_engine_measured_with_different_code_are_pointed_out(store, tmp_path):
-    fill(store, [("a", resolved_run("mfsdp", "no_shard")), PAIR[1]], code="code-b")
-    _, text, _ = report_on(store, tmp_path)
-    assert "The cells of mfsdp were measured with different versions of the code" in text
-
-
-def test_sixty_cells_fit_into_one_report(store, tmp_path):
-    cells = [
-        (f"cell-{n}", resolved_run(launch=LaunchSpec(ranks=1, threads_per_rank=n)))
-        for n in range(1, 61)
-    ]
-    fill(store, cells)
-    paths, text, _ = report_on(store, tmp_path)
-    assert paths.measured_cells == 60
-    assert "The first 24 of 60 cells are shown" in text
 
 
 def test_an_out_folder_that_is_a_file_is_a_usage_error(quickstart_root, tmp_path):

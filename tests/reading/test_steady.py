@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from statistics import median
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,33 +24,21 @@ def pareto(rng, count):
     return 300.0 * (1 + 0.05 * rng.pareto(1.5, count))
 
 
-@pytest.mark.parametrize("series", [noisy, pareto])
-@pytest.mark.parametrize("count", [16, 20, 24])
-def test_stationary_series_with_outliers_are_stable_in_more_than_99_of_100_runs(count, series):
+def warming(rng, count):
+    times = noisy(rng, count)
+    times[:5] *= [6.0, 3.0, 2.2, 1.8, 1.5]
+    return times
+
+
+@pytest.mark.parametrize(
+    ("series", "count", "cut"),
+    [(noisy, 16, 0), (noisy, 24, 0), (pareto, 20, 0), (warming, 24, 0.95)],
+)
+def test_series_with_outliers_are_stable_almost_always_and_a_warm_up_is_cut(series, count, cut):
     rng = np.random.default_rng(count)
-    stable = sum(steady_window(series(rng, count).tolist()).stable for _ in range(RUNS))
-    assert stable > 0.99 * RUNS
-
-
-def test_a_warm_up_of_five_slow_steps_is_cut():
-    rng = np.random.default_rng(5)
-    cut = stable = 0
-    for _ in range(RUNS):
-        times = noisy(rng, 24)
-        times[:5] *= [6.0, 3.0, 2.2, 1.8, 1.5]
-        window = steady_window(times.tolist())
-        stable += window.stable
-        cut += window.first > 5
-    assert stable > 0.98 * RUNS
-    assert cut > 0.95 * RUNS
-
-
-def test_the_median_after_a_warm_up_is_that_of_the_quiet_part():
-    rng = np.random.default_rng(6)
-    times = [2000.0, 900.0, 700.0, 600.0, 500.0, *noisy(rng, 19)]
-    window = steady_window(times)
-    assert window.stable
-    assert median(times[window.first - 1 : window.last]) == pytest.approx(300, rel=0.05)
+    windows = [steady_window(series(rng, count).tolist()) for _ in range(RUNS)]
+    assert sum(window.stable for window in windows) > 0.98 * RUNS
+    assert sum(window.first > 5 for window in windows) >= cut * RUNS
 
 
 @pytest.mark.parametrize("direction", [1, -1])
@@ -75,7 +61,8 @@ def test_a_small_drift_is_forgiven_however_regular_it_is():
 def test_a_single_huge_step_neither_moves_nor_breaks_the_window():
     times = [100.0 + i % 3 for i in range(24)]
     plain = steady_window(times)
-    times[15] = 1e6
+    assert (plain.first, plain.stable) == (DROPPED_STEPS + 1, True)
+    times[15] = times[0] = 1e6
     assert steady_window(times) == plain
 
 
@@ -117,17 +104,3 @@ def test_the_first_steps_never_count_and_half_of_the_run_always_remains(times):
 def test_the_unit_of_time_does_not_change_the_window(times, factor):
     plain, scaled = steady_window(times), steady_window([factor * x for x in times])
     assert (plain.first, plain.last, plain.stable) == (scaled.first, scaled.last, scaled.stable)
-
-
-@given(times_of_steps, st.floats(0.01, 1e6))
-@settings(deadline=None)
-def test_the_time_of_the_first_step_is_irrelevant(times, first):
-    assert steady_window([first, *times[1:]]) == steady_window(times)
-
-
-@given(st.floats(0.01, 1e6), st.integers(DROPPED_STEPS + MIN_WINDOW_STEPS, 2000))
-@settings(deadline=None, max_examples=20)
-def test_a_constant_series_is_stable_right_after_the_dropped_steps(value, count):
-    window = steady_window([value] * count)
-    assert window.stable
-    assert window.first == DROPPED_STEPS + 1

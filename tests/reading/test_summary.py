@@ -13,11 +13,15 @@ from recorded_runs import TINY, in_memory, resolved_run, sample
 from bench.derive.flops import flops_per_global_batch
 from bench.derive.summary import common_steps, summarise, summary_formula
 from bench.record import RunStatus, StepSample
-from bench.spec import LaunchSpec, MeasureSpec, ResolvedDtypes
+from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ResolvedDtypes
 
 
 def record(steps=None, *, state="ok", **changes):
     return in_memory(steps, status=RunStatus(state=state), **changes)
+
+
+def sharded(**engine):
+    return EngineSpec(name="mfsdp", strategy="optim", **engine)
 
 
 def alike(ranks=2, **changes):
@@ -25,25 +29,27 @@ def alike(ranks=2, **changes):
     return {rank: [sample(i, **changes) for i in range(1, 21)] for rank in range(ranks)}
 
 
-def test_a_step_takes_as_long_as_its_slowest_rank():
+def test_numbers_are_of_all_ranks_by_the_slowest_and_the_largest_one():
     steps = {
-        0: [sample(i, 100.0) for i in range(1, 21)],
-        1: [sample(i, 130.0) for i in range(1, 21)],
+        0: [sample(i, 100.0, rss_bytes=10 * i, loss=2.0) for i in range(1, 21)],
+        1: [sample(i, 130.0, rss_bytes=500 - i, device_peak_bytes=70 + i) for i in range(1, 21)],
     }
-    assert summarise(record(steps)).step_milliseconds_median == 130.0
-
-
-def test_throughput_is_tokens_of_all_ranks_over_the_median_step():
-    summary = summarise(record())
-    assert summary.tokens_per_second == pytest.approx(2 * 256 / 0.1)
-
-
-def test_tflops_are_those_of_the_named_formula_per_rank():
+    summary = summarise(record(steps))
+    assert summary.step_milliseconds_median == 130.0
+    assert summary.tokens_per_second == pytest.approx(2 * 256 / 0.13)
     flops = flops_per_global_batch(TINY, 128, 4)
-    summary = summarise(record())
-    assert summary.tflops_per_second_per_device == pytest.approx(flops / 0.1 / 1e12 / 2)
+    assert summary.tflops_per_second_per_device == pytest.approx(flops / 0.13 / 1e12 / 2)
     assert summary.formula == summary_formula(record().resolved)
-    assert "megatron-causal-2025-03" in summary.formula
+    assert (summary.final_loss, summary.final_grad_norm) == (2.5, 1.0)
+    assert (summary.rss_peak_bytes, summary.device_peak_bytes) == (499, 90)
+    assert summary.wire_bytes_per_step == 2000
+
+
+def test_what_one_rank_did_not_count_and_a_loss_that_is_no_number_are_unknown():
+    steps = alike()
+    steps[1] = [sample(i, wire_bytes=None, loss=math.nan) for i in range(1, 21)]
+    summary = summarise(record(steps))
+    assert (summary.wire_bytes_per_step, summary.final_loss) == (None, None)
 
 
 def test_warm_up_steps_do_not_count():
@@ -76,12 +82,26 @@ def test_a_failed_run_keeps_only_its_memory():
     assert "out_of_memory" in summary.notes[0]
 
 
-def test_a_profiled_run_has_no_times():
-    profiled = record(resolved=resolved_run(measure=MeasureSpec(profile="memory")))
-    profiled.status.comparable_in_time = False
-    summary = summarise(profiled)
-    assert summary.step_milliseconds_median is None
-    assert "profiled" in " ".join(summary.notes)
+@pytest.mark.parametrize(
+    ("resolved", "says"),
+    [
+        (resolved_run(measure=MeasureSpec(profile="memory")), "profiled"),
+        *(
+            (
+                resolved_run().model_copy(update={"engine": sharded(**{axis: 2})}),
+                "no bytes sent",
+            )
+            for axis in ("tensor_parallel", "expert_parallel")
+        ),
+    ],
+)
+def test_a_profiled_run_has_no_times_and_other_parallelisms_are_not_passed_over(resolved, says):
+    one = record(resolved=resolved)
+    one.status.comparable_in_time = resolved.measure.comparable_in_time
+    summary = summarise(one)
+    lacks = "step_milliseconds_median" if says == "profiled" else "wire_bytes_per_step"
+    assert getattr(summary, lacks) is None
+    assert says in " ".join(summary.notes)
 
 
 def test_a_hole_in_one_rank_ends_the_steps_that_count():
@@ -94,46 +114,6 @@ def test_a_hole_in_one_rank_ends_the_steps_that_count():
     assert summary.steady is not None
     assert summary.steady.last == 11
     assert "11 of 20 steps" in " ".join(summary.notes)
-
-
-def test_final_values_are_means_over_ranks_at_the_last_step():
-    steps = {r: [sample(i, loss=2.0 + r, grad_norm=1.5) for i in range(1, 21)] for r in range(2)}
-    summary = summarise(record(steps))
-    assert summary.final_loss == 2.5
-    assert summary.final_grad_norm == 1.5
-
-
-@pytest.mark.parametrize("loss", [math.nan, math.inf])
-def test_a_loss_that_is_no_number_is_not_reported_as_one(loss):
-    assert summarise(record(alike(1, loss=loss))).final_loss is None
-
-
-def test_bytes_sent_are_summed_over_ranks_and_unknown_if_one_rank_did_not_count():
-    assert summarise(record()).wire_bytes_per_step == 2000
-    steps = {
-        0: [sample(i) for i in range(1, 21)],
-        1: [sample(i, wire_bytes=None) for i in range(1, 21)],
-    }
-    assert summarise(record(steps)).wire_bytes_per_step is None
-
-
-@pytest.mark.parametrize("axis", ["tensor_parallel", "expert_parallel"])
-def test_bytes_of_other_parallelisms_are_not_passed_over(axis):
-    run = resolved_run()
-    engine = run.engine.model_copy(update={axis: 2})
-    summary = summarise(record(resolved=run.model_copy(update={"engine": engine})))
-    assert summary.wire_bytes_per_step is None
-    assert any("no bytes sent" in note for note in summary.notes)
-
-
-def test_peaks_are_those_of_the_largest_rank():
-    steps = {
-        0: [sample(i, rss_bytes=10 * i) for i in range(1, 21)],
-        1: [sample(i, rss_bytes=500 - i, device_peak_bytes=70 + i) for i in range(1, 21)],
-    }
-    summary = summarise(record(steps))
-    assert summary.rss_peak_bytes == 499
-    assert summary.device_peak_bytes == 90
 
 
 def test_the_kernels_own_peak_counts_where_it_is_higher_than_the_samples():
@@ -160,27 +140,13 @@ def test_an_account_that_is_not_whole_has_no_peak_and_says_what_it_lacks():
     assert "no ledger peak: the engine does not say its gradients" in summary.notes
 
 
-def gpu_record(names, milliseconds=100.0):
-    resolved = resolved_run(
-        launch=LaunchSpec(ranks=2, device="cuda"),
-        dtypes=ResolvedDtypes(
-            compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16"
-        ),
-    )
-    environment = {"runtime": {"device_names": names}}
-    steps = alike(milliseconds=milliseconds)
-    return record(steps, resolved=resolved, environment=environment)
-
-
-def test_mfu_is_achieved_over_the_peak_of_the_exact_device():
-    summary = summarise(gpu_record(["NVIDIA H100 80GB HBM3"] * 2))
-    assert summary.peak_tflops == 989.4
-    assert summary.mfu == pytest.approx((summary.tflops_per_second_per_device or 0) / 989.4)
+LOW = ResolvedDtypes(compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16")
 
 
 @pytest.mark.parametrize(
     ("names", "milliseconds", "said"),
     [
+        (["NVIDIA H100 80GB HBM3"] * 2, 100.0, None),
         *(
             (names, 100.0, "no MFU")
             for names in (["Odd"], [], None, "NVIDIA H100 PCIe", ["A", "B"])
@@ -191,7 +157,13 @@ def test_mfu_is_achieved_over_the_peak_of_the_exact_device():
 def test_an_unknown_or_mixed_device_or_an_impossible_rate_has_no_mfu_but_a_note(
     names, milliseconds, said
 ):
-    summary = summarise(gpu_record(names, milliseconds))
+    resolved = resolved_run(launch=LaunchSpec(ranks=2, device="cuda"), dtypes=LOW)
+    environment = {"runtime": {"device_names": names}}
+    steps = alike(milliseconds=milliseconds)
+    summary = summarise(record(steps, resolved=resolved, environment=environment))
+    if said is None:
+        assert summary.mfu == pytest.approx((summary.tflops_per_second_per_device or 0) / 989.4)
+        return
     assert summary.mfu is None
     assert summary.tflops_per_second_per_device is not None
     assert any(said in note for note in summary.notes)

@@ -33,36 +33,33 @@ def test_the_interval_of_the_ratio_decides_about_a_time(store, at_most, verdict)
     assert found.ratio == pytest.approx(0.5, rel=0.03)
     low, high = found.interval
     assert low < 0.5 < high
-
-
-def test_too_few_blocks_decide_nothing(store) -> None:
-    found = judged(store, 0.9, blocks=3)
-    assert (found.verdict, found.interval) == ("undecided", None)
-    assert found.reason == "too few for an interval: 3 blocks, 6 are needed"
-    assert found.ratio == pytest.approx(0.5, rel=0.05)
-
-
-def test_runs_that_were_not_interleaved_decide_nothing(store) -> None:
-    assert judged(store, 0.9, interleaved=False).verdict == "undecided"
-
-
-@pytest.mark.parametrize(("at_most", "verdict"), [(1.0, "met"), (0.9, "missed")])
-def test_memory_is_judged_by_the_ratio_of_medians(store, at_most, verdict) -> None:
-    found = judged(store, at_most, "rss", blocks=1)
-    assert (found.verdict, found.ratio) == (verdict, 1.0)
-
-
-def test_a_number_that_no_block_has_is_unmeasured(store) -> None:
-    found = judged(store, 1.0, "allocator_peak")
-    assert found.verdict == "unmeasured"
-    assert found.reason == "none of 6 complete blocks has a number"
-
-
-def test_the_table_names_both_arms_with_their_medians(store) -> None:
-    (row,) = target_table([judged(store, 0.55)]).rows
-    assert row.cells[:4] == ("zero3", "step_time", "met", "0.55")
+    (row,) = target_table([found]).rows
+    assert row.cells[:4] == ("zero3", "step_time", verdict, f"{at_most:.2f}")
     assert re.fullmatch(r"base (99|100|101)\.\d ms", row.cells[-3])
     assert re.fullmatch(r"head (49|50|51)\.\d ms", row.cells[-2])
+
+
+@pytest.mark.parametrize(
+    ("at_most", "metric", "how", "verdict", "ratio", "reason"),
+    [
+        (
+            *(0.9, "step_time", {"blocks": 3}, "undecided", 0.5),
+            "too few for an interval: 3 blocks, 6 are needed",
+        ),
+        (0.9, "step_time", {"interleaved": False}, "undecided", 0.5, ""),
+        # Memory is judged by the ratio of medians, and a number that no block has by none.
+        (1.0, "rss", {"blocks": 1}, "met", 1.0, ""),
+        (0.9, "rss", {"blocks": 1}, "missed", 1.0, ""),
+        (1.0, "allocator_peak", {}, "unmeasured", None, "none of 6 complete blocks has a number"),
+    ],
+)
+def test_without_an_interval_a_time_is_undecided_and_memory_is_not(
+    store, at_most, metric, how, verdict, ratio, reason
+) -> None:
+    found = judged(store, at_most, metric, **how)
+    assert (found.verdict, found.interval) == (verdict, None)
+    assert found.ratio == (ratio if ratio in (None, 1.0) else pytest.approx(ratio, rel=0.05))
+    assert reason in found.reason
 
 
 FILE = "name: a\narms:\n  torch: .\n  ours: main\ntargets:\n  - {TARGET}\n"

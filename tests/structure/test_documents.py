@@ -56,7 +56,10 @@ def links(page: Path) -> list[tuple[Path, str]]:
     return found
 
 
-@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+PAGES = pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
+
+
+@PAGES
 def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None:
     for file, fragment in links(page):
         assert file.exists(), f"{page.name}: {file}"
@@ -64,62 +67,37 @@ def test_every_link_leads_to_a_file_and_a_heading_that_exist(page: Path) -> None
             assert fragment in anchors(file), f"{page.name}: {file.name}#{fragment}"
 
 
-def named_in(page: Path) -> set[str]:
-    """What a page names in backquotes, outside of its code blocks."""
-    return set(re.findall(r"`([^`\n]+)`", FENCE.sub("", page.read_text())))
-
-
-#: Pages of today: measurements and the changelog name what was, excerpts name files of others.
-CURRENT = [
-    page
-    for page in documents()
-    if page.name != "CHANGELOG.md" and not {"evidence", "logs"} & {*page.relative_to(ROOT).parts}
-]
-
-
-@pytest.mark.parametrize("page", documents(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
-    for name in SOURCE.findall(FENCE.sub("", page.read_text())):
-        places = (ROOT, ROOT / "mfsdp_core", page.parent)
-        assert any((place / name).is_file() for place in places), f"{page.name}: {name}"
-
-
-@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_path_that_a_page_names_exists(page: Path) -> None:
-    for name in named_in(page):
+@PAGES
+def test_every_file_and_module_that_a_page_names_exists(page: Path) -> None:
+    text = FENCE.sub("", page.read_text())
+    for name in SOURCE.findall(text):
+        assert any(
+            (place / name).is_file() for place in (ROOT, ROOT / "mfsdp_core", page.parent)
+        ), name
+    folders = {*page.relative_to(ROOT).parts}
+    if page.name == "README.md" and "docs" not in folders:
+        for name in re.findall(r"`(\w+\.py)`", text):
+            assert any(f.name == name and page.parent in f.parents for f in sources()), name
+    # Measurements and the changelog name what was, excerpts name files of others.
+    if page.name == "CHANGELOG.md" or {"evidence", "logs"} & folders:
+        return
+    for name in re.findall(r"`([^`\n]+)`", text):
         if re.fullmatch(rf"{TOP}/[\w./*-]*", name):
-            assert any(ROOT.glob(name)), f"{page.name}: {name}"
+            assert any(ROOT.glob(name)), name
+        elif (found := re.match(rf"{TOP}(?:\.\w+)+", name)) and not (ROOT / name).exists():
+            assert_exists_in_its_module(found[0].split("."))
 
 
-@pytest.mark.parametrize("page", CURRENT, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_module_and_what_a_page_names_of_it_exists(page: Path) -> None:
-    for name in named_in(page):
-        if not (found := re.match(rf"{TOP}(?:\.\w+)+", name)) or (ROOT / name).exists():
-            continue
-        place, rest = ROOT, found[0].split(".")
-        while rest and (place / rest[0]).is_dir():
-            place /= rest.pop(0)
-        module = place / "__init__.py"
-        if rest and (place / f"{rest[0]}.py").is_file():
-            module = place / f"{rest.pop(0)}.py"
-        text = module.read_text()
-        for attribute in rest:
-            assert re.search(rf"\b{attribute}\b", text), f"{page.name}: {name}"
-
-
-@pytest.mark.parametrize(
-    "page",
-    [
-        page
-        for page in documents()
-        if page.name == "README.md" and "docs" not in page.relative_to(ROOT).parts
-    ],
-    ids=lambda page: str(page.relative_to(ROOT)),
-)
-def test_every_file_of_its_room_that_a_readme_names_exists(page: Path) -> None:
-    for name in re.findall(r"`(\w+\.py)`", FENCE.sub("", page.read_text())):
-        found = [file for file in sources() if file.name == name and page.parent in file.parents]
-        assert found, f"{page.relative_to(ROOT)}: {name}"
+def assert_exists_in_its_module(rest: list[str]) -> None:
+    place = ROOT
+    while rest and (place / rest[0]).is_dir():
+        place /= rest.pop(0)
+    module = place / "__init__.py"
+    if rest and (place / f"{rest[0]}.py").is_file():
+        module = place / f"{rest.pop(0)}.py"
+    text = module.read_text()
+    for attribute in rest:
+        assert re.search(rf"\b{attribute}\b", text), f"{module}: {attribute}"
 
 
 def test_every_page_can_be_reached_from_the_readme() -> None:

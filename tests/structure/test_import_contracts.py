@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -75,28 +75,11 @@ def test_every_package_of_the_project_is_under_contract() -> None:
     assert settings["tool"]["mypy"]["packages"] == [*PACKAGES, "tools"]
 
 
-@pytest.mark.parametrize(
-    "file",
-    [
-        *sorted((ROOT / "bench" / "testing").glob("*.py")),
-        *(ROOT / "tests" / "core" / "oracle" / f"{name}.py" for name in ORACLES),
-    ],
-    ids=lambda file: f"{file.parent.name}-{file.stem}",
-)
-def test_what_the_core_is_judged_by_does_not_import_it(file: Path) -> None:
-    tree = ast.parse(file.read_text())
-    imported = {
-        name
-        for node in ast.walk(tree)
-        for name in (
-            [alias.name for alias in node.names]
-            if isinstance(node, ast.Import)
-            else [str(node.module)]
-            if isinstance(node, ast.ImportFrom)
-            else []
-        )
-    }
-    assert {name for name in imported if name.partition(".")[0] == "mfsdp_core"} == set()
+def test_what_the_core_is_judged_by_does_not_import_it() -> None:
+    oracle = ROOT / "tests" / "core" / "oracle"
+    files = [*(ROOT / "bench" / "testing").glob("*.py"), *(oracle / f"{one}.py" for one in ORACLES)]
+    core = re.compile(r"^\s*(?:from|import) mfsdp_core\b", re.MULTILINE)
+    assert [file.name for file in files if core.search(file.read_text())] == []
 
 
 def copy_of_sources(folder: Path) -> None:

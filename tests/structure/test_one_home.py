@@ -45,24 +45,17 @@ def test_no_file_compares_the_name_of_a_strategy() -> None:
 def test_harness_and_core_know_the_same_strategies(names: object, rows: dict[str, object]) -> None:
     assert get_args(names) == tuple(rows)
     assert tuple(SHARDED) == get_args(StrategyName)
+    for name, row in INNER.items():
+        placed = {
+            "optimizer": row.optimizer,
+            "gradients": row.accumulator,
+            "weights": row.parameter,
+        }
+        assert SHARDED[name] == {part for part, at in placed.items() if at is Placement.FLAT}
 
 
-@pytest.mark.parametrize("name", SHARDED)
-def test_harness_and_core_agree_on_what_is_sharded(name: StrategyName) -> None:
-    row = INNER[name]
-    placed = {
-        "optimizer": row.optimizer,
-        "gradients": row.accumulator,
-        "weights": row.parameter,
-    }
-    assert SHARDED[name] == {part for part, where in placed.items() if where is Placement.FLAT}
-
-
-def test_validate_allows_the_padding_that_the_core_promises() -> None:
+def test_harness_and_core_have_the_same_padding_transports_and_default() -> None:
     assert collectives.PADDING_BUDGET == PADDING_BUDGET
-
-
-def test_harness_and_core_have_the_same_transports_and_default() -> None:
     asked: object = TypeAdapter(TransportName).json_schema()["enum"]
     assert asked == [*get_args(config.Transport)]
     assert DEFAULT_TRANSPORT == config.DEFAULT_TRANSPORT

@@ -61,16 +61,12 @@ def test_no_file_holds_a_path_of_the_machine_it_was_written_on() -> None:
     assert findings(re.compile("|".join([*places, r"(?<![\w.])/(?:home|Users)/\w+"]))) == []
 
 
-def test_no_file_names_a_package_index() -> None:
-    assert findings(PACKAGE_INDEX) == []
-
-
-def test_nothing_is_marked_unfinished() -> None:
-    assert findings(UNFINISHED) == []
-
-
-def test_no_conflict_marker_was_committed() -> None:
-    assert findings(re.compile(r"^(?:<{7}|>{7}) ")) == []
+@pytest.mark.parametrize(
+    "pattern", [PACKAGE_INDEX, UNFINISHED, re.compile(r"^(?:<{7}|>{7}) ")],
+    ids=["a package index", "unfinished", "a conflict"],
+)  # fmt: skip
+def test_no_file_has_what_is_half_done_or_of_one_place(pattern: re.Pattern[str]) -> None:
+    assert findings(pattern) == []
 
 
 def test_test_files_have_unique_names_and_no_package_among_them() -> None:
@@ -81,12 +77,9 @@ def test_test_files_have_unique_names_and_no_package_among_them() -> None:
     assert not {p.name for p in (ROOT / "tests").iterdir()} & set(PACKAGES)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_every_package_has_a_readme_that_leads_to_the_decisions(package: str) -> None:
-    assert "](../docs/decisions/README.md)" in text_of(ROOT / package / "README.md")
-
-
-def test_the_readme_names_the_two_commands_before_any_other() -> None:
+def test_readmes_lead_to_the_decisions_and_name_the_two_commands_before_any_other() -> None:
+    for package in PACKAGES:
+        assert "](../docs/decisions/README.md)" in text_of(ROOT / package / "README.md")
     lines = [line for line in text_of(ROOT / "README.md").splitlines() if line.startswith("make ")]
     assert [line.split("#")[0].strip() for line in lines[:2]] == ["make demo", "make test"]
 

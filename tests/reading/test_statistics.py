@@ -1,7 +1,8 @@
-"""The arithmetic below verdicts: exact tests, their intervals, multiplicity, sample sizes."""
+"""The arithmetic below verdicts: exact tests, intervals that hold at every look, sample sizes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from statistics import fmean
@@ -18,21 +19,19 @@ from reports.statistics.deciding import (
 )
 from reports.statistics.estimate import estimate_paired, estimate_unpaired
 from reports.statistics.interval import MOST_EXACT, Rearrangements, subset_means, swap_means
+from reports.statistics.sequential import (
+    STRENGTHS,
+    ConfidenceSequence,
+    bets,
+    log_wealth,
+    typical_starts,
+)
 
 
-def one_sided(differences: Sequence[float], bound: float) -> float:
-    """Of "the centre is at most `bound`", by scipy."""
-    shifted = (np.asarray(differences) - bound,)
-    how = {"permutation_type": "samples", "n_resamples": 10**6, "alternative": "greater"}
-    return float(stats.permutation_test(shifted, np.mean, **how).pvalue)
-
-
-def sign_flip_p(differences: Sequence[float]) -> float:
-    """Two-sided p by scipy's permutation test."""
-    test = stats.permutation_test(
-        (np.asarray(differences),), np.mean, permutation_type="samples", n_resamples=10**6
-    )
-    return float(test.pvalue)
+def sign_flip_p(differences: Sequence[float], alternative: str = "two-sided") -> float:
+    """By scipy's permutation test; one-sided of "the centre is at most nothing"."""
+    how = {"permutation_type": "samples", "n_resamples": 10**6, "alternative": alternative}
+    return float(stats.permutation_test((np.asarray(differences),), np.mean, **how).pvalue)
 
 
 def two_sample_p(base: Sequence[float], head: Sequence[float]) -> float:
@@ -45,11 +44,7 @@ def two_sample_p(base: Sequence[float], head: Sequence[float]) -> float:
     return float(stats.permutation_test(data, apart, n_resamples=10**6).pvalue)
 
 
-def paired_interval(differences):
-    return Rearrangements(subset_means(differences)).interval(0.05)
-
-
-@pytest.mark.parametrize(("n", "m"), [(2, 2), (4, 4), (3, 6), (5, 7)])
+@pytest.mark.parametrize(("n", "m"), [(2, 2), (3, 6), (5, 7)])
 def test_the_p_value_is_that_of_the_permutation_test(n, m):
     rng = np.random.default_rng(n + m)
     base, head = rng.normal(size=n), rng.normal(size=m) + 0.5
@@ -60,19 +55,23 @@ def test_the_p_value_is_that_of_the_permutation_test(n, m):
     assert found == pytest.approx(sign_flip_p(both))
 
 
-@pytest.mark.parametrize("n", [6, 8, 10])
+@pytest.mark.parametrize("n", [6, 9])
 def test_the_paired_interval_holds_exactly_what_the_test_does_not_reject(n):
     rng = np.random.default_rng(n)
     for _ in range(10):
         differences = list(rng.standard_t(3, n) * 0.01 + 0.004)
-        low, high = paired_interval(differences)
+        known = Rearrangements(subset_means(differences))
+        low, high = known.interval(0.05)
+        assert known.p_above(0.01) == pytest.approx(
+            sign_flip_p(np.subtract(differences, 0.01), "greater")
+        )
         for inside in (low + 1e-9, high - 1e-9, fmean(differences)):
             assert sign_flip_p(np.subtract(differences, inside)) > 0.05
         for outside in (low - 1e-9, high + 1e-9):
             assert sign_flip_p(np.subtract(differences, outside)) <= 0.05
 
 
-@pytest.mark.parametrize(("n", "m"), [(4, 4), (3, 6), (5, 7)])
+@pytest.mark.parametrize(("n", "m"), [(4, 4), (5, 7)])
 def test_the_unpaired_interval_holds_exactly_what_the_test_does_not_reject(n, m):
     rng = np.random.default_rng(n * m)
     for _ in range(5):
@@ -82,23 +81,6 @@ def test_the_unpaired_interval_holds_exactly_what_the_test_does_not_reject(n, m)
             assert two_sample_p(base, head - inside) > 0.05
         for outside in (low - 1e-9, high + 1e-9):
             assert two_sample_p(base, head - outside) <= 0.05
-
-
-def test_one_sided_p_values_come_from_the_same_rearrangements():
-    rng = np.random.default_rng(3)
-    differences = list(rng.normal(0.01, 0.02, 9))
-    for bound in (-0.02, 0.0, 0.01, 0.03):
-        expected = one_sided(differences, bound)
-        known = Rearrangements(subset_means(differences))
-        assert known.p_above(bound) == pytest.approx(expected)
-
-
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-    rng = np.random.default_rng(11)
-    draws = rng.standard_t(3, (2000, 8)) * 0.01 + 0.03
-    covered = sum(low <= 0.03 <= high for low, high in (paired_interval(d) for d in draws))
-    exact = 1 - 12 / 256
-    assert covered / 2000 == pytest.approx(exact, abs=4 * math.sqrt(exact * (1 - exact) / 2000))
 
 
 def test_three_against_three_and_five_blocks_can_never_be_significant():
@@ -142,10 +124,10 @@ def test_many_blocks_draw_rearrangements_and_stay_close_to_the_t_interval():
     rng = np.random.default_rng(8)
     differences = rng.normal(0.01, 0.01, 40)
     assert MOST_EXACT < 2**40
-    low, high = paired_interval(list(differences))
+    found, again = (Rearrangements(subset_means(list(differences))).interval(0.05) for _ in "ab")
     wanted = stats.t.interval(0.95, 39, differences.mean(), stats.sem(differences))
-    assert (low, high) == pytest.approx(wanted, abs=4e-4)
-    assert paired_interval(list(differences)) == (low, high)  # nothing is left to chance
+    assert found == pytest.approx(wanted, abs=4e-4)
+    assert again == found  # nothing is left to chance
 
 
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
@@ -156,3 +138,67 @@ def test_a_time_that_is_no_positive_number_is_refused(bad):
         estimate_paired([1.0], [1.0, 2.0])
     with pytest.raises(ValueError, match="need a run"):
         estimate_unpaired([], [1.0])
+
+
+MAGNITUDES = (0.01, 0.2, 0.003, 0.07, 0.07, 0.0, 0.31, 0.02, 0.001, 0.15)
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+def test_over_all_sign_flips_the_wealth_is_one_on_average_after_every_start(side):
+    """Whatever the sizes are, and though the bets follow the signs seen before."""
+    flips = itertools.product((1, -1), repeat=len(MAGNITUDES))
+    rows = np.array([np.multiply(signs, MAGNITUDES) for signs in flips])
+    wealth = np.exp(log_wealth(rows, bets(rows), 0.0, side))
+    assert wealth.mean(axis=0) == pytest.approx(np.ones(10))
+
+
+def test_a_bet_knows_nothing_of_the_difference_it_is_placed_on_or_of_later_ones():
+    rows = np.array([MAGNITUDES, (*MAGNITUDES[:4], 9.0, 9.0, 9.0, 9.0, 9.0, 9.0)])
+    found = bets(rows)
+    assert found.shape == (2, 10, len(STRENGTHS))
+    assert np.array_equal(found[0, :5], found[1, :5])
+    assert not np.allclose(found[0, 5], found[1, 5])
+
+
+def test_the_interval_ends_where_the_p_value_passes_half_of_alpha():
+    known = ConfidenceSequence(tuple(0.03 + 0.02 * np.random.default_rng(2).standard_normal(15)))
+    low, high = known.interval(0.05)
+    assert low < 0.03 < high
+    assert known.p_above(low) == pytest.approx(0.025, rel=1e-3)
+    assert known.p_below(high) == pytest.approx(0.025, rel=1e-3)
+    mirrored = ConfidenceSequence(tuple(-d for d in known.differences)).interval(0.05)
+    assert mirrored == pytest.approx((-high, -low))
+
+
+def test_what_is_refuted_stays_refuted():
+    rng = np.random.default_rng(8)
+    differences = tuple(np.concatenate([0.1 + 0.01 * rng.standard_normal(9), -0.1 * np.ones(9)]))
+    before = 1.0
+    for count in range(1, 19):
+        now = ConfidenceSequence(differences[:count]).p_above(0.02)
+        assert now <= before
+        before = now
+    assert before < 0.025  # the later half says the opposite
+
+
+def test_five_starts_exclude_nothing_and_seven_equal_ones_a_change_of_nothing():
+    assert ConfidenceSequence((0.1,) * 5).interval(0.05) is None
+    low, _ = ConfidenceSequence((0.1,) * 7).interval(0.05)
+    assert low > 0
+    assert ConfidenceSequence(()).p_above(0.0) == 1.0
+
+
+def test_an_estimate_uses_the_sequence_in_the_place_of_the_permutation_test():
+    rng = np.random.default_rng(4)
+    base = 100 * np.exp(0.01 * rng.standard_normal(10))
+    found = estimate_paired(base, 1.1 * base, sequential=True)
+    assert found.ratio == pytest.approx(1.1)
+    assert found.p_beyond(math.log(1.02)) < 0.05
+    assert found.interval == pytest.approx(found.known.interval(0.05))
+
+
+def test_a_guess_of_the_starts_grows_as_the_distance_shrinks_and_never_ends_on_the_bound():
+    guesses = [typical_starts(distance, 0.02, 0.05) for distance in (0.1, 0.04, 0.02, 0.01)]
+    assert guesses == sorted(guesses)
+    assert 6 <= guesses[0] <= 8
+    assert math.isinf(typical_starts(0.0, 0.02, 0.05))

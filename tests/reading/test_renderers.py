@@ -1,4 +1,4 @@
-"""Text from records is shown literally: in Markdown, in a terminal, in names."""
+"""Text, tables and quantities as a reader sees them; text from records is shown literally."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
+from recorded_runs import quickstart_cells, recorded_cell
 
+from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.html import _breakable
 from reports.renderers.printable import printable
-from reports.renderers.table import Row, Table
+from reports.renderers.table import Row, Table, folded
+from reports.sections.cell_table import best_cells
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -84,15 +87,17 @@ def test_a_printable_text_is_one_harmless_line_of_the_asked_length(text, limit):
     assert all(character.isprintable() for character in shown)
 
 
-def test_hidden_characters_are_replaced_not_dropped():
-    assert printable("a\x1b[31m\u202eb") == "a\ufffd[31m\ufffdb"
-
-
-def test_a_terminal_table_lets_no_control_character_through():
-    table = Table.of(("name", "n"), tuple(Row((text, "1")) for text in HOSTILE))
-    text = terminal.table(table)
-    assert "\x1b" not in text
-    assert len(text.splitlines()) == len(HOSTILE) + 2
+def test_a_terminal_shows_columns_aligned_and_no_control_character():
+    texts = [*HOSTILE, "模型", "a\x1b[31m\u202eb"]
+    _, _, *rows = terminal.table(
+        Table.of(("name", "n"), tuple(Row((text, "1")) for text in texts))
+    ).splitlines()
+    assert len(rows) == len(texts)
+    assert "\x1b" not in "".join(rows)
+    assert rows[-1].split() == ["a\ufffd[31m\ufffdb", "1"]
+    assert len(rows[-2]) == len(rows[-1]) - 2, "each of its characters is two columns wide"
+    with pytest.raises(ValueError, match="1 cells for 2 columns"):
+        Table.of(("a", "b"), (Row(("x",)),))
 
 
 def test_a_long_title_breaks_into_lines_instead_of_widening_its_column():
@@ -122,14 +127,14 @@ WIDE = Table.of(
 )
 
 
-@pytest.mark.parametrize("width", range(20, 130, 3))
-def test_no_number_is_cut_and_no_line_is_too_long_whatever_the_terminal(terminal_of, width):
+def test_no_number_is_cut_and_no_line_is_too_long_whatever_the_terminal(terminal_of):
     wide = terminal.table(WIDE)
-    terminal_of(width)
-    text = terminal.table(WIDE)
-    for row in WIDE.rows:
-        assert all(number in text for number in row.cells[1:3])
-    assert text == wide or max(map(len, text.splitlines())) <= width
+    for width in range(20, 130, 3):
+        terminal_of(width)
+        text = terminal.table(WIDE)
+        for row in WIDE.rows:
+            assert all(number in text for number in row.cells[1:3])
+        assert text == wide or max(map(len, text.splitlines())) <= width
 
 
 def test_texts_wrap_between_words_before_names_are_cut(terminal_of):
@@ -154,18 +159,6 @@ def test_marks_are_explained_below_a_table_that_has_them():
         "! failed or not met;  ~ undecided, not steady or not measured",
     ]
     assert ";" not in terminal.table(Table.of(("cell",), rows[2:]))
-
-
-def test_wide_characters_keep_terminal_columns_aligned():
-    table = Table.of(("name", "n"), (Row(("模型", "1")), Row(("abcd", "22"))))
-    first, second = terminal.table(table).splitlines()[2:]
-    assert first.endswith("模型   1")
-    assert second.endswith("abcd  22")
-
-
-def test_a_row_of_the_wrong_length_is_refused():
-    with pytest.raises(ValueError, match="1 cells for 2 columns"):
-        Table.of(("a", "b"), (Row(("x",)),))
 
 
 @pytest.mark.parametrize(
@@ -212,3 +205,32 @@ def test_quantities_are_written_with_their_unit(shown, expected):
 )
 def test_a_name_may_be_broken_at_its_joints_and_stays_escaped(text: str, shown: str) -> None:
     assert str(_breakable(text)) == shown
+
+
+def test_a_column_that_says_the_same_everywhere_is_said_once():
+    rows = (
+        Row(("a", "1", "fast", "x"), best=frozenset({2, 3})),
+        Row(("b", "1", "slow", "x"), "bad"),
+    )
+    table, said = folded(Table.of(("cell", "n", "speed", "unit"), rows))
+    assert said == "n: 1; unit: x"
+    assert [column.title for column in table.columns] == ["cell", "speed"]
+    assert [row.cells for row in table.rows] == [("a", "fast"), ("b", "slow")]
+    assert [row.best for row in table.rows] == [frozenset({1}), frozenset()]
+    assert table.rows[1].kind == "bad"
+    assert "| **fast** |" in markdown.table(table)
+    # Names are kept where all are alike, and a table of one row keeps its columns.
+    alike = Table.of(("cell", "n"), (Row(("a", "1")), Row(("a", "1"))))
+    assert [column.title for column in folded(alike)[0].columns] == ["cell"]
+    single = Table.of(("cell", "n"), (Row(("a", "1")),))
+    assert folded(single) == (single, "")
+
+
+def test_the_best_is_the_lowest_time_and_the_highest_throughput_and_no_loss(store):
+    cells = [
+        recorded_cell(store, name, resolved, milliseconds=lambda _, ms=100.0 / speed: ms)
+        for (name, resolved), speed in zip(quickstart_cells()[:3], (1.0, 2.0, 0.5), strict=True)
+    ]
+    assert best_cells(cells, STEP_TIME) == [1]
+    assert best_cells(cells, THROUGHPUT) == [1]
+    assert best_cells(cells, LOSS) == []
