@@ -31,6 +31,8 @@ from reports.findings import Findings, find
 from reports.gates.gate import GateResult, gate
 from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
+from reports.renderers.document import Paragraph
+from reports.sections.what_ran import what_ran
 from reports.views.cells import Cell, make_cell
 from reports.views.sweep_view import load_sweeps
 
@@ -288,6 +290,34 @@ def findings_of(
     for name, run in runs.items():
         record_run(store, replace(run, cell=name))
     return find(store, load_sweeps(store, ["quickstart"]))
+
+
+def logged(resolved: ResolvedRun) -> ResolvedRun:
+    """The same run, for as few steps as it takes to keep a log of NCCL."""
+    train = resolved.train.model_copy(update={"steps": 5})
+    measure = resolved.measure.model_copy(update={"nccl": "evidence"})
+    return resolved.model_copy(update={"train": train, "measure": measure})
+
+
+def found_with_log(
+    store: ResultsStore, cells: Mapping[str, Recorded], lines: Iterable[str]
+) -> Findings:
+    """`findings_of`, where the cell `logged` has a log of NCCL 2.29.3 with these lines."""
+    findings_of(store, cells)
+    for record in store.records():
+        if record.status.cell == "logged":
+            folder = store.root / "runs" / record.run_id / "nccl"
+            folder.mkdir()
+            said = ["NCCL version 2.29.3+cuda13.0", *lines]
+            text = "".join(f"n1:10:20 [0] NCCL INFO {line}\n" for line in said)
+            (folder / "rank0.log").write_text(text)
+    return find(store, load_sweeps(store, ["quickstart"]))
+
+
+def warnings(findings: Findings) -> list[str]:
+    """What the first section of a report warns of."""
+    blocks = what_ran(findings).blocks
+    return [b.text for b in blocks if isinstance(b, Paragraph) and b.tone == "warning"]
 
 
 def sample(step: int, milliseconds: float = 100.0, **changes: Any) -> StepSample:

@@ -6,15 +6,24 @@ import json
 from dataclasses import replace
 
 import pytest
-from recorded_runs import Recorded, findings_of, record_run, resolved_run, write_plan
+from recorded_runs import (
+    Recorded,
+    findings_of,
+    found_with_log,
+    logged,
+    record_run,
+    resolved_run,
+    warnings,
+    write_plan,
+)
 
 from bench.derive.bandwidth import bus_factor
 from bench.derive.metrics import default_rules
 from bench.record import StepSample
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
+from nccl_lines import coll, init, ring, sym
 from reports.comparisons.change import change_between
-from reports.findings import find
 from reports.frames import read_frames
 from reports.gates.baseline import make_baseline, read_baseline
 from reports.gates.cell_samples import cell_samples
@@ -23,14 +32,13 @@ from reports.gates.pairing import sides_of_arms
 from reports.gates.policy import Policy
 from reports.nccl.expectations import shortfalls
 from reports.renderers import quantity
-from reports.renderers.document import Bullets, Paragraph, TableBlock
+from reports.renderers.document import Bullets, TableBlock
 from reports.sections.cell_table import cells_section
 from reports.sections.collectives import collectives_section
 from reports.sections.comparison import comparison
 from reports.sections.parity import parity_section
 from reports.sections.what_ran import what_ran
 from reports.views.cells import Run
-from reports.views.sweep_view import load_sweeps
 
 
 def collective(dtype="fp32", **changes):
@@ -48,12 +56,6 @@ def collective(dtype="fp32", **changes):
             }
         )
     )
-
-
-def logged(resolved):
-    train = resolved.train.model_copy(update={"steps": 5})
-    measure = resolved.measure.model_copy(update={"nccl": "evidence"})
-    return resolved.model_copy(update={"train": train, "measure": measure})
 
 
 def run(resolved, milliseconds=2.0, **changes):
@@ -94,6 +96,12 @@ def test_the_slowest_rank_decides_time_bandwidth_and_latency(store):
     assert summary.bus_bytes_per_second == pytest.approx(1.5 * 8e6 / 2.002e-3)
     assert (summary.final_loss, summary.tokens_per_second) == (None, None)
     assert not [note for note in summary.notes if "TFLOP" in note or "tokens" in note]
+    frames = read_frames(store.root)
+    row = frames.runs.iloc[0]
+    assert row["bus_bytes_per_second"] == pytest.approx(summary.bus_bytes_per_second)
+    assert (row["engine.operation"], row["latency_milliseconds_median"]) == ("all_reduce", 6.0)
+    assert frames.steps["latency_milliseconds"].notna().all()
+    assert frames.steps["loss"].isna().all()
 
 
 def test_a_report_of_collectives_shows_them_and_speaks_of_no_training(store):
@@ -118,60 +126,43 @@ def test_a_report_of_collectives_shows_them_and_speaks_of_no_training(store):
     assert comparison(found) is None
     sentences = next(b.items for b in what_ran(found).blocks if isinstance(b, Bullets))
     assert ("", "Highest bus bandwidth: all_gather 2.997 GB/s (gather).") in sentences
-
-
-def test_cells_that_train_are_never_compared_with_collectives(store):
+    change = change_between(*found.cells)
+    assert change.throughput_ratio == pytest.approx(0.5)
+    assert change.time_change == pytest.approx(1.0)
+    # Cells that train are never compared with them.
     trains = {name: resolved_run(name, "no_shard") for name in ("ddp", "mfsdp")}
-    found = findings_of(store, {**trains, "gather": run(collective(ranks=2))})
+    found = findings_of(store, {**trains, "gather 2": run(collective(ranks=2))})
     assert {change.head.name for change in found.changes} == {"mfsdp"}
     assert {cell.name for cell in found.finished} == {"ddp", "mfsdp"}
     assert collectives_section(found) is not None
     assert cells_section(found) is not None
 
 
-HEAD = "n1:10:20 [0] NCCL INFO "
-LOG = """NCCL version 2.29.3+cuda13.0
-comm 0xa0 rank 0 nranks 2 cudaDev 0 busId 1b commId 0xc - Init COMPLETE
-AllReduce: opCount 0 sendbuff 0x1 recvbuff 0x2 count 1 datatype 7 op 0 root 0 comm 0xa0 [nranks=2] stream 0x5
-AllReduce: 4 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}
-AllReduce: opCount 1 sendbuff 0x1 recvbuff 0x2 count 2048 datatype 7 op 0 root 0 comm 0xa0 [nranks=2] stream 0x5
-AllReduce [Symmetric]: 8192 Bytes -> Kernel AllReduce_AGxLL_R nchannels 1 nthreads 512 nWorks 1
-"""  # noqa: E501
+LINES = [
+    *init(0, "0xa0", ranks=2),
+    coll("AllReduce", "0xa0", count=1, dtype=7, ranks=2),
+    ring("AllReduce", 4, "LL"),
+    coll("AllReduce", "0xa0", count=2048, dtype=7, ranks=2),
+    sym("AllReduce", "AllReduce_AGxLL_R", 8192, works=1),
+]
 
 
 def test_the_kernel_of_its_own_operation_and_size_stands_beside_the_time(store):
-    timed = collective(
-        operation="all_reduce", size_bytes=8192, registration="symmetric", device="cuda", ranks=2
-    )
-    cells = {"timed": timed, "logged": logged(timed)}
-    write_plan(store, cells.items())
-    for name, resolved in cells.items():
-        folder = record_run(store, run(resolved, cell=name))
-        if name == "logged":
-            (folder.path / "nccl").mkdir()
-            text = "".join(f"{HEAD}{line}\n" for line in LOG.splitlines())
-            (folder.path / "nccl" / "rank0.log").write_text(text)
-    found = find(store, load_sweeps(store, ["quickstart"]))
-    section = collectives_section(found)
-    (table,) = (block.table for block in section.blocks if isinstance(block, TableBlock))
+    asked = {"operation": "all_reduce", "size_bytes": 8192, "registration": "symmetric"}
+    timed = collective(**asked, device="cuda", ranks=2)
+    found = found_with_log(store, {"timed": run(timed), "logged": run(logged(timed))}, LINES)
+    (table,) = (b.table for b in collectives_section(found).blocks if isinstance(b, TableBlock))
     row = dict(zip([c.title for c in table.columns], table.rows[0].cells, strict=True))
     assert row["NCCL kernel"] == "SYMMETRIC AllReduce_AGxLL_R"
-    warned = [b.text for b in what_ran(found).blocks if isinstance(b, Paragraph)]
-    assert not [text for text in warned if "did not get" in text]
+    assert not [text for text in warnings(found) if "did not get" in text]
+    for copy_engine, words in ((False, "symmetric kernels, and no log"), (True, "copy-engine")):
+        (text,) = shortfalls(
+            collective(registration="symmetric", device="cuda", copy_engine=copy_engine), None
+        )
+        assert text.startswith(f"asked for {words}")
 
 
-def test_symmetric_kernels_without_a_log_are_asked_for_in_vain():
-    run = collective(registration="symmetric", device="cuda")
-    (text,) = shortfalls(run, None)
-    assert text.startswith("asked for symmetric kernels, and no log tells")
-    (text,) = shortfalls(
-        collective(registration="symmetric", device="cuda", copy_engine=True), None
-    )
-    assert text.startswith("asked for copy-engine gathers")
-    assert shortfalls(collective(device="cuda"), None) == []
-
-
-def gated(store, slower, policy=None):
+def gated(store, slower):
     cells = {"gather": collective(size_bytes=1 << 20)}
     write_plan(store, cells.items(), sweep="gate", arms=["base", "head"], repeats=8)
     for block in range(8):
@@ -179,25 +170,23 @@ def gated(store, slower, policy=None):
             time = factor * (1 + 0.001 * ((7 * block + len(arm)) % 5))
             where = {"cell": "gather", "sweep": "gate", "repeat": block, "arm": arm, "attempt": 1}
             record_run(store, run(cells["gather"], time, **where, started=None))
-    return gate(sides_of_arms(store, "gate", "base", "head"), policy or Policy(), lambda _: None)
+    return gate(sides_of_arms(store, "gate", "base", "head"), Policy(), lambda _: None)
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(1.0, "equivalent"), (1.2, "regressed")])
-def test_a_gate_judges_the_time_and_asks_for_no_loss(store, slower, verdict):
+def test_a_gate_judges_the_time_and_asks_for_no_loss_unless_it_is_named(store, slower, verdict):
     judged = {one.metric: one for one in gated(store, slower).judgements}
     assert judged["step_time"].verdict == verdict
     assert judged["latency"].verdict == verdict
     assert not judged["latency"].required
     assert "loss" not in judged
+    named = {**default_rules(), "loss": replace(default_rules()["loss"], named=True)}
+    sides = sides_of_arms(store, "gate", "base", "head")
+    asked = gate(sides, Policy(rules=named), lambda _: None).judgements
+    (loss,) = [one for one in asked if one.metric == "loss"]
+    assert (loss.verdict, loss.required) == ("unmeasured", True)
+    assert "nothing is trained" in loss.reason
     assert judged["step_time"].throughput_ratio == pytest.approx(1 / slower, rel=0.01)
-
-
-def test_a_policy_that_names_the_loss_of_a_collective_is_not_passed_over(store):
-    rules = default_rules()
-    rules["loss"] = replace(rules["loss"], named=True)
-    judged = {one.metric: one for one in gated(store, 1.0, Policy(rules=rules)).judgements}
-    assert (judged["loss"].verdict, judged["loss"].required) == ("unmeasured", True)
-    assert "nothing is trained" in judged["loss"].reason
 
 
 def test_a_baseline_keeps_microseconds(store):
@@ -207,25 +196,3 @@ def test_a_baseline_keeps_microseconds(store):
     assert again.step_milliseconds[0] == pytest.approx(0.0109109, rel=1e-5)
     assert not again.curves[0].values
     assert quantity.milliseconds(again.step_milliseconds[0]) == "0.0109"
-
-
-def test_a_change_of_collectives_tells_throughput_by_bandwidth(store):
-    found = findings_of(
-        store,
-        {"slow": run(collective()), "fast": run(collective(transport="point_to_point"), 1.0)},
-    )
-    slow, fast = found.cells
-    change = change_between(slow, fast)
-    assert change.throughput_ratio == pytest.approx(2.0)
-    assert change.time_change == pytest.approx(-0.5)
-
-
-def test_an_export_has_their_bandwidths_and_settings(store):
-    record_run(store, run(collective(operation="broadcast", size_bytes=1_000_000), 1.0))
-    frames = read_frames(store.root)
-    row = frames.runs.iloc[0]
-    assert row["bus_bytes_per_second"] == pytest.approx(1e6 / 1.001e-3)
-    assert row["engine.operation"] == "broadcast"
-    assert row["latency_milliseconds_median"] == pytest.approx(3.0)
-    assert frames.steps["latency_milliseconds"].notna().all()
-    assert frames.steps["loss"].isna().all()
