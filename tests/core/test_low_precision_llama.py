@@ -1,8 +1,7 @@
-"""The harness's Llama with layers of Transformer Engine, by the stand-in, and of torchao."""
+"""The harness's Llama with layers of Transformer Engine, by the stand-in."""
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
 
 import pytest
@@ -21,11 +20,6 @@ pytestmark = pytest.mark.processes
 CPU, STEPS = torch.device("cpu"), 3
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
 TE = {"linear": "transformer_engine"}
-TORCHAO = {"linear": "torchao"}
-needs_torchao = pytest.mark.skipif(
-    importlib.util.find_spec("torchao") is None,
-    reason="torchao is not installed: pip install 'mfsdp-bench[fp8]'",
-)
 
 
 def trained(model: dict[str, Any], engine: dict[str, Any]) -> tuple[list[float], dict[str, int]]:
@@ -59,7 +53,7 @@ def share_of_codes(gathered: dict[str, int]) -> float:
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("recipe", [pytest.param("current", marks=pytest.mark.nightly), "mxfp8"])
+@pytest.mark.parametrize("recipe", ["current", "mxfp8"])
 def test_a_transformer_engine_llama_trains_as_on_codes_of_the_same_recipe(
     ranks: RankPool, recipe: str
 ) -> None:
@@ -83,17 +77,3 @@ def test_its_layers_start_from_the_values_of_every_other_engine(ranks: RankPool)
     for (losses, gathered), (expected, _) in zip(found, plain, strict=True):
         assert losses == pytest.approx(expected, rel=1e-3)  # no FP8 products in the stand-in
         assert share_of_codes(gathered) == 0.0
-
-
-@pytest.mark.nightly
-@needs_torchao
-@pytest.mark.parametrize("codes", [False, True])
-def test_a_torchao_llama_trains_as_under_fully_shard(ranks: RankPool, codes: bool) -> None:
-    layers = TORCHAO | {"quantised_weights": codes}
-    found = ranks.run(trained, layers, {"name": "mfsdp"})
-    expected = ranks.run(trained, layers, {"name": "fsdp2"})
-    plain = ranks.run(trained, {}, {"name": "mfsdp"})
-    for (losses, gathered), (theirs, _), (by_bf16, _) in zip(found, expected, plain, strict=True):
-        assert losses == pytest.approx(theirs, rel=1e-3)
-        assert losses != by_bf16
-        assert (share_of_codes(gathered) > 0.7) is codes

@@ -246,7 +246,7 @@ def test_dtensors_of_any_lengths_are_put_together() -> None:
         same("chunk", expected[box], value.to_local())
         for dim in (*range(value.ndim), -1):
             length = value.shape[dim]
-            for sections in ([1, length - 1], [length - 2, 0, 2], 2, 3, length):
+            for sections in ([length - 2, 0, 2], 3, length):
                 parts = list(split_dtensor(value, sections, dim, True))
                 found = [uneven_dtensor_to_full_tensor(part) for part in parts]
                 same(f"split {sections} of dim {dim}", found, list(expected.split(sections, dim)))

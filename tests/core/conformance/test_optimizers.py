@@ -250,7 +250,8 @@ def test_what_needs_whole_matrices_is_refused() -> None:
 
 def test_states_are_there_before_the_first_step() -> None:
     """As the first step would begin with them; what nobody knows is not made up."""
-    for make in (*_ELEMENTWISE[:2], *_ELEMENTWISE[3:]):
+    for number in (0, 1, 3, 5, 6, 9, 13):
+        make = _ELEMENTWISE[number]
         model, optimizer, plain, reference = _both(make)
         state = optimizer.state_dict()
         if make is not _ELEMENTWISE[0]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import warnings
 from typing import Any
 
 import pytest
@@ -74,35 +73,9 @@ def test_names_and_marks_say_what_upstreams_say() -> None:
 
 
 def test_the_wrapper_is_built_by_upstreams_arguments() -> None:
-    """An index, a configuration and a policy; what has no effect is said."""
-    for strategy in ("no_shard", "optim", "optim_grads", "optim_grads_params"):
-        _, plain = pair(0)
-        config = mfsdp_core.DistributedDataParallelConfig(
-            data_parallel_sharding_strategy=strategy, bucket_size=10
-        )
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter("always")
-            model = mfsdp_core.MegatronFSDP(
-                copy.deepcopy(plain),
-                None,
-                config,
-                mfsdp_core.MixedPrecisionPolicy(None),
-                fsdp_unit_modules=[Unit],
-            )
-        same("said", sum("bucket_size=10 has no effect" in str(w.message) for w in said), 1)
-        same("strategy", model.ddp_config.data_parallel_sharding_strategy, strategy)
-        same("index", model.get_distributed_index() is model.dist_index, True)
-        with model.no_sync():
-            model(batch(0)).backward()
-        model(batch(1)).backward()
-        assert all(p.grad is None for p in model.parameters()), "this wrapper does not sync itself"
-        model.finish_grad_sync()
-        plain_backward(plain, 0, 1)
-        compare_gradients(model, plain)
-    model, plain = pair(0)
-    sharding = mfsdp_core.MegatronFSDP(copy.deepcopy(plain), fsdp_unit_modules=[Unit])
-    same("by default", sharding.ddp_config.data_parallel_sharding_strategy, "optim_grads_params")
-    fine = mfsdp_core.MegatronFSDP(
+    """It does not sync itself, and shards everything by default."""
+    _, plain = pair(0)
+    model = mfsdp_core.MegatronFSDP(
         copy.deepcopy(plain),
         mixed_precision_policy=mfsdp_core.MixedPrecisionPolicy(None),
         fsdp_unit_modules=[Unit],
@@ -110,14 +83,18 @@ def test_the_wrapper_is_built_by_upstreams_arguments() -> None:
         check_for_nan_in_grad=True,
         fsdp_double_buffer=True,
     )
-    said_of_fine = fine.ddp_config
-    same("fine", said_of_fine.megatron_fsdp_enable_fine_grained_param_gather, True)
-    same("double", said_of_fine.fsdp_double_buffer, True)
-    fine(batch()).backward()
-    fine.finish_grad_sync()
-    plain_backward(plain, 0)
-    compare_gradients(fine, plain)
-    close("loss", fine(batch()).detach(), plain(batch()).detach())
+    said = model.ddp_config
+    same("by default", said.data_parallel_sharding_strategy, "optim_grads_params")
+    same("fine", said.megatron_fsdp_enable_fine_grained_param_gather, True)
+    same("double", said.fsdp_double_buffer, True)
+    with model.no_sync():
+        model(batch(0)).backward()
+    model(batch(1)).backward()
+    assert all(p.grad is None for p in model.parameters()), "this wrapper does not sync itself"
+    model.finish_grad_sync()
+    plain_backward(plain, 0, 1)
+    compare_gradients(model, plain)
+    close("loss", model(batch()).detach(), plain(batch()).detach())
 
 
 def test_what_was_left_out_is_told_by_the_model() -> None:
