@@ -92,7 +92,7 @@ def quantised(whole: torch.Tensor) -> torch.Tensor:
 def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
     strategy: str, size: int, dtype: torch.dtype
 ) -> None:
-    for name in NAMES:
+    for name in NAMES if size == 2 else NAMES[:2]:
         toy = shard(name, strategy, size, dtype, mixed_precision_policy=policy(ScaledBytes()))
         assert all(value < 1e6 for value in toy.trained(1) if isinstance(value, float))
         main, seen = toy.full_parameters(), weights_seen(toy)

@@ -112,9 +112,13 @@ class _Wrapped(Small):
 
 def test_results_may_be_wrapped_in_anything() -> None:
     """And given to the next unit as they are: gradients of all units, and of the input."""
-    for options in ({}, {"enable_fine_grained_param_gather": True}):
+    some = ("tuple", "object in a circle", "closure")
+    for options, wrappings in (
+        ({}, _WRAPPINGS),
+        ({"enable_fine_grained_param_gather": True}, some),
+    ):
         model, plain = pair(3, _Wrapped, **options)
-        for wrapping in _WRAPPINGS:
+        for wrapping in wrappings:
             for one in (*model.module.units, *plain.units):
                 one.wrapping = wrapping
             x, y = (batch().requires_grad_() for _ in range(2))

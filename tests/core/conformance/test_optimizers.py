@@ -178,28 +178,27 @@ def test_compute_weights_follow_a_step_at_once() -> None:
 
 def test_closures_are_evaluated_with_the_weights_of_now() -> None:
     """Once before an elementwise step, as often as others like, and the loss comes back."""
-    for make in (_ELEMENTWISE[1], _Twice):
-        for strategy in (1, 3):
-            model, optimizer, plain, reference = _both(make, strategy)
+    for make, strategy in ((_ELEMENTWISE[1], 3), (_Twice, 3), (_Twice, 1)):
+        model, optimizer, plain, reference = _both(make, strategy)
 
-            def closure(m: Any = model, o: Any = optimizer) -> Tensor:
-                o.zero_grad()
-                loss: Tensor = m(batch(0))
-                loss.backward()
-                return loss
+        def closure(m: Any = model, o: Any = optimizer) -> Tensor:
+            o.zero_grad()
+            loss: Tensor = m(batch(0))
+            loss.backward()
+            return loss
 
-            @torch.enable_grad()
-            def plain_closure(p: Any = plain) -> Tensor:
-                p.zero_grad()
-                plain_backward(p, 0)
-                loss: Tensor = p(batch(0))
-                return loss
+        @torch.enable_grad()
+        def plain_closure(p: Any = plain) -> Tensor:
+            p.zero_grad()
+            plain_backward(p, 0)
+            loss: Tensor = p(batch(0))
+            return loss
 
-            for _ in range(2):
-                found, wanted = optimizer.step(closure), reference.step(plain_closure)
-                found = torch.as_tensor(found, dtype=torch.float64).detach()
-                close("loss", found, torch.as_tensor(wanted, dtype=torch.float64).detach(), 1e-9)
-                compare_weights(model, plain, 1e-9)
+        for _ in range(2):
+            found, wanted = optimizer.step(closure), reference.step(plain_closure)
+            found = torch.as_tensor(found, dtype=torch.float64).detach()
+            close("loss", found, torch.as_tensor(wanted, dtype=torch.float64).detach(), 1e-9)
+            compare_weights(model, plain, 1e-9)
 
 
 def test_what_needs_whole_matrices_is_refused() -> None:
@@ -295,16 +294,16 @@ class _Momentum(torch.optim.Optimizer):
 
 def test_states_of_an_unsharded_run_are_cut() -> None:
     """Whole tensors to rows, shards as they are; anything else is refused."""
-    for make in (_ELEMENTWISE[3], _ELEMENTWISE[1], _ELEMENTWISE[5]):
-        for strategy in (0, 3):
-            model, optimizer, plain, reference = _both(make, strategy)
-            train_beside(model, optimizer, plain, reference, 0, 1)
-            fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
-            fresh.load_state_dict(copy.deepcopy(reference.state_dict()))
-            train_beside(model, fresh, plain, reference, 2)
-            again = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
-            again.load_state_dict(reread(fresh.state_dict()))
-            train_beside(model, again, plain, reference, 3)
+    for number, strategy in ((3, 0), (3, 3), (1, 3), (5, 3)):
+        make = _ELEMENTWISE[number]
+        model, optimizer, plain, reference = _both(make, strategy)
+        train_beside(model, optimizer, plain, reference, 0, 1)
+        fresh = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+        fresh.load_state_dict(copy.deepcopy(reference.state_dict()))
+        train_beside(model, fresh, plain, reference, 2)
+        again = mfsdp_core.fully_shard_optimizer(make(model.parameters()))
+        again.load_state_dict(reread(fresh.state_dict()))
+        train_beside(model, again, plain, reference, 3)
     model, optimizer, plain, reference = _both(_ELEMENTWISE[3])
     train_beside(model, optimizer, plain, reference, 0)
 
