@@ -161,6 +161,8 @@ def test_the_ledger_has_what_exists_in_the_middle_of_a_pass(strategy: str, outer
     found = {look.where: set(look.whole) for look in looks}
     assert all(found[where] <= units for where, units in wanted.items()), found
     assert all(int(where[-1]) in units for where, units in found.items() if "ward" in where)
+    if outer == "one axis":  # gathered ahead or running; on two axes shards are booked as well
+        assert max(look.weights[1] // UNIT_BYTES for look in looks) == 2, looks
 
 
 @pytest.mark.parametrize("allocator", ["storage_resize", "temporary"])
