@@ -89,13 +89,5 @@ def test_odd_tensors_are_refused() -> None:
         value: Tensor = torch.ones(2, 2).as_subclass(kind)
         linear.weight = nn.Parameter(value)
         refuses(error, words, mfsdp_core.fully_shard_model, linear)
-    same("main weights", mfsdp_core.MixedPrecisionPolicy().main_params_dtype, torch.float32)
     codec = mfsdp_core.Float8Reference("delayed")
     same("headroom and history", (codec.margin, codec.history), (0, 16))
-    policy = mfsdp_core.MixedPrecisionPolicy()
-    same(
-        "left open",
-        (policy.main_grads_dtype, policy.grad_comm_dtype, policy.weight_codec),
-        (None,) * 3,
-    )
-    refuses(ConfigurationError, "found no takes", mfsdp_core.MixedPrecisionPolicy, weight_codec=3)
