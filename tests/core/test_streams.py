@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from mfsdp_core import CapturedStep, fully_shard_model, fully_shard_optimizer
+from mfsdp_core.observer import Observer
 from mfsdp_core.streams import CudaStreams, Streams
 from oracle.models import TwoLinears
 
@@ -87,12 +88,16 @@ def test_a_step_that_is_captured_is_behind_its_inputs_and_what_follows_is_behind
 
 
 def test_gathers_run_beside_the_current_stream_until_somebody_waits(streams):
+    """And an observer is told what they come behind."""
+    streams.observer, told = Observer(), []
+    streams.observer.followed = lambda: told.append("followed")
     Cuda.run("step")
     with streams.copy_in.running():
         assert Cuda.run("cast beside") == set()
     with streams.copy_in.behind():
         assert Cuda.run("cast behind") == {"step", "cast beside"}
         casts = streams.copy_in.mark("casts")
+    assert told == ["followed"]
     assert Cuda.run("layer") == {"step"}
     casts.wait()
     assert Cuda.run("next layer") >= {"cast beside", "cast behind"}
