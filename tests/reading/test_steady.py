@@ -97,10 +97,3 @@ def test_the_first_steps_never_count_and_half_of_the_run_always_remains(times):
         len(times) - DROPPED_STEPS, max(MIN_WINDOW_STEPS, len(times) // 2)
     )
     assert window.stable == (window.reason == "")
-
-
-@given(times_of_steps, st.sampled_from([0.5, 2.0, 1024.0]))
-@settings(deadline=None)
-def test_the_unit_of_time_does_not_change_the_window(times, factor):
-    plain, scaled = steady_window(times), steady_window([factor * x for x in times])
-    assert (plain.first, plain.last, plain.stable) == (scaled.first, scaled.last, scaled.stable)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from statistics import median
 
 import pytest
 from hypothesis import given, settings
@@ -193,14 +192,3 @@ def test_no_samples_whatsoever_make_it_raise(steps, state):
     assert (summary.step_milliseconds_median is None) == (summary.step_milliseconds_p90 is None)
     for value in (summary.step_milliseconds_median, summary.final_loss):
         assert value is None or math.isfinite(value)
-
-
-@given(st.lists(st.floats(50, 200), min_size=20, max_size=20))
-@settings(deadline=None)
-def test_the_reported_time_is_the_median_of_the_window_it_names(times):
-    steps = {0: [sample(i + 1, t) for i, t in enumerate(times)]}
-    summary = summarise(record(steps))
-    assert summary.steady is not None
-    if summary.steady.stable:
-        window = times[summary.steady.first - 1 : summary.steady.last]
-        assert summary.step_milliseconds_median == median(window)
