@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from recorded_runs import recorded_cell, resolved_run
 
 from bench.cli.linting import PRESETS
 from bench.errors import UsageError
 from bench.importers.table import read_text
 from bench.store.imports import ImportedRun
-from reports.lint.check import Linted, lint, lint_text, silence
+from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.presentation import to_data, to_github, to_markdown, to_terminal
 from reports.lint.rules import RULES, LintFinding
 
@@ -316,3 +317,9 @@ def test_two_blocks_of_a_public_pull_request_differ_by_what_they_print() -> None
     assert {one.rule for one in shown.findings} == {
         "unstated_configuration", "tradeoff", "single_run",
     }  # fmt: skip
+
+
+def test_measured_cells_are_looked_at_like_pasted_runs(store) -> None:
+    cells = [recorded_cell(store, name, resolved_run()) for name in ("base", "head")]
+    shown = lint([lint_runs([], cells, PRESETS)])
+    assert {one.rule for one in shown.findings} == {"single_run"}
