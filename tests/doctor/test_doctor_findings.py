@@ -87,8 +87,7 @@ def test_a_torch_that_does_not_load_is_a_problem(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("kind", "shared"),
-    [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)],
+    ("kind", "shared"), [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)]
 )
 def test_shared_file_systems_are_known(tmp_path: Path, kind: str, shared: bool) -> None:
     mounts = tmp_path / "mountinfo"

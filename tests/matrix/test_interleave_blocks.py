@@ -238,8 +238,7 @@ def test_resume_runs_only_the_missing_blocks_and_all_of_each(store, stand) -> No
 
 
 @pytest.mark.parametrize(
-    ("arm", "file"),
-    [("base", "status.json"), ("head", "env.json"), ("head", "steps.node0.jsonl")],
+    ("arm", "file"), [("base", "status.json"), ("head", "env.json"), ("head", "steps.node0.jsonl")]
 )
 def test_a_damaged_record_makes_its_whole_block_run_again(
     store, stand, arm: str, file: str

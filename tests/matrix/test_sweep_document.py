@@ -13,13 +13,7 @@ from hypothesis import strategies as st
 
 from bench.errors import UsageError
 from sweeps.definition import load_sweep, parse_sweep
-from sweeps.document import (
-    MAX_DEPTH,
-    MAX_FILE_BYTES,
-    SweepFileError,
-    parse_document,
-    read_document,
-)
+from sweeps.document import MAX_DEPTH, MAX_FILE_BYTES, SweepFileError, parse_document, read_document
 
 VALID = """\
 name: damaged

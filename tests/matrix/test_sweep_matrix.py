@@ -9,15 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sweeps.definition import parse_sweep
-from sweeps.matrix import (
-    Axis,
-    AxisValue,
-    Condition,
-    Matrix,
-    expand,
-    path_value,
-    pinned,
-)
+from sweeps.matrix import Axis, AxisValue, Condition, Matrix, expand, path_value, pinned
 
 
 def env(*values: str | None) -> list[dict[str, str]]:

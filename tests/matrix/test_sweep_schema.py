@@ -102,10 +102,7 @@ MISTAKES = [
         "x.yaml:3: this override matches no cell",
     ),
     ("overrides:\n  - when: {cell: base}", "overrides.0.set: this key is required"),
-    (
-        "overrides:\n  - {when: {cell: base}, set: {}}",
-        "an override needs at least one setting",
-    ),
+    ("overrides:\n  - {when: {cell: base}, set: {}}", "an override needs at least one setting"),
     (DDP + "  include:\n    - {}", "an included cell needs at least one setting"),
     (
         "matrix:\n  product:\n    p: [{label: x}]\n  include:\n    - {p: z}",

@@ -121,15 +121,8 @@ def environment() -> dict[str, Any]:
 def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
     """Write one run, complete and closed."""
     resolved = run.resolved
-    with store.new_run(
-        resolved,
-        sweep=run.sweep,
-        cell=run.cell,
-        repeat=run.repeat,
-        arm=run.arm,
-        attempt=run.attempt,
-        code=run.code,
-    ) as folder:
+    names = ("sweep", "cell", "repeat", "arm", "attempt", "code")
+    with store.new_run(resolved, **{name: getattr(run, name) for name in names}) as folder:
         folder.write_environment({**environment(), **run.environment})
         count = resolved.train.steps if run.steps is None else run.steps
         for rank in range(resolved.launch.ranks):
@@ -145,22 +138,13 @@ def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
         if run.counts is not None:
             (folder.path / "counts.json").write_text(json.dumps(run.counts))
         started = run.started or folder.status.started_utc
-        status = folder.status.model_copy(
-            update={
-                "state": run.state,
-                "reason": run.reason,
-                "started_utc": started,
-                "ended_utc": started.replace("10:00", "10:01"),
-            }
-        )
-        _write_old_status(folder, status)
+        ended = {"started_utc": started, "ended_utc": started.replace("10:00", "10:01")}
+        changes = {"state": run.state, "reason": run.reason, **ended}
+        status = folder.status.model_copy(update=changes)
+        # As a version before checksums wrote it, so that tests may change files of the run.
+        later = {"checksum", "files", "job", "packed"}
+        (folder.path / layout.STATUS).write_text(status.model_dump_json(exclude=later))
     return folder
-
-
-def _write_old_status(folder: RunFolder, status: RunStatus) -> None:
-    """As a version before checksums wrote it, so that tests may change files of the run."""
-    later = {"checksum", "files", "job", "packed"}
-    (folder.path / layout.STATUS).write_text(status.model_dump_json(exclude=later))
 
 
 def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> None:
@@ -243,23 +227,20 @@ def write_plan(
     store.write_plan(sweep, document | more)
 
 
-QUICKSTART = (
-    ("ddp", "no_shard"),
-    ("fsdp2", "optim_grads_params"),
-    ("mfsdp", "no_shard"),
-    ("mfsdp", "optim"),
-    ("mfsdp", "optim_grads"),
-    ("mfsdp", "optim_grads_params"),
-)
-
-
 def quickstart_cells() -> list[tuple[str, ResolvedRun]]:
-    cells = []
-    for engine, strategy in QUICKSTART:
-        for dtype, comm in (("fp32", "fp32"), ("bf16", "bf16")):
-            name = f"{engine}-{strategy}-{dtype}" if engine == "mfsdp" else f"{engine}-{dtype}"
-            cells.append((name, resolved_run(engine, strategy, dtype=dtype, comm=comm)))
-    return cells
+    engines = [
+        ("ddp", "no_shard"),
+        ("fsdp2", "optim_grads_params"),
+        *(("mfsdp", s) for s in MEMORY),
+    ]
+    return [
+        (
+            f"{engine}-{strategy}-{dtype}" if engine == "mfsdp" else f"{engine}-{dtype}",
+            resolved_run(engine, strategy, dtype=dtype, comm=dtype),
+        )
+        for engine, strategy in engines
+        for dtype in ("fp32", "bf16")
+    ]
 
 
 def fill_quickstart(store: ResultsStore, sweep: str = "quickstart", **changes: Any) -> None:

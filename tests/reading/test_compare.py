@@ -130,18 +130,6 @@ def test_two_runs_can_be_compared_by_parts_of_their_ids(store):
     assert any(text.startswith("engine.name: ddp, mfsdp") for text in sides.differences)
 
 
-def test_one_incomparable_cell_is_listed_and_the_others_compared(store):
-    fill_quickstart(store, "before")
-    cells = quickstart_cells()
-    write_plan(store, cells, sweep="after")
-    for index, (name, resolved) in enumerate(cells):
-        environment = {"cpu_count": 64} if index == 0 else {}
-        record_run(store, Recorded(resolved, cell=name, sweep="after", environment=environment))
-    sides = gate(sides_of_sweeps(store, "before", "after"), Policy(), lambda _: None).sides
-    assert len(sides.pairs) == 11
-    assert [name for name, _ in sides.not_comparable] == ["ddp-fp32"]
-
-
 def another_schema(folder):
     status = json.loads((folder.path / "status.json").read_text())
     (folder.path / "status.json").write_text(json.dumps({**status, "schema_version": 0}))

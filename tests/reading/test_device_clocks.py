@@ -69,10 +69,7 @@ def test_a_device_that_did_not_stay_as_it_was_takes_the_times_away(one, reason):
         (record(lambda step: {"sm_mhz": 1755 - step}), None),  # 1 %
         (record(lambda step: {"sm_mhz": 300 if step == 1 else 1755}), None),  # not yet steady
         (throttled("sw_power_cap", 11), "the power cap held the clock in 50 % of readings"),
-        (
-            record(after=reading(ecc_corrected=4)),
-            "rank 0: 4 memory errors were corrected (ECC)",
-        ),
+        (record(after=reading(ecc_corrected=4)), "rank 0: 4 memory errors were corrected (ECC)"),
         (
             record(lambda _: {"sm_mhz": None, "throttle": None}, source=None),
             "clocks and throttling are unknown (rank 0: nvml: no such module)",

@@ -7,10 +7,7 @@ from recorded_runs import Arm, record_arms, resolved_run
 
 from bench.errors import NothingMeasuredError
 from reports.views.sweep_view import load_sweeps
-from tools.floor import (
-    floor_table,
-    floors,
-)
+from tools.floor import floor_table, floors
 
 CELLS = {
     "alone": resolved_run("ddp", "no_shard"),

@@ -300,25 +300,6 @@ def test_every_form_says_rule_run_lines_and_values(pr4133: Linted) -> None:
     )
 
 
-def test_two_blocks_of_a_public_pull_request_differ_by_what_they_print() -> None:
-    """pytorch/torchtitan#2389, step 5 of both blocks: rates are compared where no time is told."""
-    step = (
-        "[titan] 2026-02-24 19:4{} - root - INFO - step:  5  loss:  {}  grad_norm: {}"
-        "  memory: 66.91GiB(37.51%)  tps: {}  tflops: {}  mfu: {}%\n"
-    )
-    text = "# first\n" + step.format("6:19,145", 7.07623, 46.5, "10,007", 313.36, 13.93)
-    shown = linted(
-        text + "# second\n" + step.format("8:36,099", 6.92255, 45.0, "9,966", 312.06, 13.87)
-    )
-    (pair,) = shown.pairs
-    values = pair.values()
-    assert values["throughput_change_percent"] == pytest.approx(-0.41, abs=5e-3)
-    assert values["loss_change_percent"] == pytest.approx(-2.17, abs=5e-3)
-    assert {one.rule for one in shown.findings} == {
-        "unstated_configuration", "tradeoff", "single_run",
-    }  # fmt: skip
-
-
 def test_measured_cells_are_looked_at_like_pasted_runs(store) -> None:
     cells = [recorded_cell(store, name, resolved_run()) for name in ("base", "head")]
     shown = lint([lint_runs([], cells, PRESETS)])

@@ -14,12 +14,10 @@ from recorded_runs import Recorded, quickstart_cells, record_run, recorded_cell,
 
 from bench.derive.metrics import LEDGER_PEAK
 from reports.comparisons.parity import parity_groups
-from reports.plots import throughput
 from reports.plots.loss import MOST_CURVES, MOST_GROUPS, loss_figure, most_different
 from reports.plots.step_time import step_time_figure
 from reports.plots.style import looks, wrapped
 from reports.plots.throughput import (
-    MOST_NAMES,
     legend_handles,
     pareto_front,
     spread,
@@ -52,9 +50,13 @@ BY_RANKS = [(f"c{ranks}", resolved_run(ranks=ranks)) for ranks in range(1, 12)]
 
 
 def test_every_cell_looks_different_and_colours_that_count_are_not_called_engines(store):
-    for cells in (cells_of(store, specs) for specs in (quickstart_cells(), BY_RANKS)):
+    of_engines = ["fp32", "bf16, main fp32, comm bf16", "ddp", "fsdp2", "mfsdp"]
+    for specs, labels in ((quickstart_cells(), of_engines), (BY_RANKS, ["fp32"])):
+        cells = cells_of(store, specs)
         assert len(set(looks(cells).values())) == len(cells)
-    assert [handle.get_label() for handle in legend_handles(cells, looks(cells))] == ["fp32"]
+        handles = legend_handles(cells, looks(cells))
+        assert [handle.get_label() for handle in handles] == labels
+        assert handles[0].get_marker() == looks(cells)[cells[0].name].marker
     assert throughput_figure(cells, LEDGER_PEAK, looks(cells)).startswith("<svg")
     cells = cells_of(store, THEIRS)
     assert len({look.colour for look in looks(cells).values()}) == 3
@@ -69,20 +71,6 @@ def test_what_is_no_usual_number_is_drawn_without_a_warning(store, shift, time):
     ]
     assert loss_figure(parity_groups(cells), looks(cells)).startswith("<svg")
     assert step_time_figure(cells, looks(cells)).startswith("<svg")
-
-
-def test_the_scatter_explains_its_markers_and_the_colours_of_engines(store):
-    cells = cells_of(store, quickstart_cells())
-    handles = legend_handles(cells, looks(cells))
-    assert [handle.get_label() for handle in handles] == [
-        "fp32",
-        "bf16, main fp32, comm bf16",
-        "ddp",
-        "fsdp2",
-        "mfsdp",
-    ]
-    markers = [handle.get_marker() for handle in handles[:2]]
-    assert markers == [looks(cells)[cell.name].marker for cell in cells[:2]]
 
 
 def test_the_pareto_front_is_what_nobody_beats_in_throughput_and_memory():
@@ -141,22 +129,6 @@ def test_losses_that_cannot_be_compared_differ_most(store, lost):
     alone = replace(group, rows=(group.rows[0], broken))
     assert alone.reference in [found.reference for found in most_different([*others, alone])]
     assert len(most_different([*others, alone])[-1].rows) == 2
-
-
-def test_of_more_points_than_have_a_name_the_front_is_named_and_all_are_drawn(store):
-    most = MOST_NAMES + 4
-    times, cells = [1000.0] + [100.0 + n for n in range(1, most)], []
-    for n, time in enumerate(times):  # the slowest takes the least memory
-        strategy = "no_shard" if n else "optim_grads_params"
-        run = resolved_run("mfsdp", strategy, ranks=n + 2)
-        cells.append(recorded_cell(store, f"c{n}.", run, milliseconds=lambda _, t=time: t))
-    named = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(throughput, "wrapped", lambda name, _: named.append(name) or name)
-        patch.setattr(throughput, "svg", lambda *_: "")
-        throughput_figure(cells, LEDGER_PEAK, looks(cells))
-    assert len(named) == MOST_NAMES
-    assert {"c0.", "c1."} <= set(named)
 
 
 @pytest.mark.parametrize(("noise", "equal"), [(0.0, True), (1.0, False)])

@@ -10,13 +10,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
-from recorded_runs import (
-    Recorded,
-    quickstart_cells,
-    record_run,
-    resolved_run,
-    write_plan,
-)
+from recorded_runs import Recorded, quickstart_cells, record_run, resolved_run, write_plan
 
 from bench.errors import UsageError
 from bench.store import ResultsStore

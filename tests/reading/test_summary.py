@@ -86,10 +86,7 @@ def test_a_failed_run_keeps_only_its_memory():
     [
         (resolved_run(measure=MeasureSpec(profile="memory")), "profiled"),
         *(
-            (
-                resolved_run().model_copy(update={"engine": sharded(**{axis: 2})}),
-                "no bytes sent",
-            )
+            (resolved_run().model_copy(update={"engine": sharded(**{axis: 2})}), "no bytes sent")
             for axis in ("tensor_parallel", "expert_parallel")
         ),
     ],
@@ -104,10 +101,7 @@ def test_a_profiled_run_has_no_times_and_other_parallelisms_are_not_passed_over(
 
 
 def test_a_hole_in_one_rank_ends_the_steps_that_count():
-    steps = {
-        0: [sample(i) for i in range(1, 21)],
-        1: [sample(i) for i in range(1, 21) if i != 12],
-    }
+    steps = {0: [sample(i) for i in range(1, 21)], 1: [sample(i) for i in range(1, 21) if i != 12]}
     assert len(common_steps(steps)) == 11
     summary = summarise(record(steps))
     assert summary.steady is not None
