@@ -54,3 +54,8 @@ def test_decorations_of_the_files_are_still_there():
     found = {path.name: path.read_bytes() for path in CORPUS.iterdir()}
     assert {name for name, mark in marks.items() if mark not in found[name]} == set()
     assert len({*found.values()}) == len(found)
+
+
+def test_an_average_is_no_candidate_where_every_version_could_make_it_symmetric():
+    [row] = audit_paths([CORPUS / "why_average_2303.txt"]).rows
+    assert not [text for text in row.reason.candidates if "average" in text]

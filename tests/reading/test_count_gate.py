@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded_runs import ONE, Arm, judged_arms, record_arms
+from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, record_arms
 
 from bench.cli.gating import read_policy
 from bench.derive.counts import CountRow, Rates, StepCounts
@@ -19,6 +19,8 @@ from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import to_terminal
 from reports.gates.pairing import cells_of, sides_of_baseline
 from reports.gates.policy import Policy
+from reports.renderers.document import TableBlock
+from reports.sections.beside_steps import counts_section
 
 NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RATES = Rates(
@@ -107,6 +109,7 @@ WIDE = GATHER.model_copy(update={"dtype": "float32", "bytes": 8_000_000})
         (GATHER, more(GATHER), {"operations", "collectives", "collective_bytes"}, ""),
         (WAIT, more(WAIT), {"waits"}, ""),
         (CALLS, more(CALLS), {"python_calls"}, ""),
+        (WAIT, WAIT.model_copy(update={"count": 9}), {"waits"}, "Work.wait +1 from"),
         # A wider dtype is more bytes of as many collectives; a wait may be exposed anew.
         (GATHER, WIDE, {"collective_bytes"}, "c10d._allgather_base_ float32 +8,000,000 bytes"),
         (WAIT, WAIT.model_copy(update={"exposed": 8}), {"exposed_waits"}, ""),
@@ -143,6 +146,8 @@ def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
     rows = counts(more(CAST, times), GATHER, WAIT, CALLS)
     result = judged(store, rows, policy=policy(tmp_path, text))
     assert ("copies" in regressed(result)) == regresses
+    (copies,) = [one for one in result.judgements if one.metric == "copies"]
+    assert (copies.base, copies.head) == (4, 4 * times)
     assert said in to_terminal(result, NOW)
     assert result.notes == ("the policy allows more of aten.cat int8, and no cell does more of it",)
 
@@ -167,6 +172,13 @@ def test_a_side_without_counts_is_named(store, tmp_path, head, text, copies):
     found = [one for one in result.judgements if one.metric == "copies"]
     assert [(one.verdict, one.required) for one in found] == [one[:2] for one in copies]
     assert all(words in one.reason for one, (_, _, words) in zip(found, copies, strict=True))
+
+
+def test_a_report_says_what_a_step_does_where_it_was_counted(store):
+    cells = {"counted": Recorded(CELLS["zero3"], counts=BASE), "plain": Recorded(CELLS["ddp"])}
+    section = counts_section(findings_of(store, cells))
+    (table,) = (block.table for block in section.blocks if isinstance(block, TableBlock))
+    assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [("counted", "83.33")]
 
 
 def test_a_baseline_keeps_counts_in_few_lines_and_fails_by_name(store):
