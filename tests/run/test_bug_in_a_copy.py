@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from tools.bug_in_a_copy import inject, main
+from tools.bug_in_a_copy import inject
 
 
 def test_the_copy_has_the_bug_and_nothing_else_in_it(tmp_path: Path) -> None:
@@ -29,17 +29,3 @@ def test_a_bug_that_cannot_be_put_back_is_refused_in_words(
     with pytest.raises(UsageError, match=said):
         inject(bug, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
-
-
-def test_an_existing_folder_is_left_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "mine").write_text("data")
-    assert main(["R1", str(tmp_path)]) == 2
-    assert "cannot make the folder" in capsys.readouterr().err
-    assert [file.name for file in tmp_path.iterdir()] == ["mine"]
-
-
-def test_the_command_wants_a_bug_and_a_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["R1"]) == 2
-    assert "usage" in capsys.readouterr().err

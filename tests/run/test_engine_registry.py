@@ -9,13 +9,11 @@ import warnings
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
-from typing import get_args
 
 import pytest
 import torch
 
-from bench.engines.dtypes import TORCH_DTYPES, main_dtype
-from bench.engines.fsdp2 import _reshard_after_forward, gathered_at_once
+from bench.engines.fsdp2 import gathered_at_once
 from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine, engine_factory
@@ -73,26 +71,8 @@ def test_engines_of_torch_never_load_the_core(loaded):
     assert not [name for name in loaded[STAGES[-1]] if name.startswith("mfsdp_core")]
 
 
-def test_every_dtype_of_a_spec_has_a_torch_dtype():
-    assert set(TORCH_DTYPES) == set(get_args(DtypeName))
-
-
 def dtypes(compute: DtypeName, main: DtypeName | None) -> ResolvedDtypes:
     return ResolvedDtypes(compute=compute, main_params=main, main_grads="fp32", grad_comm="fp32")
-
-
-def test_without_main_params_the_compute_weights_are_the_main_ones():
-    assert main_dtype(dtypes("bf16", None)) == torch.bfloat16
-    assert main_dtype(dtypes("bf16", "fp32")) == torch.float32
-
-
-def test_autocast_is_used_only_where_compute_and_main_dtype_differ():
-    cpu = torch.device("cpu")
-    with autocast(dtypes("fp32", "fp32"), cpu):
-        assert not torch.is_autocast_enabled("cpu")
-    with autocast(dtypes("bf16", "fp32"), cpu):
-        assert torch.get_autocast_dtype("cpu") == torch.bfloat16
-        assert torch.is_autocast_enabled("cpu")
 
 
 def test_a_dtype_that_autocast_cannot_compute_in_is_refused():
@@ -112,11 +92,6 @@ def test_a_dtype_that_autocast_cannot_compute_in_is_refused():
 )
 def test_fsdp2_has_at_most_a_layer_and_the_next_one_gathered(layers, reshard, most):
     assert gathered_at_once(layers, reshard) == most
-
-
-def test_fsdp2_refuses_a_strategy_that_it_does_not_have():
-    with pytest.raises(UnsupportedError, match="optim_grads and optim_grads_params, not optim"):
-        _reshard_after_forward("optim")
 
 
 def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
@@ -154,24 +129,8 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
     }
 
 
-def test_adamw_decays_weights_by_lr_times_decay_apart_from_the_gradient():
-    weight = torch.nn.Parameter(torch.full((3,), 2.0))
-    weight.grad = torch.zeros(3)
-    train = TrainSpec(lr=0.1, weight_decay=0.5)
-    build_optimizer([weight], train).step()
-    assert torch.allclose(weight.detach(), torch.full((3,), 2.0 * (1 - 0.1 * 0.5)))
-
-
 def test_adamw_takes_every_hyperparameter_from_the_spec():
     train = TrainSpec(lr=0.1, weight_decay=0.5, beta1=0.8, beta2=0.7, eps=1e-3)
     (group,) = build_optimizer([torch.nn.Parameter(torch.ones(1))], train).param_groups
     found = (group["lr"], group["weight_decay"], group["betas"], group["eps"])
     assert found == (0.1, 0.5, (0.8, 0.7), 1e-3)
-
-
-def test_sgd_is_plain():
-    weight = torch.nn.Parameter(torch.ones(2))
-    weight.grad = torch.full((2,), 3.0)
-    optimizer = build_optimizer([weight], TrainSpec(optimizer="sgd", lr=0.1, weight_decay=0))
-    optimizer.step()
-    assert torch.allclose(weight.detach(), torch.full((2,), 0.7))

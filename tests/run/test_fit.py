@@ -14,7 +14,7 @@ from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction
 from bench.fit.picture import draw_over_gpus
 from bench.fit.prediction import predict
-from bench.fit.search import changed, fewest_gpus, recomputed_flops, search
+from bench.fit.search import fewest_gpus, recomputed_flops, search
 from bench.fit.trace import trace
 from bench.fit.verdict import HEADROOM_BYTES, Verdict
 from bench.resolve.cuda_devices import CudaDevice
@@ -244,11 +244,3 @@ def test_a_search_tries_dtypes_state_pools_and_hybrids_on_its_best(monkeypatch, 
     assert {"engine.outer_size", "train.state_dtype", "engine.allocator"} <= {*chain(*more)}
     draw_over_gpus(list(fewest_gpus(spec, machine)), tmp_path / "gpus.svg")
     assert "NVIDIA H100" in (tmp_path / "gpus.svg").read_text()
-
-
-def test_a_search_keeps_the_global_batch_where_it_can():
-    spec = RunSpec.model_validate(
-        {"launch": {"ranks": 8}, "train": {"global_batch": 64, "micro_batch": 1}}
-    )
-    assert changed(spec, {"train.micro_batch": 4}).train.global_batch == 64
-    assert changed(spec, {"launch.ranks": 16}).train.global_batch == 64

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,10 +13,10 @@ from bench.launch.git import git_state
 from bench.resolve.machine import CudaDevice
 from bench.store import ResultsStore
 from bench.validate.session import WorkerSettings
-from tools.gpu_check import sharing, speed, symmetric, training
+from tools.gpu_check import sharing, symmetric, training
 from tools.gpu_check.__main__ import PARTS, _say, main, run_part
 from tools.gpu_check.communication import judge as judge_collective
-from tools.gpu_check.core import device_tests, note_tests
+from tools.gpu_check.core import note_tests
 from tools.gpu_check.memory import judge as judge_memory
 from tools.gpu_check.record import (
     ROOT,
@@ -28,7 +27,7 @@ from tools.gpu_check.record import (
     state_of,
 )
 from tools.gpu_check.speed import judge as judge_speed
-from tools.gpu_check.timed import Timed, summed
+from tools.gpu_check.timed import Timed
 from tools.gpu_check.trained import Trained
 from tools.gpu_check.validate import note_verdicts
 from tools.gpu_wheels import NCCL_LIBRARY
@@ -132,14 +131,6 @@ def test_what_holds_on_one_rank_has_not_passed_but_no_collective_ran(tmp_path, c
     assert state_of(findings.checks) == "failed"
 
 
-def test_parts_are_counted_by_how_they_ended(tmp_path, capsys, monkeypatch):
-    ends = iter(["passed", "no_collective_ran", "passed"])
-    monkeypatch.setattr("tools.gpu_check.__main__.run_part", lambda *_: next(ends))
-    parts = [word for part in ("core", "speed", "fp8") for word in ("--part", part)]
-    assert main(["--device", "cpu", "--out", str(tmp_path), *parts]) == 0
-    assert capsys.readouterr().out == "3 parts: 2 passed, 1 no collective ran\n"
-
-
 def trial(says: str) -> tuple[str, ...]:
     """A process that stands for the two ranks of a trial."""
     return (sys.executable, "-c", f"import json, os, sys, time\n{says}")
@@ -194,13 +185,6 @@ def test_where_the_newer_library_fails_torchs_own_is_tried(tmp_path):
     assert "NCCL_LIB" not in found.variables()
 
 
-@pytest.mark.processes
-def test_ranks_of_the_check_are_forked_and_add_up():
-    """The trial's own function, over gloo."""
-    with training.ranks("cpu", 2) as workers:
-        assert workers.run(summed, "cpu", seconds=60.0) == [3.0, 3.0]
-
-
 def test_several_devices_are_not_shared(tmp_path):
     found = sharing.find(8, {}, tmp_path, trial("sys.exit('asked')"))
     assert (found.works, found.said) == (False, "8 devices: a rank on each")
@@ -230,10 +214,6 @@ def test_tests_of_a_device_are_counted_one_by_one_with_the_reason_of_those_left_
     wanted = {"good": "passed", "bad": "failed", "broken": "failed", "left_out": "skipped"}
     assert states(findings) == {f"a::{name}": state for name, state in wanted.items()}
     assert findings.checks[-1].said == "needs 2 CUDA devices"
-
-
-def test_there_are_tests_that_need_a_device():
-    assert any(file.name == "test_cli_cuda.py" for file in device_tests())
 
 
 def test_cases_of_the_validator_that_cannot_run_are_counted_by_their_reason():
@@ -295,29 +275,6 @@ def test_losses_of_registered_buffers_are_bit_equal_where_every_sum_has_two_term
     findings = PartFindings()
     symmetric.compare([2.0, 1.0], [2.0, 1.0000001], ranks, findings)
     assert [check.state for check in findings.checks] == [wanted]
-
-
-def test_registration_on_one_rank_says_that_no_collective_ran():
-    findings = PartFindings()
-    symmetric.compare([2.0], [2.0], 1, findings)
-    assert states(findings) == {"nccl_ub": "no_collective_ran"}
-
-
-def test_runs_that_take_too_long_leave_the_records_of_those_that_have_ended(monkeypatch):
-    """A program that would sleep for long stands for the sweep; it is interrupted, and ends."""
-    program = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: raise SystemExit(130)"
-    start = subprocess.Popen
-    monkeypatch.setattr(speed, "_SECONDS", 3)
-    monkeypatch.setattr(
-        speed.subprocess, "Popen", lambda _, **_options: start([sys.executable, "-c", program])
-    )
-    findings = PartFindings()
-    assert speed._measured("cpu", "folder", findings) == 130
-    assert "left out" in findings.checks[0].said
-
-
-def test_the_time_of_a_step_is_the_median_without_the_warm_up():
-    assert trained().step_milliseconds == 5.0
 
 
 def test_its_records_lie_in_a_results_folder_that_runs_can_use(

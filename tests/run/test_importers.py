@@ -203,12 +203,6 @@ def test_older_torchtitan_says_words_for_tokens_and_no_gradient_norm() -> None:
     assert (step.tokens_per_second_per_device, step.grad_norm) == (2048.0, None)
 
 
-def test_a_table_of_steps_is_read_by_the_names_of_its_columns() -> None:
-    workload, _, steps = read("step,loss,milliseconds\n1,2.5,\n2,2.25,10\n", engine="x")
-    assert (workload.framework, workload.engine) == ("unknown", "x")
-    assert [(step.loss, step.milliseconds) for step in steps] == [(2.5, None), (2.25, 10.0)]
-
-
 MARKDOWN = """\
 Some text above.
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,7 +15,6 @@ from tools.kill_matrix import (
     Change,
     answers,
     changed_statements,
-    changes,
     is_in_functions,
     of_patch,
     on_tests,
@@ -63,12 +60,6 @@ def test_what_an_import_executes_is_in_no_function() -> None:
     assert not is_in_functions(OLD, {1})
 
 
-def test_patches_of_a_folder_are_asked_about_alone(tmp_path: Path) -> None:
-    for number in (1, 2):
-        (tmp_path / f"{number}-no.patch").write_text(BUG_BY_ID[f"R{number}"].patch.read_text())
-    assert [change.id for change in changes(28, 40, tmp_path)] == ["1-no", "2-no"]
-
-
 def test_a_patch_of_several_files_is_a_change_of_all_of_them() -> None:
     change = of_patch(BUG_BY_ID["R6"])
     with change.core() as folder:
@@ -103,13 +94,6 @@ def test_a_change_meets_what_executes_it_every_family_and_file_in_turn() -> None
     assert names == ["f[1]", "h", "g", "f[2]"]
 
 
-def test_what_an_import_executes_meets_all_that_use_the_file() -> None:
-    file = "plan/layout.py"
-    change = Change.of("m", False, {file: "import sys\n" + (CORE / file).read_text()})
-    assert change.is_imported
-    assert change.executing({"a": {file: [1_000_000]}, "b": {"wrapper.py": [1]}}) == ["a"]
-
-
 @pytest.mark.processes
 def test_lines_that_the_ranks_of_a_case_execute_are_noted(fork_server: ForkServer) -> None:
     few = [case for case in cases("mfsdp", full=False) if case.ranks == 1][:1]
@@ -120,19 +104,7 @@ def test_lines_that_the_ranks_of_a_case_execute_are_noted(fork_server: ForkServe
     assert not is_in_functions((CORE / nobody).read_text(), set(lines.get(nobody, ())))
 
 
-@pytest.mark.processes
-def test_lines_that_the_ranks_of_a_test_execute_are_noted(tmp_path: Path) -> None:
-    file = tmp_path / "lines"
-    command = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.executed_lines"]
-    command += ["--executed-lines", str(file), "tests/core/conformance/test_transports_conform.py"]
-    subprocess.run([sys.executable, *command], cwd=CORE.parent, check=True, capture_output=True)
-    found = [json.loads(line) for line in file.read_text().splitlines()]
-    assert all(one["id"].startswith(command[-1]) for one in found)
-    symmetric = "comm/symmetric.py"
-    executed = {line for one in found for line in one["lines"].get(symmetric, ())}
-    assert is_in_functions((CORE / symmetric).read_text(), executed)
-
-
+@pytest.mark.nightly
 @pytest.mark.processes
 def test_a_test_of_the_core_notices_a_patch_and_nothing_else() -> None:
     ids = ["tests/core/conformance/test_plans.py::test_units_are_gathered_ahead_in_order"]

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,21 +42,6 @@ def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() ->
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"])
 def test_a_rank_does_not_inherit_the_group_of_the_process_that_starts_it(name: str) -> None:
     assert name not in rank_environment({name: "3"})
-
-
-def test_a_rank_imports_this_checkout_and_not_the_current_folder(tmp_path: Path) -> None:
-    (tmp_path / "bench").mkdir()
-    (tmp_path / "bench" / "__init__.py").write_text("raise SystemExit('the wrong bench')")
-    environment = rank_environment(os.environ)
-    done = subprocess.run(
-        [sys.executable, "-c", "import bench; print(bench.__file__)"],
-        cwd=tmp_path,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == str(ROOT / "bench" / "__init__.py")
 
 
 def test_a_cpu_rank_sees_no_gpu_and_talks_over_loopback() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bench.derive.live_storage import LiveStorage, over_ranks, risen
+from bench.derive.live_storage import LiveStorage, risen
 from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
 from bench.resolve.resolution import resolve_anywhere
@@ -120,12 +120,3 @@ def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp
     assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
     assert more == 2 * 4_211_712  # both ranks, padding included
     assert after.ledger_difference_per_rank > 4_211_712
-
-
-def test_ranks_are_added_up_by_site():
-    one = LiveStorage(
-        step=2, bytes=(5,), ledger_bytes=(4,), rows=({"site": "a", "bytes": 5, "storages": 1},)
-    )
-    both = over_ranks([one, one])
-    assert (both.bytes, both.ledger_bytes, both.rows[0].bytes) == ((5, 5), (4, 4), 10)
-    assert both.ledger_difference_per_rank == 1

@@ -94,26 +94,6 @@ def samples(tmp_path) -> list[StepSample]:
     return read_samples(tmp_path, [])[0]
 
 
-class Marks:
-    """Writes the parts of a step among the calls of an engine."""
-
-    def __init__(self, engine: RecordingEngine) -> None:
-        self.calls = engine.calls
-
-    def mark(self, name: str) -> None:
-        self.calls.append(name)
-
-
-def test_meters_are_told_of_each_part_just_before_it_begins(tmp_path):
-    engine = RecordingEngine()
-    train(tmp_path, engine, marked=[Marks(engine)], steps=1, global_batch=4)
-    assert [call if isinstance(call, str) else call[0] for call in engine.calls] == [
-        "lr",
-        *("microbatch 1", "microbatch", "microbatch 2", "microbatch"),
-        *("clip", "clip", "update", "step", "zero"),
-    ]
-
-
 @pytest.mark.parametrize("size", [1, 2])
 def test_tokens_of_a_tensor_parallel_group_are_counted_once(tmp_path, size):
     spec = EngineSpec(name="mfsdp", tensor_parallel=size)
@@ -136,12 +116,6 @@ def test_a_step_sets_the_rate_accumulates_clips_updates_and_forgets_in_this_orde
     phases = samples(tmp_path)[0].phase_milliseconds
     assert set(phases) == {"data", "microbatch", "clip", "update"}
     assert sum(phases.values()) <= samples(tmp_path)[0].milliseconds
-
-
-def test_a_single_microbatch_is_the_last_and_is_not_scaled(tmp_path):
-    engine = RecordingEngine()
-    train(tmp_path, engine, steps=1, global_batch=2)
-    assert engine.calls[1] == ("microbatch", 1.0, True)
 
 
 def test_a_sample_has_the_mean_loss_of_its_microbatches_and_bytes_and_tokens_of_its_rank(tmp_path):

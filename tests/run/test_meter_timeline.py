@@ -86,11 +86,6 @@ def test_the_timeline_holds_the_start_every_change_in_order_and_the_parts():
     assert [name for _, name in timeline.marks] == ["microbatch 1", "update"]
 
 
-def test_a_run_of_one_step_has_no_timeline():
-    _, meter, _ = steps(1)
-    assert meter.timeline is None
-
-
 @pytest.fixture(scope="module")
 def cells(run_cells, tmp_path_factory):
     def cell(engine: str, profile: str = "none", recompute: str = "none", **switches):
@@ -148,14 +143,6 @@ def test_the_peak_of_the_timeline_is_that_of_the_ledger(documents):
 
 
 @pytest.mark.processes
-def test_a_step_gives_back_what_it_takes(documents):
-    timeline = read_timeline(documents["mfsdp"])
-    taken = [c for c in timeline.changes if c.bytes > 0]
-    assert len(taken) > 10
-    assert sum(c.bytes for c in timeline.changes) == 0
-
-
-@pytest.mark.processes
 def test_a_memory_profile_adds_activations_to_the_timeline(documents):
     plain, profiled = (read_timeline(documents[name]) for name in ("mfsdp", "profiled"))
     assert "activations" not in {c.category for c in plain.changes}
@@ -176,9 +163,3 @@ def test_slots_of_a_pool_are_used_without_changing_the_total(documents):
     assert {c.role for c in used} == {"compute_weights", "grad_bucket"}
     assert sum(c.bytes for c in used) == 0
     assert {c.bucket for c in timeline.start if c.bucket == "(pool)"} == {"(pool)"}
-
-
-@pytest.mark.processes
-def test_an_engine_without_a_ledger_has_no_timeline(documents):
-    assert documents["single"]["timeline"] is None
-    assert read_timeline(documents["single"]) is None

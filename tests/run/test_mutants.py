@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ast
-
 import pytest
 
 from bench.validate.patched_core import CORE
@@ -50,14 +48,6 @@ def test_a_sample_has_mutants_of_every_room_and_depends_on_the_seed_alone() -> N
     assert rooms <= first
     assert drawn == sample(seed=3, count=2 * len(rooms))
     assert drawn != sample(seed=4, count=2 * len(rooms))
-
-
-def test_a_mutant_changes_one_place_of_a_file_of_the_core() -> None:
-    for mutant in sample(seed=3, count=12):
-        old = (CORE / mutant.file).read_text()
-        new = mutant.source(old)
-        assert ast.dump(ast.parse(new)) != ast.dump(ast.parse(old))
-        assert new.splitlines()[: mutant.line - 1] == old.splitlines()[: mutant.line - 1]
 
 
 @pytest.mark.parametrize(

@@ -186,17 +186,6 @@ def test_two_counts_that_differ_name_the_rows():
     assert "aten.add_ float32" in {text.split(" at ")[0] for text in varying(once, twice)}
 
 
-def test_a_site_is_named_below_the_folder_it_is_imported_from(tmp_path, monkeypatch):
-    (tmp_path / "an_engine").mkdir()
-    (tmp_path / "an_engine" / "__init__.py").write_text("def fill(value):\n    value.zero_()\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    import an_engine
-
-    value = torch.ones(2)
-    found = row(counted(lambda: an_engine.fill(value)), "aten.zero_ float32")
-    assert (found.site, found.line) == ("an_engine/__init__.py:fill", 2)
-
-
 def test_what_torch_compile_runs_is_counted_without_it():
     model, value = nn.Linear(4, 4), torch.ones(2, 4)
     compiled = torch.compile(model, backend="eager")

@@ -14,7 +14,6 @@ from bench.launch.code import code_identity
 from bench.resolve import Machine, broken_rules, resolve
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
-    DataSpec,
     EngineRow,
     EngineSettings,
     EngineSpec,
@@ -132,12 +131,6 @@ def test_what_is_not_there_is_said_before_anything_starts(spec: RunSpec, says: s
 def test_a_factory_excludes_what_it_decides(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve_anywhere(RunSpec(model=ModelSpec.model_validate(fields)))
-
-
-def test_a_factory_makes_its_own_batches() -> None:
-    spec = run_of("ddp", ModelSpec(factory="toy_model:build"))
-    with pytest.raises(ConfigError, match="makes its own batches"):
-        resolve_anywhere(spec.model_copy(update={"data": DataSpec(kind="text")}))
 
 
 class Fancy(EngineSettings):

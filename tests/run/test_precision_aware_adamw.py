@@ -80,12 +80,6 @@ def test_state_takes_the_bytes_it_was_told_to() -> None:
     assert state_bytes(master_weights=True) == 12 * elements
 
 
-def test_a_parameter_without_a_gradient_is_left_alone() -> None:
-    weight = nn.Parameter(start())
-    PrecisionAwareAdamW([weight], **OPTIONS).step()
-    assert torch.equal(weight.detach(), start())
-
-
 def test_remainders_train_bf16_weights_to_the_bit_like_an_fp32_copy_of_them() -> None:
     generator = torch.Generator().manual_seed(5)
     start = torch.randn(64, 33, generator=generator).to(torch.bfloat16)

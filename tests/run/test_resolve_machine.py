@@ -23,12 +23,6 @@ def test_the_cores_counted_are_those_that_this_process_may_use() -> None:
     assert Machine.detect().cpu_count == len(before)
 
 
-def test_detection_finds_memory_and_a_host_name() -> None:
-    machine = Machine.detect()
-    assert machine.memory_bytes > 2**28
-    assert machine.hostname
-
-
 @pytest.mark.parametrize(
     ("visible", "expected"),
     [
@@ -64,7 +58,3 @@ def test_devices_are_found_in_proc_without_nvml(tmp_path: Path) -> None:
         CudaDevice("NVIDIA H100", uuid="GPU-1234"),
         CudaDevice("unknown"),
     ]
-
-
-def test_no_driver_means_no_devices(tmp_path: Path) -> None:
-    assert devices_by_proc(tmp_path / "absent") == []

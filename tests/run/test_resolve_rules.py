@@ -14,7 +14,6 @@ from rule_cases import (
     RULE_IDS,
     SERVER,
     collective,
-    engine,
     graph,
     on_cuda,
 )
@@ -63,11 +62,6 @@ def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> Non
     with pytest.raises(UnsupportedError) as caught:
         resolve(spec, LAPTOP)
     assert caught.value.rule == "nccl-ub-needs-pool"
-
-
-@pytest.mark.parametrize("allocator", ["temporary", "fixed_pool", "max_pool"])
-def test_every_allocator_can_be_an_axis_by_itself(allocator: str) -> None:
-    assert not list(broken_rules(resolve_anywhere(engine(allocator=allocator)), LAPTOP))
 
 
 @pytest.mark.parametrize(
@@ -131,22 +125,6 @@ def test_sums_are_as_the_gradients_where_the_engine_can_and_shown(
     run = resolve_anywhere(RunSpec(engine=EngineSpec(**engine), dtypes=dtypes))
     assert run.dtypes.reduce == reduce
     assert ("sum_fp32" in run.slug) == (reduce == "fp32")
-
-
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "mfsdp"])
-@pytest.mark.parametrize(
-    "dtypes",
-    [
-        {"compute": "fp32"},
-        {"compute": "bf16", "main_grads": "fp32"},
-        {"compute": "bf16", "main_grads": "fp32", "grad_comm": "bf16"},
-        {"compute": "fp64", "main_params": "fp64"},
-    ],
-)
-def test_the_policies_that_all_engines_can_follow_are_pruned_nowhere(
-    name: str, dtypes: dict
-) -> None:
-    resolve(RunSpec(engine=EngineSpec(name=name), dtypes=DtypeSpec(**dtypes)), LAPTOP)
 
 
 def test_a_device_of_unknown_capability_is_not_refused() -> None:

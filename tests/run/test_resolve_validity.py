@@ -28,12 +28,6 @@ def refusal(spec: RunSpec) -> str:
     return str(caught.value)
 
 
-def test_the_default_spec_can_run_on_two_cores() -> None:
-    run = resolve(RunSpec(), MACHINE)
-    assert run.launch.ranks == run.data_parallel == 2
-    assert run.train.global_batch == run.data_parallel * run.train.micro_batch * run.microbatches
-
-
 @pytest.mark.parametrize(
     ("sections", "says"),
     [
@@ -99,10 +93,6 @@ def test_single_consumes_the_whole_global_batch_on_its_one_rank() -> None:
     )
     run = resolve(spec, MACHINE)
     assert (run.data_parallel, run.microbatches) == (1, 4)
-
-
-def test_a_warm_up_as_long_as_the_run_is_accepted() -> None:
-    resolve(RunSpec(train=TrainSpec(steps=10, warmup_steps=10)), MACHINE)
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])

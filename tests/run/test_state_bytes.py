@@ -40,7 +40,6 @@ SHAPES = [
     resolve_shape(ModelSpec(tie_embeddings=True, kv_heads=1)),
     resolve_shape(ModelSpec(preset="hybrid-tiny", pattern="M*/E/-")),
 ]
-GIB = 2**30
 
 
 def run_of(engine: EngineSpec, ranks: int, preset: str = "debug", **dtypes: str) -> ResolvedRun:
@@ -192,11 +191,6 @@ def test_moments_of_codes_take_the_bytes_that_torchao_makes(optimizer: str) -> N
     made.step()
     run = run.model_copy(update={"train": train})
     assert optimizer_state_bytes(made) == state_bytes_by_category(run)["optimizer_state"]
-
-
-def test_a_plan_of_llama_70b_on_a_thousand_ranks_takes_no_time() -> None:
-    run = run_of(EngineSpec(name="mfsdp"), 1024, "llama3-70b", compute="bf16")
-    assert 0.5 * GIB < sum(state_bytes_by_category(run).values()) < 8 * GIB
 
 
 @pytest.mark.parametrize(

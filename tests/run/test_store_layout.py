@@ -16,11 +16,6 @@ def test_a_new_folder_becomes_a_results_folder_of_this_version(tmp_path: Path) -
     assert (tmp_path / "deep/results/SCHEMA").read_text() == f"{SCHEMA_VERSION}\n"
 
 
-def test_an_empty_folder_can_become_one(tmp_path: Path) -> None:
-    ResultsStore.open(tmp_path, create=True)
-    assert ResultsStore.open(tmp_path, create=False).sweeps() == []
-
-
 @pytest.mark.parametrize("moment", range(7))
 def test_a_second_command_may_make_the_folder_at_any_moment_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: int
@@ -54,12 +49,6 @@ def test_a_folder_of_something_else_is_refused_and_left_untouched(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_a_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(NotAResultsFolderError, match="is a file"):
-        ResultsStore.open(tmp_path / "file", create=True)
-
-
 @pytest.mark.parametrize("create", [False, True])
 def test_a_path_that_the_system_cannot_open_is_refused(tmp_path: Path, create: bool) -> None:
     with pytest.raises(NotAResultsFolderError, match="File name too long"):
@@ -89,11 +78,6 @@ def test_a_schema_file_that_holds_no_number_is_refused(tmp_path: Path) -> None:
     (tmp_path / "SCHEMA").write_text("<xml/>")
     with pytest.raises(NotAResultsFolderError, match="'<xml/>'; expected an integer"):
         ResultsStore.open(tmp_path, create=False)
-
-
-def test_opening_an_existing_folder_again_keeps_what_is_in_it(tmp_path: Path) -> None:
-    ResultsStore.open(tmp_path, create=True).write_plan("quick", {"cells": [1, 2]})
-    assert ResultsStore.open(tmp_path, create=True).read_plan("quick") == {"cells": [1, 2]}
 
 
 def test_plans_are_listed_and_replaced(tmp_path: Path) -> None:

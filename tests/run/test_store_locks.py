@@ -71,13 +71,6 @@ def test_a_second_runner_in_the_same_process_is_refused_too(store: ResultsStore)
         pass
 
 
-def test_the_lock_is_free_again_after_use_and_after_an_error(store: ResultsStore) -> None:
-    with pytest.raises(KeyError), store.lock():
-        raise KeyError
-    with store.lock():
-        pass
-
-
 def test_a_file_system_without_locks_is_refused_with_a_remedy(
     store: ResultsStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -87,13 +80,6 @@ def test_a_file_system_without_locks_is_refused_with_a_remedy(
     monkeypatch.setattr(fcntl, "flock", no_locks)
     with pytest.raises(UsageError, match="No locks available; the file system"), store.lock():
         pass
-
-
-def test_a_run_can_be_looked_at_by_the_process_that_owns_it(store: ResultsStore) -> None:
-    folder = store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x")
-    assert store.read(folder.run_id).status.state == "running"
-    folder.close()
-    assert store.read(folder.run_id).status.state == "interrupted"
 
 
 def test_a_process_started_by_the_owner_does_not_keep_the_run_alive(store: ResultsStore) -> None:

@@ -42,15 +42,6 @@ def test_ranks_of_a_node_append_to_one_file_without_mixing_lines(tmp_path: Path)
     assert all(one.loss == rank for rank in steps for one in steps[rank])
 
 
-def test_samples_of_many_nodes_are_one_record(tmp_path: Path) -> None:
-    for rank in range(6):
-        append(tmp_path / node_file(rank // 2), rank, 3)
-    assert len(list(tmp_path.iterdir())) == 3
-    assert {rank: len(own) for rank, own in read_samples(tmp_path, []).items()} == dict.fromkeys(
-        range(6), 3
-    )
-
-
 def test_a_record_of_files_per_rank_reads_as_one_of_files_per_node(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     old.mkdir()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import NothingMeasuredError, UsageError
+from bench.errors import UsageError
 from bench.redaction import REDACTED, looks_secret, redact
 from bench.resolve import Machine, resolve
 from bench.spec import RunSpec
@@ -51,17 +51,6 @@ def test_a_full_disk_keeps_the_old_file_and_leaves_no_half_one(
     assert [path.name for path in tmp_path.iterdir()] == ["status.json"]
 
 
-def test_the_message_of_a_full_disk_says_what_is_safe_and_what_to_do(
-    tmp_path: Path, failing_writes
-) -> None:
-    failing_writes(errno.ENOSPC)
-    with pytest.raises(NothingMeasuredError) as caught:
-        write_json_atomically(tmp_path / "env.json", {})
-    assert caught.value.exit_code == 3
-    for part in ("No space left on device", "Finished runs are complete", "Free some space"):
-        assert part in str(caught.value)
-
-
 def test_a_run_on_a_full_disk_is_refused_and_the_finished_ones_stay(
     store: ResultsStore, failing_writes
 ) -> None:
@@ -84,31 +73,6 @@ def test_an_error_of_another_kind_is_not_disguised(tmp_path: Path, failing_write
     with pytest.raises(OSError, match="Input/output error") as caught:
         write_json_atomically(tmp_path / "env.json", {})
     assert caught.value.errno == errno.EIO
-
-
-def fill(store: ResultsStore) -> int:
-    """Write plans until the disk is full; the number of those that were written."""
-    for index in range(1000):
-        try:
-            store.write_plan(f"sweep{index}", {"cells": ["x" * 2000]})
-        except StoreFullError:
-            return index
-    raise AssertionError("the disk never filled up")
-
-
-def test_a_real_full_file_system_is_a_store_full_error(tmp_path: Path) -> None:
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if os.system(f"mount -t tmpfs -o size=16k,nr_inodes=64 tmpfs {disk} 2>/dev/null") != 0:
-        pytest.skip("mounting a tmpfs needs root; the same is tested with injected errors")
-    try:
-        store = ResultsStore.open(disk / "results", create=True)
-        written = fill(store)
-        assert written > 0
-        assert store.sweeps() == sorted(f"sweep{index}" for index in range(written))
-        assert all(store.read_plan(name) for name in store.sweeps())
-    finally:
-        os.system(f"umount {disk}")
 
 
 @pytest.mark.parametrize(

@@ -27,13 +27,6 @@ class Machine:
         return LoadClock(lambda: self.now, lambda: self.runnable, cores)
 
 
-def test_on_an_idle_machine_a_second_is_a_second() -> None:
-    machine = Machine()
-    clock = machine.clock()
-    machine.now = 7.5
-    assert clock.seconds() == 7.5
-
-
 def test_a_second_counts_the_share_that_a_process_gets() -> None:
     machine = Machine()
     clock = machine.clock()

@@ -68,12 +68,6 @@ def test_both_axes_and_the_node_are_named(monkeypatch: pytest.MonkeyPatch) -> No
     assert found.place == "step 1, rank 2 (outer 1, inner 0, on n7)"
 
 
-def test_nothing_is_added_where_there_is_one_axis_or_no_rank() -> None:
-    flat = Case("mfsdp", "optim_grads_params", ranks=4)
-    assert _placed(verdict(2), flat) == verdict(2)
-    assert _placed(verdict(None), Case("mfsdp", "optim", ranks=4, outer=2)) == verdict(None)
-
-
 class Stale:
     """Ranks that meet a group of an earlier world in torch's caches, so many times."""
 

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from bench.cli.verbs.check import ValidationRequest
-from bench.validate.session import DEFAULT_CASE_SECONDS
 from bench.validate.worker_pool import side_by_side
 
 
@@ -70,7 +68,3 @@ def test_what_a_case_raises_reaches_the_caller() -> None:
 
     with pytest.raises(ValueError, match="item 0"):
         list(side_by_side(sets(2), range(3), fails))
-
-
-def test_the_command_and_the_plug_in_give_a_case_the_same_time() -> None:
-    assert ValidationRequest().case_seconds == DEFAULT_CASE_SECONDS

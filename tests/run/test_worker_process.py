@@ -85,11 +85,6 @@ def wait_until_listening(process: psutil.Process, port: int) -> None:
     pytest.fail("the rank did not start in 60 s")
 
 
-def test_what_the_core_does_not_have_yet_is_a_failure_of_kind_unsupported():
-    assert failure_kind(CapabilityNotBuiltError("cuda_graph_mode")) == "unsupported"
-    assert failure_kind(ConfigurationError("nccl_ub on a CPU")) == "crashed"
-
-
 def test_a_damaged_spec_is_a_failure_with_a_traceback(tmp_path):
     (tmp_path / "spec.json").write_text("{}")
     (tmp_path / "logs").mkdir()
@@ -128,6 +123,8 @@ def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path, free_port
         (NonFiniteLossError("step 3: the loss is nan"), "nan"),
         (UnsupportedError("rule", "reason"), "unsupported"),
         (NotImplementedError("not built yet"), "unsupported"),
+        (CapabilityNotBuiltError("cuda_graph_mode"), "unsupported"),
+        (ConfigurationError("nccl_ub on a CPU"), "crashed"),
         (RuntimeError("Connection closed by peer"), "crashed"),
         (ValueError("the words out of memory alone do not make one"), "crashed"),
     ],

@@ -37,69 +37,6 @@ class Summing(Replicating):
         return super().forward_backward(tokens, targets, 2 * scale, is_last)
 
 
-class Forgetting(Replicating):
-    """Loses every microbatch but the last."""
-
-    def forward_backward(
-        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
-    ) -> Tensor:
-        if is_last:
-            self.zero_grad()
-        return super().forward_backward(tokens, targets, scale, is_last)
-
-
-class Counting(Replicating):
-    """Reduces by itself. counts: of each of three microbatches on both ranks; right: all are 1."""
-
-    counts: tuple[tuple[float, ...], ...] = ((1.0, 1.0, 1.0),) * 2
-    _index = 0
-
-    def forward_backward(
-        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
-    ) -> Tensor:
-        count = self.counts[torch.distributed.get_rank()][self._index]
-        loss = super().forward_backward(tokens, targets, scale * count, False)
-        self._index = 0 if is_last else self._index + 1
-        if is_last:
-            for parameter in self.parameters:
-                assert parameter.grad is not None
-                self.reduce(parameter.grad)
-        return loss
-
-    def reduce(self, gradient: Tensor) -> None:
-        """The mean over ranks."""
-        torch.distributed.all_reduce(gradient)
-        gradient.div_(torch.distributed.get_world_size())
-
-
-class Undivided(Counting):
-    counts = ((2.0, 2.0, 2.0),) * 2
-
-
-class DividedTwice(Counting):
-    counts = ((0.5, 0.5, 0.5),) * 2
-
-
-class DividedByMicrobatches(Counting):
-    counts = ((1 / 3, 1 / 3, 1 / 3),) * 2
-
-
-class WithoutOneRank(Counting):
-    counts = ((1.0, 1.0, 1.0), (0.0, 0.0, 0.0))
-
-
-class WithoutFirst(Counting):
-    counts = ((0.0, 1.0, 1.0),) * 2
-
-
-class WithoutMiddle(Counting):
-    counts = ((1.0, 0.0, 1.0),) * 2
-
-
-class PartialSums(Counting):
-    counts = ((3.0, 2.0, 1.0),) * 2
-
-
 class Unclipped(Replicating):
     """Steps with the gradients from before clipping."""
 
@@ -112,23 +49,6 @@ class Unclipped(Replicating):
         for parameter, gradient in zip(self.parameters, getattr(self, "_kept", kept), strict=True):
             parameter.grad = gradient
         vars(self).pop("_kept", None)
-        super().optimizer_step()
-
-
-class Undecayed(Replicating):
-    """Leaves weight decay out."""
-
-    def optimizer_step(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["weight_decay"] = 0.0
-        super().optimizer_step()
-
-
-class Forgetful(Replicating):
-    """Loses the optimizer's moments before every step."""
-
-    def optimizer_step(self) -> None:
-        self.optimizer.state.clear()
         super().optimizer_step()
 
 
