@@ -7,7 +7,7 @@ import json
 import random
 import socket
 import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -111,6 +111,27 @@ def wanted_cells(request: pytest.FixtureRequest) -> WantedCells:
     named = {_cell(item) for item in request.session.items if item.path == request.path}
     left_out = set(request.module.NIGHTLY_CELLS) - named
     return lambda cells: {name: cell for name, cell in cells.items() if name not in left_out}
+
+
+@pytest.fixture
+def world_of_one() -> Iterator[None]:
+    """This process is the only rank of a gloo group."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.fixture
+def fake_group() -> Iterator[None]:
+    """One of four ranks of torch's fake group, where collectives leave memory as it is."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
+    yield
+    dist.destroy_process_group()
 
 
 @pytest.fixture

@@ -25,14 +25,9 @@ FP32 = DtypeSpec()
 FP64 = DtypeSpec(compute="fp64", main_params="fp64")
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
 LLAMA = ModelSpec(preset="debug", layers=LAYERS)
-TIED = LLAMA.model_copy(update={"tie_embeddings": True})
 HYBRID = ModelSpec(preset="hybrid-tiny", pattern="ME*-", experts=4, hidden=96)
 ZERO3 = "optim_grads_params"
-OUTER: dict[str, dict[str, Any]] = {
-    "fsdp": {},
-    "hsdp": {"outer_size": 2},
-    "hfsdp": {"outer_size": 2, "outer_strategy": "optim"},
-}
+HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
 
 
 def cell(
@@ -59,10 +54,6 @@ def cell(
             measure=MeasureSpec(host_time=host_time),
         )
     )
-
-
-def with_recompute(kind: str) -> ModelSpec:
-    return LLAMA.model_copy(update={"recompute": kind})
 
 
 DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -93,57 +84,43 @@ FP32_CELLS = {
 VARIANTS = {
     "mfsdp-max_pool": cell("mfsdp", allocator="max_pool"),
     "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
-    "fsdp1-recompute": cell("fsdp1", model=with_recompute("full")),
-    "fsdp2-recompute": cell("fsdp2", model=with_recompute("full")),
-    "simple_fsdp-recompute": cell("simple_fsdp", model=with_recompute("full")),
+    "simple_fsdp-recompute": cell(
+        "simple_fsdp", model=LLAMA.model_copy(update={"recompute": "full"})
+    ),
     "simple_fsdp-compiled": cell("simple_fsdp", compile_backend="aot_eager"),
     "simple_fsdp-compiled-optim_grads": cell(
         "simple_fsdp", "optim_grads", compile_backend="inductor"
     ),
     "fsdp2-reshard_to_2": cell("fsdp2", ZERO3, ranks=4, reshard_after_forward=2),
-    "mfsdp-recompute": cell("mfsdp", model=with_recompute("full")),
-    "mfsdp-recompute_selective": cell("mfsdp", model=with_recompute("selective")),
 }
-TIED_CELLS = {f"{name}-tied": cell(name, model=TIED) for name in ("fsdp2", "simple_fsdp", "mfsdp")}
 BF16_CELLS = {
-    f"{engine}-bf16": cell(engine, strategy, BF16)
-    for engine, strategy in (
-        ("ddp", None),
-        ("ddp_zero", None),
-        ("fsdp1", ZERO3),
-        ("simple_fsdp", None),
-    )
-} | {
+    "ddp-bf16": cell("ddp", None, BF16),
+    "ddp_zero-bf16": cell("ddp_zero", None, BF16),
+    "fsdp1-bf16": cell("fsdp1", ZERO3, BF16),
+    "simple_fsdp-bf16": cell("simple_fsdp", None, BF16),
     "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
     "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     "mfsdp-hybrid-bf16": cell("mfsdp", ZERO3, BF16, HYBRID),
-    "mfsdp-tp-mxfp8": cell("mfsdp", ZERO3, BF16, ranks=4, tensor_parallel=2, recipe="mxfp8"),
     **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
 }
 #: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
 FP64_CELLS = {
-    "fsdp2-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, **OUTER["hsdp"]),
-    "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, **OUTER["hsdp"]),
+    "fsdp2-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, outer_size=2),
+    "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, outer_size=2),
     "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64, **HOST),
     "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
-    **{
-        f"mfsdp-tp-{axes}": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **outer)
-        for axes, outer in OUTER.items()
-    },
+    "mfsdp-tp-hfsdp": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **HFSDP),
 }
 #: Of `single-hybrid`.
 HYBRID_CELLS = {
     "fsdp2-hybrid": cell("fsdp2", dtypes=FP64, model=HYBRID),
     "mfsdp-hybrid": cell("mfsdp", dtypes=FP64, model=HYBRID),
-    "mfsdp-hybrid-recompute": cell(
-        "mfsdp", "optim_grads", FP64, HYBRID.model_copy(update={"recompute": "full"})
-    ),
     "mfsdp-experts": cell("mfsdp", dtypes=FP64, model=HYBRID, expert_parallel=2),
     "mfsdp-experts-hfsdp": cell(
-        "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **OUTER["hfsdp"]
+        "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **HFSDP
     ),
 }
 EIGHT_BIT_CELLS = {
@@ -154,20 +131,18 @@ EIGHT_BIT_CELLS = {
 SINGLE_CELLS = {
     "single": cell("single", train=SAVING, **HOST),
     "single-fp64": cell("single", dtypes=FP64),
-    "single-tied": cell("single", model=TIED),
     "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
 }
-#: Variants of engines that are torch's own, and what other daily cells vary as well.
+#: Variants of engines that are torch's own, and what other daily cells or the cases of `validate`
+#: vary as well.
 NIGHTLY_CELLS = {
-    *("fsdp1-recompute", "fsdp2-recompute", "mfsdp-recompute_selective"),
-    *("fsdp2-reshard_to_2", "mfsdp-tp-mxfp8"),
-    *(name for name, run in FP64_CELLS.items() if run.launch.ranks == 4),
-    *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "fsdp2-tied"),
-    *("ddp_zero-bf16", "ddp_zero-fp64", "fsdp2-hybrid", "mfsdp-experts-hfsdp"),
+    *("fsdp2-reshard_to_2", "fsdp2-hsdp", "fsdp2-tp-hsdp", "fsdp2-tp", "fsdp2-hybrid"),
+    *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "ddp-bf16"),
+    *("ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
+    *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),
+    *("mfsdp-no_shard-bf16", "mfsdp-hybrid-bf16", "mfsdp-tp-hfsdp", "mfsdp-experts-hfsdp"),
     *("simple_fsdp-optim_grads", "simple_fsdp-recompute", "simple_fsdp-compiled"),
     *("simple_fsdp-compiled-optim_grads", "simple_fsdp-bf16", "simple_fsdp-fp64"),
-    *("simple_fsdp-tied", "deepspeed-optim", "deepspeed-optim_grads"),
-    *(name for name in BF16_CELLS if name.startswith("deepspeed")),
 }
-PARALLEL_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS | TIED_CELLS
+PARALLEL_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS
 CELLS = SINGLE_CELLS | PARALLEL_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS

@@ -6,6 +6,8 @@ import inspect
 import re
 from dataclasses import dataclass, replace
 
+from small_runs import LAPTOP
+
 from bench.resolve import RULES, Machine
 from bench.resolve.cuda_devices import CudaDevice
 from bench.spec import (
@@ -30,7 +32,6 @@ RULE_IDS = list(
 
 H100 = CudaDevice("NVIDIA H100 80GB HBM3", capability=(9, 0))
 V100 = CudaDevice("Tesla V100-SXM2-16GB", capability=(7, 0))
-LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 SERVER = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(H100,) * 8)
 OLD_SERVER = Machine(cpu_count=64, memory_bytes=2**40, cuda_devices=(V100,) * 8)
 

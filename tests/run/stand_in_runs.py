@@ -7,6 +7,8 @@ from dataclasses import replace
 from threading import Event
 from typing import Any
 
+from small_runs import LAPTOP, RUN
+
 from bench.meters.sample_sink import SampleSink
 from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
@@ -20,7 +22,6 @@ from sweeps.planning import make_plan
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides
 
-LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 Run = tuple[str, int, str | None]
 """Cell, block and arm."""
 
@@ -37,6 +38,19 @@ def append_samples(folder: RunFolder, rank: int, *samples: StepSample) -> None:
     with SampleSink(folder.path / node_file(0), rank) as sink:
         for sample in samples:
             sink.append(sample)
+
+
+def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
+    """The record of `RUN`, which was ok, with so many of its steps."""
+    folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
+    samples = [StepSample(step, 1.0, 1.0, 1.0, 0.1, 8, 0, 1) for step in range(1, steps + 1)]
+    for rank in range(RUN.launch.ranks):
+        append_samples(folder, rank, *samples)
+    folder.write_environment({})
+    (folder.path / "memory.json").write_text("{}")
+    folder.write_status(folder.status.model_copy(update={"state": "ok"}))
+    folder.close()
+    return folder
 
 
 def with_steps(

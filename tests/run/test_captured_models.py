@@ -5,12 +5,8 @@ On torch's fake process group, where collectives leave memory as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.models.build import build_model
 from bench.models.experts import Experts
@@ -18,13 +14,6 @@ from bench.resolve.machine import Machine
 from bench.resolve.resolution import resolve
 from bench.spec import Recompute, RunSpec
 from mfsdp_core import CapturedStep, fully_shard_model, fully_shard_optimizer
-
-
-@pytest.fixture
-def fake_group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 @pytest.mark.usefixtures("fake_group")

@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
 from setup_rank import differences_from_whole, peak_of_setup
+from small_runs import BF16, FP64, HFSDP, MAIN16, ZERO3, small_run
 
 from bench.fit.prediction import predict
 from bench.models.build import build_model, run_model
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import ResolvedRun
 
 pytestmark = pytest.mark.processes
 
-BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
-MAIN16 = {"compute": "bf16", "main_params": None}
-FP64 = {"compute": "fp64", "main_params": "fp64"}
-ZERO3 = {"name": "mfsdp", "strategy": "optim_grads_params"}
-HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
 CPU = torch.device("cpu")
 CODES = {"recipe": "delayed"}
 TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
@@ -28,28 +22,23 @@ HYBRID = {"preset": "hybrid-tiny"}
 
 
 def run(engine: dict, dtypes: dict | None = None, model: dict | None = None) -> ResolvedRun:
-    document: dict[str, Any] = {
-        "model": model or {"preset": "debug", "layers": 5},
-        "engine": engine,
-        "dtypes": dtypes or {},
-        "train": {"global_batch": 4, "micro_batch": 2, "seq_len": 32},
-        "launch": {"ranks": 2},
-    }
-    return resolve_anywhere(RunSpec.model_validate(document))
+    return small_run(
+        engine,
+        model=model or {"preset": "debug", "layers": 5},
+        dtypes=dtypes or {},
+        train={"global_batch": 4, "micro_batch": 2},
+    )
 
 
 RUNS = {
     "zero1-bf16": run(ZERO3 | {"strategy": "optim"}, BF16),
-    "zero2-fp32": run(ZERO3 | {"strategy": "optim_grads"}),
-    "zero3-bf16": run(ZERO3, BF16),
     "zero3-main16": run(ZERO3, MAIN16),
     "zero3-fp64-tied": run(ZERO3, FP64, TIED),
     "zero3-codes": run(ZERO3 | CODES, BF16, TIED),
     "hfsdp-pool": run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
     "hybrid": run(ZERO3, BF16, HYBRID),
     "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
-    "fsdp2-bf16-tied": run({"name": "fsdp2"}, BF16, TIED),
-    "fsdp2-main16": run({"name": "fsdp2"}, MAIN16),
+    "fsdp2-main16-tied": run({"name": "fsdp2"}, MAIN16, TIED),
     "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
 }
 
@@ -91,16 +80,12 @@ def test_what_cannot_be_drawn_by_unit_is_built_whole(engine, model):
 def test_the_memory_of_set_up_on_a_device_leaves_out_what_the_host_draws():
     on_host, on_device = (
         predict(
-            resolve_anywhere(
-                RunSpec.model_validate(
-                    {
-                        "model": {"preset": "debug", "layers": 3},
-                        "engine": ZERO3,
-                        "dtypes": BF16,
-                        "launch": {"ranks": 64, "device": device},
-                        "train": {"global_batch": 64, "micro_batch": 1, "seq_len": 32},
-                    }
-                )
+            small_run(
+                ZERO3,
+                model={"preset": "debug", "layers": 3},
+                dtypes=BF16,
+                launch={"ranks": 64, "device": device},
+                train={"global_batch": 64},
             )
         ).setup_bytes
         for device in ("cpu", "cuda")

@@ -7,11 +7,9 @@ calls themselves are bound to the signatures of the package, where it is install
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 
 import mfsdp_core
 from bench.engines.megatron_fsdp import MegatronFsdpEngine, switches
@@ -52,13 +50,6 @@ def run(strategy: str = "optim_grads_params", **engine: object) -> ResolvedRun:
             launch=LaunchSpec(ranks=1 if engine.get("outer_size") is None else 4),
         )
     )
-
-
-@pytest.fixture
-def world_of_one() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
 
 
 class CalledError(Exception):

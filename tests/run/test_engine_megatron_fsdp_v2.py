@@ -15,7 +15,6 @@ from bench.validate.session import WorkerSettings, verdicts
 ON_CPU = "megatron_fsdp_v2_on_cpu:build"
 ALL = "optim_grads_params"
 RIGHT = (
-    Case(ON_CPU, ALL, microbatches=3, policy="fp64"),
     Case(ON_CPU, ALL, microbatches=3, policy="bf16"),
     Case(ON_CPU, ALL, model="uneven", policy="fp64"),
     Case(ON_CPU, ALL, ranks=4, outer=2, microbatches=3, policy="fp64"),

@@ -19,23 +19,28 @@ from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine, engine_factory
 from bench.engines.stock import autocast
 from bench.errors import ConfigError, UnsupportedError
+from bench.launch.code import RankCode
 from bench.spec import DtypeName, MfsdpSettings, ResolvedDtypes, TrainSpec
 from bench.spec.engine_table import TABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-STAGES = ("bench.worker.rank", "bench.engines.single", "bench.engines.ddp", "bench.engines.fsdp2")
+STAGES = (
+    *("bench.worker.rank", "bench.engines.single", "bench.engines.ddp", "bench.engines.fsdp2"),
+    "bench.engines.mfsdp",
+)
 
 
 @pytest.fixture(scope="module")
-def loaded() -> dict[str, list[str]]:
-    """In a fresh interpreter: our modules that are loaded after each of STAGES, in this order."""
+def loaded() -> dict[str, dict[str, str]]:
+    """In a fresh interpreter: our modules and their files after each of STAGES, in this order."""
     code = (
         "import importlib, json, sys\nfound = {}\n"
         f"for stage in {STAGES!r}:\n"
         "    importlib.import_module(stage)\n"
-        "    found[stage] = [m for m in sys.modules if m.startswith(('bench.', 'mfsdp_core'))]\n"
+        "    found[stage] = {n: m.__file__ for n, m in sys.modules.items()\n"
+        "        if n.startswith(('bench.', 'mfsdp_core')) and getattr(m, '__file__', None)}\n"
         "print(json.dumps(found))"
     )
     done = subprocess.run(
@@ -67,8 +72,31 @@ def test_a_rank_loads_no_engine_before_it_knows_which(loaded):
 
 
 def test_engines_of_torch_never_load_the_core(loaded):
-    assert "bench.engines.ddp" in loaded[STAGES[-1]]
-    assert not [name for name in loaded[STAGES[-1]] if name.startswith("mfsdp_core")]
+    assert "bench.engines.ddp" in loaded["bench.engines.fsdp2"]
+    assert not [name for name in loaded["bench.engines.fsdp2"] if name.startswith("mfsdp_core")]
+
+
+# Loaded in a rank, and not part of what is measured: they read the spec, write the files, or say
+# what went wrong. `launch` only holds the request to die with the parent.
+KEEPERS = (
+    "bench.errors",
+    "bench.record",
+    "bench.redaction",
+    "bench.store",
+    "bench.verdict",
+    "bench.workload",
+    "bench.launch",
+)
+
+
+def test_everything_that_a_rank_loads_is_covered_by_the_identity_of_its_code(loaded):
+    covered = {str(ROOT / file) for file in RankCode(ROOT, sys.executable).file_hashes("mfsdp")}
+    left_out = {
+        name
+        for name, file in loaded["bench.engines.mfsdp"].items()
+        if file not in covered and not name.startswith(KEEPERS)
+    }
+    assert left_out == set()
 
 
 def dtypes(compute: DtypeName, main: DtypeName | None) -> ResolvedDtypes:

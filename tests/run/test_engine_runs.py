@@ -23,18 +23,13 @@ from engine_cells import (
     NIGHTLY_CELLS,  # noqa: F401 - read by conftest.py
     PARALLEL_CELLS,
     STEPS,
-    TIED_CELLS,
     VARIANTS,
 )
 
 from bench.derive.host_time import HostPass
 from bench.derive.live_storage import LiveStorage
-from bench.resolve.machine import Machine
-from bench.resolve.rules import broken_rules
 from bench.resolve.state_bytes import state_bytes_by_category
-from bench.spec.engine_table import TABLE
 
-MACHINE = Machine.detect()
 # One fixture trains all of them, which takes minutes beside other work.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -70,15 +65,8 @@ def test_moments_of_codes_train_as_under_fully_shard(cells):
     assert found.losses == pytest.approx(expected.losses, rel=1e-3)
     assert found.losses == pytest.approx(cells["single"].losses, rel=1e-2)
     planned = state_bytes_by_category(EIGHT_BIT_CELLS["mfsdp-adamw_8bit"])["optimizer_state"]
-    plain = ledger(cells["mfsdp-optim"])["optimizer_state"]
+    plain = ledger(cells["mfsdp-optim_grads_params"])["optimizer_state"]
     assert ledger(found)["optimizer_state"] == planned < plain / 2
-
-
-@pytest.mark.parametrize("name", TIED_CELLS)
-def test_a_tied_embedding_trains_like_the_single_process_does(cells, name):
-    assert cells[name].losses == pytest.approx(cells["single-tied"].losses, rel=1e-5)
-    assert cells[name].norms == pytest.approx(cells["single-tied"].norms, rel=1e-5)
-    assert cells[name].losses != pytest.approx(cells["single"].losses, rel=1e-5)
 
 
 @pytest.mark.parametrize("name", BF16_CELLS)
@@ -86,12 +74,6 @@ def test_bf16_losses_stay_near_those_of_the_single_process_but_are_not_its_own(c
     single, close = ("single-hybrid", 5e-3) if "-hybrid" in name else ("single", 2e-3)
     assert cells[name].losses == pytest.approx(cells[single].losses, rel=close)
     assert cells[name].losses != pytest.approx(cells[single].losses, rel=1e-6)
-
-
-@pytest.mark.parametrize("name", ["mfsdp-tp-mxfp8"])
-def test_beside_tensor_parallelism_mxfp8_gathers_codes(cells, name):
-    gathered = cells[name].document("runtime.json")["gathered_bytes"]
-    assert gathered["uint8"] > 0.9 * sum(gathered.values())
 
 
 @pytest.mark.parametrize("name", ["single", "single-hybrid"])
@@ -146,27 +128,22 @@ ELEMENTS_SENT_PER_STEP = {
     "mfsdp-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "mfsdp-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + ROOT / 2,
 }
+#: Of two bytes: what computes and sends in BF16.
+ELEMENTS_SENT_PER_STEP |= {
+    "ddp-bf16": ELEMENTS_SENT_PER_STEP["ddp"],
+    "fsdp1-bf16": ELEMENTS_SENT_PER_STEP["fsdp1-optim_grads_params"],
+    "fsdp2-bf16": ELEMENTS_SENT_PER_STEP["fsdp2-optim_grads_params"],
+    "mfsdp-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-optim_grads_params"],
+    "mfsdp-no_shard-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-no_shard"],
+}
 
 
 @pytest.mark.parametrize("name", ELEMENTS_SENT_PER_STEP)
 def test_bytes_sent_follow_from_the_schedule(cells, name):
     (sent,) = {sample.wire_bytes for sample in cells[name].samples()[1:]}
+    size = 2 if name.endswith("-bf16") else 4
     padding = 0.005 if name.startswith("mfsdp") else 0
-    assert sent == pytest.approx(4 * ELEMENTS_SENT_PER_STEP[name], rel=padding)
-
-
-@pytest.mark.parametrize(
-    ("name", "whole"),
-    [
-        ("ddp-bf16", "ddp"),
-        ("fsdp1-bf16", "fsdp1-optim_grads_params"),
-        ("fsdp2-bf16", "fsdp2-optim_grads_params"),
-        ("mfsdp-bf16", "mfsdp-optim_grads_params"),
-        ("mfsdp-no_shard-bf16", "mfsdp-no_shard"),
-    ],
-)
-def test_bf16_compute_and_communication_halve_the_bytes_sent(cells, name, whole):
-    assert cells[name].samples()[-1].wire_bytes * 2 == cells[whole].samples()[-1].wire_bytes
+    assert sent == pytest.approx(size * ELEMENTS_SENT_PER_STEP[name], rel=padding)
 
 
 def ledger(finished) -> dict[str, int]:
@@ -281,15 +258,6 @@ def test_a_run_that_saves_after_every_second_step_keeps_the_account(cells, name)
 
 
 HOST_CELLS = {name: run for name, run in CELLS.items() if run.measure.host_time}
-
-
-def test_an_engine_that_trains_on_this_machine_has_a_cell_that_measures_the_host():
-    trained = {row.name for row in TABLE if row.trains}
-    left = trained - {run.engine.name for run in HOST_CELLS.values()}
-    for name in left:
-        engine = CELLS["ddp"].engine.model_copy(update={"name": name})
-        run = CELLS["ddp"].model_copy(update={"engine": engine})
-        assert {"engine-not-on-device", "engine-not-here"} & {*dict(broken_rules(run, MACHINE))}
 
 
 @pytest.mark.parametrize("name", HOST_CELLS)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 
 import pytest
-import torch.distributed as dist
+from small_runs import BF16, ZERO3, small_run
 
 from bench.cli.fit_pruning import memory_document, without_what_cannot_fit
 from bench.errors import UnsupportedError, UsageError
@@ -20,31 +21,18 @@ from bench.fit.verdict import HEADROOM_BYTES, Verdict
 from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.described import described_machine
 from bench.resolve.machine import Machine
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import RunSpec
 from sweeps.plan import Plan, PlannedCell
 
-BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
-
-
-def run(engine: dict, *, ranks: int = 2, train: dict | None = None, **sections) -> ResolvedRun:
-    document = {
-        "model": {"preset": "debug", "layers": 4},
-        "engine": engine,
-        "train": {"global_batch": 2 * ranks, "micro_batch": 1, "seq_len": 32, **(train or {})},
-        "launch": {"ranks": ranks},
-    }
-    return resolve_anywhere(RunSpec.model_validate(document | sections))
-
-
-MFSDP = {"name": "mfsdp", "strategy": "optim_grads_params"}
+MFSDP = ZERO3
+run = partial(small_run, model={"preset": "debug", "layers": 4})
 
 
 @pytest.mark.parametrize(
     "engine", [MFSDP, MFSDP | {"name": "fsdp2"}, {"name": "ddp"}], ids=lambda one: one["name"]
 )
 def test_layers_that_repeat_are_what_a_whole_trace_says(engine):
-    asked = run(engine, ranks=4, model={"preset": "debug", "layers": 7}, dtypes=BF16)
+    asked = run(engine, launch={"ranks": 4}, model={"preset": "debug", "layers": 6}, dtypes=BF16)
     few, whole = predict(asked), predict(asked, whole=True)
     assert few.is_linear
     assert (few.peak_bytes, few.peak_moment) == (whole.peak_bytes, whole.peak_moment)
@@ -107,7 +95,6 @@ def test_layers_that_do_not_add_up_are_said(monkeypatch):
 def test_a_model_far_larger_than_this_machine_is_predicted():
     asked = run(
         MFSDP,
-        ranks=1024,
         model={"preset": "llama3-70b"},
         train={"seq_len": 8192, "global_batch": 1024},
         dtypes=BF16,
@@ -163,13 +150,10 @@ def test_ranks_that_share_a_device_have_parts_of_it():
     assert verdict.spare_bytes == 40 * 10**9 - HEADROOM_BYTES - found.peak_bytes
 
 
+@pytest.mark.usefixtures("world_of_one")
 def test_a_process_that_is_a_rank_already_is_refused():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with pytest.raises(UsageError, match="process group"):
-            predict(run(MFSDP))
-    finally:
-        dist.destroy_process_group()
+    with pytest.raises(UsageError, match="process group"):
+        predict(run(MFSDP))
 
 
 def test_a_verdict_names_the_bytes_and_the_category_to_attack():

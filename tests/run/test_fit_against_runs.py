@@ -3,29 +3,23 @@
 from __future__ import annotations
 
 import pytest
+from small_runs import BF16, HFSDP, MAIN16, ZERO3, small_run
 
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import ResolvedRun
 
 pytestmark = pytest.mark.processes
 
-BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
 SENT16 = BF16 | {"grad_comm": "bf16"}
-MAIN16 = {"compute": "bf16", "main_params": None}
-ZERO3 = {"name": "mfsdp", "strategy": "optim_grads_params"}
-HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
 
 
 def run(engine: dict, dtypes: dict, recompute: str, count: int) -> ResolvedRun:
-    document = {
-        "model": {"preset": "debug", "layers": 5, "recompute": recompute},
-        "engine": engine,
-        "dtypes": dtypes,
-        "train": {"steps": 3, "global_batch": 4 * count, "micro_batch": 2, "seq_len": 128},
-        "launch": {"ranks": 2},
-        "measure": {"profile": "memory"},
-    }
-    return resolve_anywhere(RunSpec.model_validate(document))
+    return small_run(
+        engine,
+        model={"preset": "debug", "layers": 5, "recompute": recompute},
+        dtypes=dtypes,
+        train={"global_batch": 4 * count, "micro_batch": 2, "seq_len": 128},
+        measure={"profile": "memory"},
+    )
 
 
 RUNS = {
@@ -40,7 +34,7 @@ RUNS = {
 LATE_BYTES = {"fsdp2": 2 * 984_064, "ddp": 65_536}
 
 
-NIGHTLY_CELLS = {"ddp", "zero1"}
+NIGHTLY_CELLS = {"ddp", "resize", "zero1"}
 
 
 @pytest.fixture(scope="module")

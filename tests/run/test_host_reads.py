@@ -5,13 +5,9 @@ On torch's fake process group, where collectives leave memory as it is.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import mfsdp_core
 from bench.derive.counts import CountRow
@@ -20,16 +16,10 @@ from bench.meters.operation_counter import OperationCounter
 from bench.models.build import build_model
 from bench.resolve.presets import PRESETS
 
+pytestmark = pytest.mark.usefixtures("fake_group")
 STRATEGIES = ("no_shard", "optim", "optim_grads", "optim_grads_params")
 #: What the models read on a CPU alone: without a grouped product, experts are called one by one.
 ON_A_CPU = "bench/models/experts.py:Experts.forward"
-
-
-@pytest.fixture(autouse=True)
-def fake_group() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=1, world_size=4)
-    yield
-    dist.destroy_process_group()
 
 
 def reads(

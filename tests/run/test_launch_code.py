@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import json
-import os
-import subprocess
 import sys
 import types
 from pathlib import Path
@@ -175,39 +172,3 @@ def test_what_a_rank_imports_otherwise_than_its_arm_is_a_difference(found, says:
 
     assert differences(PROOF, PROOF) == []
     assert differences(PROOF, changed(PROOF)) == [says]
-
-
-# Loaded in a rank, and not part of what is measured: they read the spec, write the files, or say
-# what went wrong. `launch` only holds the request to die with the parent.
-KEEPERS = (
-    "bench.errors",
-    "bench.record",
-    "bench.redaction",
-    "bench.store",
-    "bench.verdict",
-    "bench.workload",
-    "bench.launch",
-)
-
-
-def test_everything_that_a_rank_loads_is_covered() -> None:
-    program = (
-        "import sys, json, importlib\n"
-        "import bench.worker.rank, bench.engines.mfsdp\n"
-        "print(json.dumps({n: m.__file__ for n, m in sys.modules.items()\n"
-        "  if n.split('.')[0] in ('bench', 'mfsdp_core') and getattr(m, '__file__', None)}))\n"
-    )
-    output = subprocess.run(
-        [sys.executable, "-c", program],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
-    covered = {str(ROOT / file) for file in RankCode(ROOT, sys.executable).file_hashes("mfsdp")}
-    left_out = {
-        name
-        for name, file in json.loads(output).items()
-        if file not in covered and name != "bench" and not name.startswith(KEEPERS)
-    }
-    assert left_out == set()

@@ -7,17 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import RUN
 
 from bench.launch.first_to_break import RankFailure
 from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence, signal_name
 from bench.launch.protocol import JobState
-from bench.resolve import Machine, resolve
-from bench.spec import RunSpec
 from bench.store import ResultsStore, RunFolder
 
 ENDED = JobState("ended", exit_code=1)
-RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 
 def report(kind: str = "crashed", message: str = "mine", **seconds: float) -> dict[str, Any]:

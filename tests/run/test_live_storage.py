@@ -6,13 +6,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from small_runs import small_run
 from torch import Tensor, nn
 
 from bench.derive.live_storage import LiveStorage, risen
 from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
 from bench.validate.patched_core import copy_of_core
 
 CPU = torch.device("cpu")
@@ -101,13 +100,10 @@ def test_a_step_under_torch_compile_is_not_followed():
     "strategy", ["optim_grads_params", pytest.param("no_shard", marks=pytest.mark.nightly)]
 )
 def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp_path, strategy):
-    run = resolve_anywhere(
-        RunSpec(
-            model=ModelSpec(preset="debug"),
-            engine=EngineSpec(name="mfsdp", strategy=strategy),
-            train=TrainSpec(steps=3, global_batch=4, micro_batch=2, seq_len=16),
-            launch=LaunchSpec(ranks=2),
-        )
+    run = small_run(
+        {"name": "mfsdp", "strategy": strategy},
+        model={"preset": "debug"},
+        train={"global_batch": 4, "micro_batch": 2, "seq_len": 16},
     )
     copy_of_core(tmp_path / "core", KEPT_COPY)
     found = []

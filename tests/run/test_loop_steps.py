@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
+from small_runs import small_run
 
 from bench.data.batches import Batches, token_batches
 from bench.loop import NonFiniteLossError, TrainingLoop, learning_rate
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
+from bench.spec import TrainSpec
 from bench.store.samples import read_samples
 
 CPU = torch.device("cpu")
@@ -62,15 +62,9 @@ class RecordingEngine:
         return __file__
 
 
-def train(tmp_path, engine, spec=None, ranks=1, marked=(), **settings) -> TrainingLoop:
+def train(tmp_path, engine, engine_settings="single", ranks=1, **settings) -> TrainingLoop:
     fields = {"steps": 2, "global_batch": 6, "micro_batch": 2, "seq_len": 4, "lr": 0.1}
-    run = resolve_anywhere(
-        RunSpec(
-            engine=spec or EngineSpec(name="single"),
-            train=TrainSpec(**fields | settings),
-            launch=LaunchSpec(ranks=ranks),
-        )
-    )
+    run = small_run(engine_settings, train=fields | settings, launch={"ranks": ranks})
 
     class Zeros:
         def sample(self, _index):
@@ -85,7 +79,7 @@ def train(tmp_path, engine, spec=None, ranks=1, marked=(), **settings) -> Traini
         device=CPU,
     )
     with SampleSink(tmp_path / "steps.node0.jsonl", 0) as sink:
-        loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink, marked=marked)
+        loop = TrainingLoop(engine, batches, run, device=CPU, sink=sink)
         loop.run()
     return loop
 
@@ -96,8 +90,8 @@ def samples(tmp_path) -> list[StepSample]:
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_tokens_of_a_tensor_parallel_group_are_counted_once(tmp_path, size):
-    spec = EngineSpec(name="mfsdp", tensor_parallel=size)
-    train(tmp_path, RecordingEngine(), spec, ranks=4, steps=1, global_batch=8)
+    cut = {"name": "mfsdp", "tensor_parallel": size}
+    train(tmp_path, RecordingEngine(), cut, ranks=4, steps=1, global_batch=8)
     assert [4 * sample.tokens for sample in samples(tmp_path)] == [8 * 4]
 
 

@@ -4,20 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
+from small_runs import small_run
 
 from bench.derive.timeline import moments, peak, read_timeline
 from bench.meters.memory_timeline import RECORDED_STEP, TimelineMeter
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import (
-    EngineSpec,
-    LaunchSpec,
-    MeasureSpec,
-    ModelSpec,
-    RunSpec,
-    TrainSpec,
-)
 
 
 @dataclass(frozen=True)
@@ -88,17 +81,14 @@ def test_the_timeline_holds_the_start_every_change_in_order_and_the_parts():
 
 @pytest.fixture(scope="module")
 def cells(run_cells, tmp_path_factory):
-    def cell(engine: str, profile: str = "none", recompute: str = "none", **switches):
-        return resolve_anywhere(
-            RunSpec(
-                model=ModelSpec(
-                    preset="hybrid-tiny", pattern="ME*", experts=4, hidden=96, recompute=recompute
-                ),
-                engine=EngineSpec(name=engine, **switches),
-                train=TrainSpec(steps=3, global_batch=2, micro_batch=1, seq_len=32),
-                launch=LaunchSpec(ranks=1),
-                measure=MeasureSpec(profile=profile),
-            )
+    def cell(engine: str, profile: str = "none", recompute: str = "none", **switches: Any):
+        model = {"preset": "hybrid-tiny", "pattern": "ME*", "experts": 4, "hidden": 96}
+        return small_run(
+            {"name": engine, **switches},
+            model=model | {"recompute": recompute},
+            train={"global_batch": 2},
+            launch={"ranks": 1},
+            measure={"profile": profile},
         )
 
     runs = {

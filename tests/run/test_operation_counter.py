@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -148,24 +149,20 @@ def test_a_trace_function_that_was_there_before_is_there_again():
         sys.settrace(before)
 
 
-def test_a_wait_behind_a_matrix_product_is_hidden_and_one_without_is_exposed(tmp_path):
-    rendezvous = f"file://{tmp_path / 'rendezvous'}"
-    dist.init_process_group("gloo", init_method=rendezvous, rank=0, world_size=1)
-    try:
-        value, matrix = torch.ones(8), torch.ones(4, 4)
+@pytest.mark.usefixtures("world_of_one")
+def test_a_wait_behind_a_matrix_product_is_hidden_and_one_without_is_exposed():
+    value, matrix = torch.ones(8), torch.ones(4, 4)
 
-        def hidden():
-            work = dist.all_reduce(value, async_op=True)
-            matrix @ matrix
-            work.wait()
+    def hidden():
+        work = dist.all_reduce(value, async_op=True)
+        matrix @ matrix
+        work.wait()
 
-        def exposed():
-            matrix @ matrix
-            dist.all_reduce(value)
+    def exposed():
+        matrix @ matrix
+        dist.all_reduce(value)
 
-        before, after = counted(hidden), counted(exposed)
-    finally:
-        dist.destroy_process_group()
+    before, after = counted(hidden), counted(exposed)
     assert total(before, "collectives") == total(after, "collectives") == 1
     assert total(before, "collective_bytes") == 32
     assert total(before, "waits") == total(after, "waits") == 1

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 from launched_runs import launched
+from small_runs import LAPTOP
 
 from bench.errors import ConfigError, UsageError
 from bench.launch.code import code_identity
-from bench.resolve import Machine, broken_rules, resolve
+from bench.resolve import broken_rules, resolve
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
     EngineRow,
@@ -27,7 +28,6 @@ from bench.testing.workers import ForkServer
 from bench.validate.session import check_that_they_load
 
 HERE = Path(__file__).parent
-MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
 ENGINE = "toy_engine:build"
 
 
@@ -55,11 +55,11 @@ def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")
     loads = iter([0.25])
     monkeypatch.setattr(os, "getloadavg", lambda: (next(loads, 9.0), 0.0, 0.0))
-    theirs = launched(tmp_path / "a", resolve(run_of(ENGINE, model), MACHINE))
+    theirs = launched(tmp_path / "a", resolve(run_of(ENGINE, model), LAPTOP))
     assert theirs.status.state in {"ok", "unstable"}, theirs.status.reason
     assert theirs.is_whole, theirs.damage
     monkeypatch.delenv("PYTHONPROFILEIMPORTTIME")
-    ours = run_cells(tmp_path, {"ours": resolve(run_of("mfsdp", model), MACHINE)})["ours"]
+    ours = run_cells(tmp_path, {"ours": resolve(run_of("mfsdp", model), LAPTOP)})["ours"]
     assert theirs.losses == pytest.approx(ours.losses, rel=1e-5)
     assert ours.losses[-1] < ours.losses[0]
     assert theirs.status.code_proof == "proven"
@@ -99,10 +99,10 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
         (tmp_path / name).write_text((HERE / name).read_text())
     monkeypatch.chdir(tmp_path)
     specs = (run_of(ENGINE), run_of("ddp"))
-    before = [code_identity(resolve(spec, MACHINE)) for spec in specs]
+    before = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     (tmp_path / "toy_engine.py").write_text((HERE / "toy_engine.py").read_text() + "\nX = 1\n")
     engine_lookup.forget_entry_points()
-    after = [code_identity(resolve(spec, MACHINE)) for spec in specs]
+    after = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     assert before[0] != after[0]
     assert before[1] == after[1]
 
@@ -116,7 +116,7 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
     ],
 )
 def test_what_is_not_there_is_said_before_anything_starts(spec: RunSpec, says: str) -> None:
-    reasons = [reason for _, reason in broken_rules(resolve_anywhere(spec), MACHINE)]
+    reasons = [reason for _, reason in broken_rules(resolve_anywhere(spec), LAPTOP)]
     assert any(says in reason for reason in reasons), reasons
 
 
@@ -174,13 +174,13 @@ def offer(monkeypatch: pytest.MonkeyPatch):
 def test_an_installed_engine_has_settings_of_its_own(offer) -> None:
     offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
     asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
-    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), MACHINE)
+    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), LAPTOP)
     assert run.engine.setting("fancy") is True
     assert '"fancy":true' in run.canonical_json()
-    plain = resolve(run_of("theirs"), MACHINE)
+    plain = resolve(run_of("theirs"), LAPTOP)
     assert "fancy" not in plain.canonical_json()
     foreign = RunSpec(engine=EngineSpec.model_validate({"name": "ddp", "fancy": True}))
-    reasons = dict(broken_rules(resolve_anywhere(foreign), MACHINE))
+    reasons = dict(broken_rules(resolve_anywhere(foreign), LAPTOP))
     assert reasons["switch-not-in-engine"] == (
         "engine ddp has no fancy=True: these are switches of theirs"
     )
@@ -189,7 +189,7 @@ def test_an_installed_engine_has_settings_of_its_own(offer) -> None:
 def test_a_record_stays_readable_when_its_engine_is_gone(offer) -> None:
     offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
     asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
-    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), MACHINE)
+    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), LAPTOP)
     text = run.model_dump_json()
     offer("other", EngineRow("other", ENGINE))
     again = type(run).model_validate_json(text)

@@ -5,9 +5,10 @@ import re
 
 import pytest
 from pydantic import ValidationError
+from small_runs import LAPTOP
 
 from bench.errors import ConfigError
-from bench.resolve import Machine, resolve
+from bench.resolve import resolve
 from bench.spec import (
     DataSpec,
     DtypeSpec,
@@ -19,12 +20,10 @@ from bench.spec import (
     TrainSpec,
 )
 
-MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
-
 
 def refusal(spec: RunSpec) -> str:
     with pytest.raises(ConfigError) as caught:
-        resolve(spec, MACHINE)
+        resolve(spec, LAPTOP)
     return str(caught.value)
 
 
@@ -91,7 +90,7 @@ def test_single_consumes_the_whole_global_batch_on_its_one_rank() -> None:
         launch=LaunchSpec(ranks=1),
         train=TrainSpec(global_batch=8, micro_batch=2),
     )
-    run = resolve(spec, MACHINE)
+    run = resolve(spec, LAPTOP)
     assert (run.data_parallel, run.microbatches) == (1, 4)
 
 
@@ -111,7 +110,7 @@ def test_a_tensor_parallel_group_shares_its_data() -> None:
         launch=LaunchSpec(ranks=4),
         train=TrainSpec(global_batch=8, micro_batch=2),
     )
-    run = resolve(spec, MACHINE)
+    run = resolve(spec, LAPTOP)
     assert (run.data_parallel, run.microbatches) == (2, 2)
     assert "-tp2-" in run.slug
 
@@ -130,7 +129,7 @@ def test_a_tensor_parallel_group_shares_its_data() -> None:
     ],
 )
 def test_a_run_may_set_the_variables_of_the_known_families(name: str) -> None:
-    run = resolve(RunSpec(launch=LaunchSpec(env={name: "1"})), MACHINE)
+    run = resolve(RunSpec(launch=LaunchSpec(env={name: "1"})), LAPTOP)
     assert run.launch.env == {name: "1"}
 
 
@@ -155,7 +154,7 @@ def test_a_secret_may_not_be_set_because_it_would_be_stored() -> None:
 )
 def test_open_dtypes_follow_the_policy(asked: tuple, resolved: tuple) -> None:
     names = ("compute", "main_params", "main_grads", "grad_comm", "reduce")
-    run = resolve(RunSpec(dtypes=DtypeSpec(**dict(zip(names, asked, strict=False)))), MACHINE)
+    run = resolve(RunSpec(dtypes=DtypeSpec(**dict(zip(names, asked, strict=False)))), LAPTOP)
     assert run.dtypes == ResolvedDtypes(**dict(zip(names, resolved, strict=True)))
 
 
@@ -164,16 +163,16 @@ def test_open_dtypes_follow_the_policy(asked: tuple, resolved: tuple) -> None:
     [("ddp", "no_shard"), ("fsdp2", "optim_grads_params"), ("mfsdp", "optim_grads_params")],
 )
 def test_an_engine_without_a_strategy_gets_its_default(engine: str, strategy: str) -> None:
-    assert resolve(RunSpec(engine=EngineSpec(name=engine)), MACHINE).strategy == strategy
+    assert resolve(RunSpec(engine=EngineSpec(name=engine)), LAPTOP).strategy == strategy
 
 
 def test_limits_of_time_do_not_change_the_name_of_a_run() -> None:
-    short = resolve(RunSpec(launch=LaunchSpec(timeout_seconds=5, hang_seconds=5)), MACHINE)
-    assert short.config_hash == resolve(RunSpec(), MACHINE).config_hash
+    short = resolve(RunSpec(launch=LaunchSpec(timeout_seconds=5, hang_seconds=5)), LAPTOP)
+    assert short.config_hash == resolve(RunSpec(), LAPTOP).config_hash
 
 
 def test_every_other_choice_changes_the_name_of_a_run() -> None:
-    base = resolve(RunSpec(), MACHINE).config_hash
+    base = resolve(RunSpec(), LAPTOP).config_hash
     specs = [
         RunSpec(model=ModelSpec(layers=3)),
         RunSpec(data=DataSpec(seed=1)),
@@ -182,5 +181,5 @@ def test_every_other_choice_changes_the_name_of_a_run() -> None:
         RunSpec(train=TrainSpec(steps=21)),
         RunSpec(launch=LaunchSpec(env={"NCCL_ALGO": "Ring"})),
     ]
-    hashes = {resolve(spec, MACHINE).config_hash for spec in specs}
+    hashes = {resolve(spec, LAPTOP).config_hash for spec in specs}
     assert len(hashes | {base}) == len(specs) + 1

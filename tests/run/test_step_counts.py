@@ -6,13 +6,15 @@ import runpy
 from pathlib import Path
 
 import pytest
+from small_runs import small_run
 
 from bench.derive.counts import COUNTED, StepCounts, by_name
 from bench.derive.host_time import HostPass, calls_per_unit, microseconds_per_unit
 from bench.derive.metrics import HOST_CALLS, HOST_TIME
 from bench.derive.summary import summarise
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
+from bench.spec import (
+    ResolvedRun,
+)
 from bench.store.reading import read_record
 from bench.validate.patched_core import apply, copy_of_core
 
@@ -20,16 +22,13 @@ STEPS = 3
 SLOW_DOWNS = Path(__file__).parent / "slow_downs"
 
 
-def cell(engine: str):
-    spec = RunSpec(
-        model=ModelSpec(preset="debug", layers=2),
-        engine=EngineSpec(name=engine, strategy="optim_grads_params"),
-        dtypes=DtypeSpec(compute="bf16"),
-        train=TrainSpec(steps=STEPS, global_batch=4, micro_batch=1, seq_len=16),
-        launch=LaunchSpec(ranks=2),
-        measure=MeasureSpec(counts=True, host_time=engine == "mfsdp"),
+def cell(engine: str) -> ResolvedRun:
+    return small_run(
+        {"name": engine, "strategy": "optim_grads_params"},
+        dtypes={"compute": "bf16"},
+        train={"steps": STEPS, "global_batch": 4, "seq_len": 16},
+        measure={"counts": True, "host_time": engine == "mfsdp"},
     )
-    return resolve_anywhere(spec)
 
 
 @pytest.fixture(scope="module")
@@ -81,9 +80,8 @@ def slowed(run_cells, folder, *names: str):
     return run_cells(folder / "runs", {"mfsdp": cell("mfsdp")}, core=folder)["mfsdp"]
 
 
-@pytest.mark.parametrize(
-    "name", ["a-loop-over-parameters", pytest.param("a-sleep", marks=pytest.mark.nightly)]
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ["a-loop-over-parameters", "a-sleep"])
 def test_slower_code_of_a_unit_is_seen_in_the_calls_of_a_pass(cells, run_cells, tmp_path, name):
     slow = calls_per_unit(host(slowed(run_cells, tmp_path, name)))
     assert slow >= calls_per_unit(host(cells["mfsdp"])) + 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_store_damage import finished_run
+from stand_in_runs import finished_run
 
 from bench.store import ResultsStore, RunFolder
 from bench.store.checksum import own_hash

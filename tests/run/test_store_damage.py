@@ -6,26 +6,10 @@ import json
 from itertools import product
 
 import pytest
-from stand_in_runs import append_samples
+from stand_in_runs import finished_run
 
-from bench.record import SCHEMA_VERSION, StepSample
-from bench.resolve import Machine, resolve
-from bench.spec import RunSpec
-from bench.store import DamagedRecordError, ResultsStore, RunFolder
-
-RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
-
-
-def finished_run(store: ResultsStore, steps: int = 3) -> RunFolder:
-    folder = store.new_run(RUN, sweep="s", cell="c", repeat=0, arm=None, code="x")
-    samples = [StepSample(step, 1.0, 1.0, 1.0, 0.1, 8, 0, 1) for step in range(1, steps + 1)]
-    for rank in range(RUN.launch.ranks):
-        append_samples(folder, rank, *samples)
-    folder.write_environment({})
-    (folder.path / "memory.json").write_text("{}")
-    folder.write_status(folder.status.model_copy(update={"state": "ok"}))
-    folder.close()
-    return folder
+from bench.record import SCHEMA_VERSION
+from bench.store import DamagedRecordError, ResultsStore
 
 
 @pytest.mark.parametrize(

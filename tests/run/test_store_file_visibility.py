@@ -16,7 +16,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_store_damage import RUN, finished_run
+from small_runs import RUN
+from stand_in_runs import finished_run
 
 from bench.launch.protocol import JobState, Symptoms
 from bench.launch.run import launch

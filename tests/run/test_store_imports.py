@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from test_store_damage import RUN, finished_run
+from small_runs import RUN
+from stand_in_runs import finished_run
 
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore

@@ -10,14 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from small_runs import RUN
 
 from bench.errors import UsageError
-from bench.resolve import Machine, resolve
-from bench.spec import RunSpec
 from bench.store import ResultsStore
 
 ROOT = Path(__file__).resolve().parents[2]
-RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 OWNER = """
 import sys

@@ -4,20 +4,19 @@ import json
 import re
 
 import pytest
+from small_runs import LAPTOP
 from stand_in_runs import append_samples
 
 from bench.errors import UsageError
 from bench.record import RunStatus, RunSummary, StepSample
-from bench.resolve import Machine, resolve
+from bench.resolve import resolve
 from bench.spec import MeasureSpec, ResolvedRun, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder
 from bench.store.checksum import with_checksums
 
-MACHINE = Machine(cpu_count=2, memory_bytes=16 * 2**30)
-
 
 def resolved(**train: object) -> ResolvedRun:
-    return resolve(RunSpec(train=TrainSpec(**train)), MACHINE)
+    return resolve(RunSpec(train=TrainSpec(**train)), LAPTOP)
 
 
 def new_run(store: ResultsStore, run: ResolvedRun, sweep: str | None = "s") -> RunFolder:
@@ -71,7 +70,7 @@ def test_what_is_written_is_read_back(store: ResultsStore) -> None:
 
 
 def test_a_profiled_run_is_not_comparable_in_time(store: ResultsStore) -> None:
-    run = resolve(RunSpec(measure=MeasureSpec(profile="memory")), MACHINE)
+    run = resolve(RunSpec(measure=MeasureSpec(profile="memory")), LAPTOP)
     with new_run(store, run) as profiled, new_run(store, resolved()) as plain:
         assert not profiled.status.comparable_in_time
         assert plain.status.comparable_in_time

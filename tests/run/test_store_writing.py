@@ -8,15 +8,12 @@ import os
 from pathlib import Path
 
 import pytest
+from small_runs import RUN
 
 from bench.errors import UsageError
 from bench.redaction import REDACTED, looks_secret, redact
-from bench.resolve import Machine, resolve
-from bench.spec import RunSpec
 from bench.store import ResultsStore, StoreFullError
 from bench.store.atomic import write_json_atomically
-
-RUN = resolve(RunSpec(), Machine(cpu_count=2, memory_bytes=16 * 2**30))
 
 
 @pytest.fixture

@@ -192,11 +192,11 @@ def test_a_wrong_engine_is_told_by_the_check_and_the_mistake_that_makes_it(
 
 
 def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkServer) -> None:
-    (hanging,) = judged(fork_server, outside("Waiting"), seconds=4.0)
+    (hanging,) = judged(fork_server, outside("Waiting"), seconds=2.0)
     (after,) = judged(fork_server, outside("Replicating"))
     checks, finding = found(hanging)
     assert checks == ["runs to its end"]
-    assert "no answer (limit 4 s)" in finding.found
+    assert "no answer (limit 2 s)" in finding.found
     assert any("validate_engines.py" in line for line in finding.evidence)
     assert after.state == "passed"
 

@@ -13,13 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
+from small_runs import small_run
 
 from bench.errors import UnsupportedError, UsageError
 from bench.launch.failure import failure_kind
 from bench.launch.process import AGENT_PID_VARIABLE
 from bench.loop import NonFiniteLossError
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, MeasureSpec, ModelSpec, RunSpec, TrainSpec
 from bench.store.reading import read_spec
 from bench.worker.rank_process import RankProcess
 from bench.worker.runtime_report import nccl_version
@@ -31,15 +30,10 @@ COMMAND = [sys.executable, "-m", "bench.launch.rank", "bench.worker"]
 
 def spec(folder: Path, *, engine="single", ranks=1, switches=None, **train) -> Path:
     """A run folder of a small run."""
-    fields = {"steps": 4, "global_batch": 4, "micro_batch": 2, "seq_len": 16}
-    run = resolve_anywhere(
-        RunSpec(
-            model=ModelSpec(preset="debug", layers=2),
-            engine=EngineSpec(name=engine, **switches or {}),
-            train=TrainSpec(**fields | train),
-            launch=LaunchSpec(ranks=ranks),
-            measure=MeasureSpec(),
-        )
+    run = small_run(
+        {"name": engine, **(switches or {})},
+        train={"steps": 4, "global_batch": 4, "micro_batch": 2, "seq_len": 16} | train,
+        launch={"ranks": ranks},
     )
     (folder / "logs").mkdir(parents=True)
     (folder / "spec.json").write_text(run.model_dump_json())

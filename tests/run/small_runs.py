@@ -1,0 +1,32 @@
+"""Small runs that tests vary: a tiny Llama, few steps, two ranks of this machine."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bench.resolve import Machine, resolve
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import ResolvedRun, RunSpec
+
+LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)
+#: All defaults.
+RUN = resolve(RunSpec(), LAPTOP)
+BF16 = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32"}
+MAIN16 = {"compute": "bf16", "main_params": None}
+FP64 = {"compute": "fp64", "main_params": "fp64"}
+ZERO3 = {"name": "mfsdp", "strategy": "optim_grads_params"}
+HFSDP = {"outer_size": 2, "outer_strategy": "optim"}
+
+
+def small_run(engine: str | dict[str, Any], **sections: dict[str, Any]) -> ResolvedRun:
+    """engine: its name, or its settings. sections: of the spec; `model` stands for the whole."""
+    settings = {"name": engine} if isinstance(engine, str) else engine
+    launch = {"ranks": 1 if settings["name"] == "single" else 2} | sections.pop("launch", {})
+    train = {"steps": 3, "global_batch": 2 * launch["ranks"], "micro_batch": 1, "seq_len": 32}
+    document = {
+        "model": {"preset": "debug", "layers": 2},
+        "engine": settings,
+        "train": train | sections.pop("train", {}),
+        "launch": launch,
+    }
+    return resolve_anywhere(RunSpec.model_validate(document | sections))
