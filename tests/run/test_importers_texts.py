@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -152,39 +153,34 @@ def public(name: str) -> list[ReadRun]:
     return read((LOGS / "public" / name).read_bytes())
 
 
-@pytest.mark.parametrize(
-    ("name", "framework", "steps"),
-    [
-        ("torchtitan_2389.log", "torchtitan", [4, 5]),
-        ("torchtitan_1287.log", "torchtitan", [200, 210]),
-        ("deepspeed_1825.log", "deepspeed", [40, 50]),
-        ("deepspeed_2629.log", "deepspeed", [17, 18]),
-        ("nemo_740.log", "nemo", [121, 122]),
-        ("nemo_bar_55.log", "nemo", [795]),
-        ("trainer_89.log", "transformers", [1]),
-        ("trainer_state.json", "transformers", [50, 100]),
-    ],
-)
-def test_public_logs_are_read(name: str, framework: str, steps: list[int]) -> None:
+#: Framework and steps of a public log, and numbers of its last step as they stand there.
+PUBLIC = {
+    "torchtitan_2389.log": (
+        "torchtitan",
+        [4, 5],
+        {"loss": 7.07623, "grad_norm": 46.5, "teraflops_per_device": 313.36},
+    ),
+    "torchtitan_1287.log": ("torchtitan", [200, 210], {"tokens_per_second_per_device": 5593}),
+    "deepspeed_1825.log": (
+        "deepspeed",
+        [40, 50],
+        {"learning_rate": 5e-05, "device_peak_bytes": round(9.02 * 2**30)},
+    ),
+    "deepspeed_2629.log": ("deepspeed", [17, 18], {"CurrSamplesPerSec": 145.0889530760849}),
+    "nemo_740.log": ("nemo", [121, 122], {"loss": 1.288, "milliseconds": pytest.approx(31.63)}),
+    "nemo_bar_55.log": ("nemo", [795], {"loss": 3.09}),
+    "trainer_89.log": ("transformers", [1], {"device_peak_bytes": round(6.32 * 2**30)}),
+    "trainer_state.json": ("transformers", [50, 100], {"loss": 1.3879}),
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_logs_are_read(name: str) -> None:
+    framework, steps, numbers = PUBLIC[name]
     (run,) = public(name)
     assert (run.workload.framework, [step.step for step in run.steps]) == (framework, steps)
-
-
-def test_numbers_of_public_logs_are_those_that_stand_there() -> None:
-    def last(name: str):
-        return public(name)[0].steps[-1]
-
-    titan = last("torchtitan_2389.log")
-    assert (titan.loss, titan.grad_norm, titan.teraflops_per_device) == (7.07623, 46.5, 313.36)
-    assert last("torchtitan_1287.log").tokens_per_second_per_device == 5593
-    speed = last("deepspeed_1825.log")
-    assert (speed.learning_rate, speed.device_peak_bytes) == (5e-05, round(9.02 * 2**30))
-    assert last("deepspeed_2629.log").extra["CurrSamplesPerSec"] == 145.0889530760849
-    nemo = last("nemo_740.log")
-    assert (nemo.loss, nemo.milliseconds) == (1.288, pytest.approx(31.63))
-    assert last("nemo_bar_55.log").loss == 3.09
-    assert last("trainer_89.log").device_peak_bytes == round(6.32 * 2**30)
-    assert last("trainer_state.json").loss == 1.3879
+    last = run.steps[-1]
+    assert {key: (dataclasses.asdict(last) | last.extra)[key] for key in numbers} == numbers
 
 
 def test_the_performance_summary_of_bridge_is_a_run_per_row() -> None:

@@ -68,17 +68,6 @@ def test_a_file_that_changed_after_the_arm_was_prepared_fails_the_run(tmp_path: 
 
 
 @pytest.mark.nightly
-def test_packages_of_an_arm_are_in_the_proof(tmp_path: Path, make_wheel) -> None:
-    files = {"tiny_engine.py": "VALUE = 1\n"}
-    pin = make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files)
-    code = arm_of(tmp_path, packages=(str(pin),))
-    record = run_in(tmp_path, code)
-    assert record.status.code_proof == "proven", record.status.reason
-    (proof,) = record.environment["runtime"]["code_proof"].values()
-    assert proof["distributions"]["tiny_engine"]["version"] == "1.0"
-
-
-@pytest.mark.nightly
 def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> None:
     checkout = copy_of_this_checkout(tmp_path / "copy")
     spec = checkout / "bench" / "spec" / "run.py"

@@ -211,9 +211,10 @@ def test_a_depth_predicts_one_token_further_from_the_stream_before_it() -> None:
     torch.testing.assert_close(model(tokens, targets), wanted)
 
 
+@pytest.mark.parametrize("shape", [SMALL, SMALL.model_copy(update={"hybrid": None})])
 @pytest.mark.parametrize("recompute", ["full", "selective"])
-def test_recomputing_activations_changes_nothing(recompute):
-    plain, recomputed = small(), small(recompute)
+def test_recomputing_activations_changes_nothing(recompute, shape):
+    plain, recomputed = small(shape=shape), small(recompute, shape)
     tokens, targets = batch()
     losses = []
     for model in (plain, recomputed):

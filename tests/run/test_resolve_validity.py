@@ -115,22 +115,15 @@ def test_a_tensor_parallel_group_shares_its_data() -> None:
     assert "-tp2-" in run.slug
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "NCCL_DEBUG",
-        "TORCH_LOGS",
-        "PYTORCH_CUDA_ALLOC_CONF",
-        "OMP_PROC_BIND",
-        "MKL_DYNAMIC",
-        "CUDA_DEVICE_MAX_CONNECTIONS",
-        "GLOO_SOCKET_IFNAME",
-        "MFSDP_ANY",
-    ],
-)
-def test_a_run_may_set_the_variables_of_the_known_families(name: str) -> None:
-    run = resolve(RunSpec(launch=LaunchSpec(env={name: "1"})), LAPTOP)
-    assert run.launch.env == {name: "1"}
+FAMILIES = """
+NCCL_DEBUG TORCH_LOGS PYTORCH_CUDA_ALLOC_CONF OMP_PROC_BIND MKL_DYNAMIC
+CUDA_DEVICE_MAX_CONNECTIONS GLOO_SOCKET_IFNAME MFSDP_ANY
+"""
+
+
+def test_a_run_may_set_the_variables_of_the_known_families() -> None:
+    variables = dict.fromkeys(FAMILIES.split(), "1")
+    assert resolve(RunSpec(launch=LaunchSpec(env=variables)), LAPTOP).launch.env == variables
 
 
 def test_a_secret_may_not_be_set_because_it_would_be_stored() -> None:
