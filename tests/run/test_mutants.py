@@ -1,10 +1,14 @@
-"""Mutants: the same for ever, of every room, and each a real change of one place that compiles."""
+"""Mutants are the same for ever; a historical bug can be put into a copy."""
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from bench.errors import UsageError
 from bench.validate.patched_core import CORE
+from tools.bug_in_a_copy import inject
 from tools.mutants import mutants_of, sample
 
 SOURCE = '''"""Text."""
@@ -66,3 +70,24 @@ def test_a_sample_has_mutants_of_every_room_and_depends_on_the_seed_alone() -> N
 def test_what_no_result_depends_on_is_left_alone(source: str) -> None:
     kinds = {mutant.kind for mutant in mutants_of("x.py", source)}
     assert kinds <= ({"statement dropped"} if source.startswith("raise") else set())
+
+
+def test_the_copy_has_the_bug_and_nothing_else_in_it(tmp_path: Path) -> None:
+    copy = inject("R1", tmp_path / "new" / "with_r1")
+    source = Path(__file__).parents[2] / "mfsdp_core"
+    assert copy == tmp_path / "new" / "with_r1" / "mfsdp_core"
+    differing = {
+        str(file.relative_to(source))
+        for file in source.rglob("*.py")
+        if (copy / file.relative_to(source)).read_text() != file.read_text()
+    }
+    assert differing == {"runtime/gradient_buffers.py"}
+
+
+@pytest.mark.parametrize(("bug", "said"), [("R99", "some of R1, "), ("no.patch", "cannot read")])
+def test_a_bug_that_cannot_be_put_back_is_refused_in_words(
+    tmp_path: Path, bug: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=said):
+        inject(bug, tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
