@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from small_runs import small_run
 
 from bench.errors import ConfigError
 from bench.resolve.resolution import resolve_anywhere
@@ -37,31 +38,19 @@ _SWITCHES = {
 }
 
 
+TRAIN = {"steps": 20, "global_batch": 4, "micro_batch": 2, "seq_len": 64, "warmup_steps": 5}
+TRAIN |= {"lr": 3e-4, "clip_norm": 1.0}
+
+
 def quickstart(engine: str, strategy: str, dtype: str) -> ResolvedRun:
-    return resolve_anywhere(
-        RunSpec.model_validate(
-            {
-                "model": {"preset": "tiny"},
-                "data": {"kind": "text"},
-                "train": {
-                    "steps": 20,
-                    "global_batch": 4,
-                    "micro_batch": 2,
-                    "seq_len": 64,
-                    "lr": 3e-4,
-                    "warmup_steps": 5,
-                    "clip_norm": 1.0,
-                },
-                "launch": {"ranks": 2, "timeout_seconds": 180.0, "hang_seconds": 60.0},
-                "engine": {"name": engine, "strategy": strategy},
-                "dtypes": {
-                    "compute": dtype,
-                    "main_params": "fp32",
-                    "main_grads": "fp32",
-                    "grad_comm": dtype,
-                },
-            }
-        )
+    sent = {"compute": dtype, "grad_comm": dtype}
+    return small_run(
+        {"name": engine, "strategy": strategy},
+        model={"preset": "tiny"},
+        data={"kind": "text"},
+        train=TRAIN,
+        launch={"timeout_seconds": 180.0, "hang_seconds": 60.0},
+        dtypes=sent | {"main_params": "fp32", "main_grads": "fp32"},
     )
 
 

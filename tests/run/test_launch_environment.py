@@ -32,28 +32,40 @@ def rank_environment(inherited: Mapping[str, str], run: ResolvedRun = RUN) -> di
     return command.rank_environment(order(run), inherited)
 
 
-def test_a_rank_gets_the_inherited_the_launchers_and_the_runs_own_variables() -> None:
-    found = rank_environment({"HOME": "anywhere", "NCCL_ALGO": "Tree"})
-    assert found["HOME"] == "anywhere"
-    assert found["OMP_NUM_THREADS"] == found["MKL_NUM_THREADS"] == "3"
-    assert found["NCCL_ALGO"] == "Ring"
+ON_CUDA = resolve_anywhere(RunSpec(launch=LaunchSpec(device="cuda")))
+GROUP = ("RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
 
 
-@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_PORT", "TORCHELASTIC_RUN_ID"])
-def test_a_rank_does_not_inherit_the_group_of_the_process_that_starts_it(name: str) -> None:
-    assert name not in rank_environment({name: "3"})
-
-
-def test_a_cpu_rank_sees_no_gpu_and_talks_over_loopback() -> None:
-    found = rank_environment({"CUDA_VISIBLE_DEVICES": "0,1"})
-    assert found["CUDA_VISIBLE_DEVICES"] == ""
-    assert found["GLOO_SOCKET_IFNAME"] == "lo"
-
-
-def test_a_cuda_rank_keeps_the_devices_that_the_shell_chose() -> None:
-    run = resolve_anywhere(RunSpec(launch=LaunchSpec(device="cuda")))
-    found = rank_environment({"CUDA_VISIBLE_DEVICES": "0,1"}, run)
-    assert found["CUDA_VISIBLE_DEVICES"] == "0,1"
+@pytest.mark.parametrize(
+    ("inherited", "run", "wanted"),
+    [
+        (
+            {"HOME": "anywhere", "NCCL_ALGO": "Tree"},
+            RUN,
+            {
+                "HOME": "anywhere",
+                "OMP_NUM_THREADS": "3",
+                "MKL_NUM_THREADS": "3",
+                "NCCL_ALGO": "Ring",
+            },
+        ),
+        # Not the group of the process that starts it.
+        (dict.fromkeys(GROUP, "3"), RUN, dict.fromkeys(GROUP)),
+        # A CPU rank sees no GPU and talks over loopback.
+        (
+            {"CUDA_VISIBLE_DEVICES": "0,1"},
+            RUN,
+            {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"},
+        ),
+        # The devices that the shell chose.
+        ({"CUDA_VISIBLE_DEVICES": "0,1"}, ON_CUDA, {"CUDA_VISIBLE_DEVICES": "0,1"}),
+    ],
+)
+def test_a_rank_gets_inherited_variables_the_launchers_and_the_runs_own(
+    inherited: dict[str, str], run: ResolvedRun, wanted: dict[str, str | None]
+) -> None:
+    found = rank_environment(inherited, run)
+    assert {name: found.get(name) for name in wanted} == wanted
 
 
 def sharing(ranks: int = 4, **changes: object) -> ResolvedRun:

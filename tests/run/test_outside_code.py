@@ -108,19 +108,6 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
 
 
 @pytest.mark.parametrize(
-    ("spec", "says"),
-    [
-        (run_of("toy_engin:build"), "no module toy_engin in "),
-        (run_of("toy_engine:buidl"), "defines no buidl: it has "),
-        (run_of("ddp", ModelSpec(factory="toy_model:make")), "defines no make: it has "),
-    ],
-)
-def test_what_is_not_there_is_said_before_anything_starts(spec: RunSpec, says: str) -> None:
-    reasons = [reason for _, reason in broken_rules(resolve_anywhere(spec), LAPTOP)]
-    assert any(says in reason for reason in reasons), reasons
-
-
-@pytest.mark.parametrize(
     ("fields", "says"),
     [
         ({"factory": "toy_model"}, "model.factory: expected package.module:function"),
