@@ -1,26 +1,21 @@
-"""The real command line in a process of its own, and small sweeps for it to run."""
+"""The command line, and runs that are stood in for."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
+from command_line import CHECKOUT, CommandLine
 from outcome_scenarios import TWO_CELLS
-from stand_in_runs import ended
+from stand_in_runs import ended, with_end, with_steps
 
 from bench.launch.arm import probe
-from bench.launch.code import RankCode
-from bench.record import RunStatus
+from bench.launch.code import RankCode, code_identity
+from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore, RunFolder
-
-CHECKOUT = Path(__file__).parents[2]
 
 # Twelve steps of the smallest model on one rank: what starts fastest.
 FAST = """\
@@ -31,72 +26,6 @@ base:
   train: {steps: 12, global_batch: 2, micro_batch: 1, seq_len: 16}
   launch: {ranks: 1, hang_seconds: 60.0, timeout_seconds: 120.0}
 """
-
-
-class CommandLine:
-    """`mfsdp-bench` in a folder of its own, from this checkout or from a copy."""
-
-    def __init__(self, folder: Path, checkout: Path = CHECKOUT) -> None:
-        self.folder = folder
-        self.checkout = checkout
-
-    @property
-    def environment(self) -> dict[str, str]:
-        unwanted = {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}
-        kept = {name: value for name, value in os.environ.items() if name not in unwanted}
-        return kept | {"PYTHONPATH": str(self.checkout), "TERM": "dumb"}
-
-    def command(self, *arguments: object) -> list[str]:
-        return [sys.executable, "-m", "bench", *map(str, arguments)]
-
-    def run(self, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-        """Run one command to its end."""
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment | options.pop("env", {}),
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=options.pop("timeout", 150),
-            **options,
-        )
-
-    def start(self, *arguments: object) -> subprocess.Popen[str]:
-        """Start one command and leave it running; its lines come through `stderr`."""
-        return subprocess.Popen(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def sweep(self, text: str, name: str = "sweep.yaml") -> Path:
-        """Write a sweep file."""
-        path = self.folder / name
-        path.write_text(text)
-        return path
-
-    def runs(self, sweep: str = "fast") -> list[tuple[str, str]]:
-        """(cell, state) of every record of a sweep, oldest first."""
-
-        store = ResultsStore.open(self.folder / "results", create=False)
-        return [(str(r.status.cell), r.status.state) for r in store.records(sweep=sweep)]
-
-    def ranks_alive(self) -> list[int]:
-        """Processes that work for a run below this folder, in whatever session."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                words = process.environ() if process.pid != os.getpid() else {}
-                alive = process.status() != psutil.STATUS_ZOMBIE
-            except (psutil.Error, OSError):
-                continue
-            if alive and any(str(self.folder / "results") in value for value in words.values()):
-                found.append(process.pid)
-        return found
 
 
 @pytest.fixture
@@ -128,12 +57,26 @@ def fast() -> str:
 
 
 class World:
-    """An empty folder, the command line, and runs that end as a scenario wants."""
+    """An empty folder, the command line, and runs that end as a scenario wants.
 
-    def __init__(self, folder: Path, run: Callable[..., tuple[int, str, str]], cli: Any) -> None:
+    states: how the runs of a cell end. milliseconds: per step, by arm and block. edited: code of an
+    arm, or of all, where it is not what is here. as_json: commands are asked for JSON.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        run: Callable[..., tuple[int, str, str]],
+        cli: CommandLine,
+        patch: pytest.MonkeyPatch,
+    ) -> None:
         self.folder = folder
         self.cli = cli
+        self.patch = patch
         self.states: dict[str, str] = {}
+        self.milliseconds: Callable[[str | None, int], float] | None = None
+        self.edited: dict[str, str] = {}
+        self.as_json = False
         self._run = run
         self.out = ""
         self.err = ""
@@ -149,12 +92,20 @@ class World:
 
     @property
     def store(self) -> ResultsStore:
-        return ResultsStore.open(self.folder / "results", create=True)
+        return self.cli.store
+
+    @property
+    def records(self) -> list[RunRecord]:
+        return self.cli.records()
 
     def launch(self, resolved, folder, **_: object) -> RunStatus:
         """In the place of `bench.launch.run.launch`."""
-        state = self.states.get(folder.status.cell, "ok")
-        return self.finish(resolved, folder, state)
+        if self.milliseconds is None:
+            return self.finish(resolved, folder, self.states.get(folder.status.cell, "ok"))
+        folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
+        taken = self.milliseconds(folder.status.arm, folder.status.repeat)
+        with_steps(resolved, folder, taken, 8)
+        return with_end(folder)
 
     def finish(self, resolved, folder: RunFolder, state: str) -> RunStatus:
         status = ended(resolved, folder, state, reason="as the test wants")
@@ -162,13 +113,18 @@ class World:
             (folder.logs_path / f"rank{rank}.log").write_text(f"I am rank {rank}\n")
         return status
 
+    def code_identity(self, *asked: object, code: RankCode | None = None) -> str:
+        """In the place of `bench.launch.code.code_identity`."""
+        edited = self.edited.get("all") or self.edited.get(code.arm if code else "")
+        return edited or code_identity(*asked, code=code)
+
     def sweep(self, text: str = TWO_CELLS, **states: str) -> int:
         """Run a sweep whose cells end in `states`."""
         self.states = states
         return self.run("run", self.file(text))
 
     def run_folder(self, cell: str) -> Path:
-        for record in self.store.records():
+        for record in self.records:
             if record.status.cell == cell:
                 return self.store.root / "runs" / record.run_id
         raise AssertionError(f"no run of {cell}")
@@ -193,7 +149,8 @@ def _asked_once(code: RankCode, asked: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture
 def world(tmp_path, in_process, cli, monkeypatch) -> World:
-    made = World(tmp_path, in_process, cli)
+    made = World(tmp_path, in_process, cli, monkeypatch)
     monkeypatch.setattr("bench.cli.chosen_sweep.launch", made.launch)
+    monkeypatch.setattr("bench.cli.chosen_sweep.code_identity", made.code_identity)
     monkeypatch.setattr(probe, "_ask", _asked_once)
     return made

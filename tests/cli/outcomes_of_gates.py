@@ -1,415 +1,326 @@
-"""Outcomes of `gate`, `noise`, `baseline` and of `compare` on arms. No rank is started."""
+"""Outcomes of `gate`, `noise`, `baseline` and `bisect`. No rank is started."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import random
 import re
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
 
-import pytest
 from git_repository import git
-from outcome_scenarios import TWO_CELLS, World, scenario
-from recorded_runs import CELLS, Arm, record_arms
-from stand_in_runs import with_end, with_steps
+from outcome_scenarios import (
+    ONE,
+    OTHER_MACHINE,
+    TWO_CELLS,
+    Scenarios,
+    World,
+    ask,
+    both,
+    does,
+    ends,
+    file,
+    holds,
+    recorded,
+    swept,
+    times,
+    wrong,
+)
+from recorded_runs import CELLS, Arm
 
-ARMS = ("--arm", "base=.", "--arm", "head=.")
-ONE = {"zero3": CELLS["zero3"]}
-OTHER_MACHINE = {"cpu_name": "Another CPU", "cpu_count": 64}
-
-
-def both(world: World, head: Arm, **how: Any) -> None:
-    """A sweep `gate` whose two arms were run in eight blocks."""
-    record_arms(world.store, {"base": Arm(), "head": head}, **{"noise": 0.003, **how})
-
-
-@contextlib.contextmanager
-def timed(world: World, milliseconds: Any) -> Iterator[None]:
-    """Launches whose steps take `milliseconds(arm, block)`."""
-    rng = random.Random(7)
-
-    def launch(resolved, folder, **_: object):
-        arm, block = folder.status.arm, folder.status.repeat
-        folder.write_environment({"cpu_name": "Example CPU", "cpu_count": 2})
-        with_steps(resolved, folder, milliseconds(arm, block) * rng.gauss(1.0, 0.002), 8)
-        return with_end(folder)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("bench.cli.chosen_sweep.launch", launch)
-        yield
-
-
-# -- gate --------------------------------------------------------------------------------------
+ARMS = "sweep.yaml --arm base=. --arm head=."
+DDP = {"ddp": CELLS["ddp"]}
+ADVISORY = file("metrics: {step_time: {gate: advisory}}\n", "gates.yaml")
+ALL_CRASHED = dict.fromkeys(range(8), "crashed")
+#: The head is slower, and the base as fast as it is.
+SLOWER = times(lambda arm, _: 11.0 if arm == "head" else 10.0)
+EQUAL = times(lambda *_: 10.0)
+UNSTEADY = times(lambda *_: 10.0, noise=0.2)
+ONE_CELL = file("name: gate\n")
 
 
-@scenario("gate", "every required metric equal or better")
-def _(world: World) -> int:
-    both(world, Arm(slower=0.9))
-    code = world.run("gate", "gate", "--strict")
-    assert "PASSED" in world.out
-    assert "improved" in world.out
-    return code
+def newer_schema(world: World) -> None:
+    path = world.store.baselines.path("main")
+    path.write_text(re.sub(r'("baseline_version": )\d+', r"\g<1>99", path.read_text()))
 
 
-@scenario("gate", "a required metric regressed")
-def _(world: World) -> int:
-    for index, worse in enumerate((Arm(slower=1.1), Arm(more_memory=1.02), Arm(loss_shift=1e-3))):
-        both(world, worse, sweep=f"gate{index}", cells=ONE)
-        assert world.run("gate", f"gate{index}") == 1
-        assert "REGRESSED: 1 regressed" in world.out
-    both(world, Arm(more_bytes=1.001), cells=ONE, blocks=1)
-    return world.run("gate", "gate")  # counted bytes gate with one run a side
+def first_line_blames(world: World) -> bool:
+    """The first line is what a person reads in a CI log: it names who is to blame."""
+    first = world.out.splitlines()[0]
+    failed = "zero3 failed (no complete block (head: hang: as the test wants))"
+    return failed in first and "ddp regressed: step_time +20." in first
 
 
-@scenario("gate", "only an advisory metric regressed")
-def _(world: World) -> int:
-    both(world, Arm(slower=1.1), cells=ONE)
-    policy = world.folder / "gates.yaml"
-    policy.write_text("metrics:\n  step_time: {gate: advisory}\n")
-    code = world.run("gate", "gate", "--policy", policy, "--strict")
-    assert "regressed (advisory)" in world.out
-    return code
+def planned_what_has_run(world: World) -> bool:
+    plan = world.store.read_plan(world.store.sweeps()[0])
+    repeats = sum(cell["repeats"] for cell in plan["cells"])
+    return bool(plan["until_decided"]) and repeats * 2 == len(world.records)
 
 
-@scenario("gate", "undecided")
-def _(world: World) -> int:
-    both(world, Arm(slower=1.5), cells=ONE, blocks=3)
-    code = world.run("gate", "gate")
-    assert "cannot decide with 3 blocks" in world.out
-    assert "at least 6 blocks" in world.out
-    assert "undecided" in world.err
-    return code
+def ran(**runs: int) -> object:
+    return holds(lambda world: Counter(record.status.cell for record in world.records) == runs)
 
 
-@scenario("gate", "undecided, with --strict")
-def _(world: World) -> int:
-    both(world, Arm(), cells=ONE, blocks=3)
-    return world.run("gate", "gate", "--strict")
-
-
-@scenario("gate", "a cell failed, even if another regressed")
-def _(world: World) -> int:
-    record_arms(
-        world.store,
-        {"base": Arm(), "head": Arm(slower=1.2, states=dict.fromkeys(range(8), "crashed"))},
-        cells=ONE,
-    )
-    assert world.run("gate", "gate") == 3
-    assert "head: crashed: as the test wants" in world.err
-    both(world, Arm(slower=1.2), sweep="mixed", cells={"ddp": CELLS["ddp"]})
-    bad = Arm(states=dict.fromkeys(range(8), "hang"))
-    record_arms(world.store, {"base": Arm(), "head": bad}, sweep="mixed", cells=ONE)
-    code = world.run("gate", "mixed")
-    assert "FAILED TO MEASURE: 1 regressed" in world.out
-    # The first line is what a person reads in a CI log: it names who is to blame.
-    assert (
-        "zero3 failed (no complete block (head: hang: as the test wants))"
-        in world.out.splitlines()[0]
-    )
-    assert "ddp regressed: step_time +20." in world.out.splitlines()[0]
-    return code
-
-
-@scenario("gate", "nothing was measured")
-def _(world: World) -> int:
-    world.sweep(ddp="crashed", mfsdp="crashed")
-    both(world, Arm(), sweep="good", cells=ONE)
-    assert world.run("baseline", "save", "main", "good", "--arm", "base") == 0
-    return world.run("gate", "two", "--baseline", "main")
-
-
-@scenario("gate", "a required metric was not measured")
-def _(world: World) -> int:
-    record_arms(
-        world.store,
-        {"base": Arm(), "head": Arm(states=dict.fromkeys(range(8), "unstable"), steady=False)},
-        cells=ONE,
-    )
-    code = world.run("gate", "gate")
-    assert "no steady time to compare" in world.out
-    return code
-
-
-@scenario("gate", "the baseline of another machine")
-def _(world: World) -> int:
-    record_arms(world.store, {None: Arm(hardware=OTHER_MACHINE)}, sweep="there", cells=ONE)
-    record_arms(world.store, {None: Arm()}, sweep="here", cells=ONE)
-    assert world.run("baseline", "save", "main", "there") == 0
-    code = world.run("gate", "here", "--baseline", "main")
-    assert "hardware differs: Another CPU, 64 cores" in world.out
-    return code
-
-
-@scenario("gate", "a baseline of other configurations or of another schema")
-def _(world: World) -> int:
-    record_arms(world.store, {None: Arm()}, sweep="one", cells=ONE)
-    record_arms(world.store, {None: Arm()}, sweep="other", cells={"ddp": CELLS["ddp"]})
-    assert world.run("baseline", "save", "main", "one") == 0
-    assert world.run("gate", "other", "--baseline", "main") == 5
-    assert "NOT COMPARABLE" in world.out
-    file = world.store.baselines.path("main")
-    newer = re.sub(r'("baseline_version": )\d+', r"\g<1>99", file.read_text())
-    file.write_text(newer)
-    return world.run("gate", "one", "--baseline", file)
-
-
-@scenario("gate", "a regression, and cells that cannot be compared")
-def _(world: World) -> int:
-    record_arms(world.store, {None: Arm()}, sweep="before", cells=ONE, noise=0.003)
-    record_arms(world.store, {None: Arm(slower=1.3)}, sweep="after", noise=0.003)
-    code = world.run("gate", "after", "--against", "before")
-    assert "not comparable: ddp" in world.out
-    assert "were not interleaved" in world.out
-    return code
-
-
-@scenario("gate", "a regression that more blocks confirm")
-def _(world: World) -> int:
-    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
-        file = world.file("name: gate\nmatrix: {product: {engine.strategy: [no_shard, optim]}}\n")
-        assert world.run("run", file, *ARMS, "--interleave", "--repeat", "6") == 0
-        code = world.run("gate", file, *ARMS, "--only", "optim", "--confirm", "2")
-    assert "running 2 more blocks of 1 of 2 cells" in world.err
-    assert "8 blocks" in world.out
-    runs = Counter(record.status.cell for record in world.store.records())
-    assert runs == {"no_shard": 12, "optim": 16}
-    return code
-
-
-@scenario("gate", "a regression that more blocks do not confirm")
-def _(world: World) -> int:
-    with timed(world, lambda arm, block: 11.0 if arm == "head" and block < 6 else 10.0):
-        file = world.file("name: gate\n")
-        assert world.run("run", file, *ARMS, "--interleave", "--repeat", "6") == 0
-        assert world.run("gate", file, *ARMS) == 1
-        return world.run("gate", file, *ARMS, "--confirm", "6")
-
-
-@scenario("gate", "blocks within a budget, until the change is known")
-def _(world: World) -> int:
-    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
-        file = world.file(TWO_CELLS)
-        assert world.run("gate", file, *ARMS, "--budget", "10m") == 1
-        assert re.search(r"ddp: step_time regressed after \d blocks", world.err)
-        assert "2 of 2 comparisons decided in" in world.err
-        assert "valid after every block" in world.out
+GATE: Scenarios = {
+    "every required metric equal or better": [
+        both(Arm(slower=0.9), cells=CELLS),
+        ask("gate gate --strict", "PASSED", "improved"),
+    ],
+    "a required metric regressed": [
+        both(Arm(slower=1.1), sweep="slow"),
+        ask("gate slow", "REGRESSED: 1 regressed", code=1),
+        both(Arm(more_memory=1.02), sweep="large"),
+        ask("gate large", "REGRESSED: 1 regressed", code=1),
+        both(Arm(loss_shift=1e-3), sweep="other"),
+        ask("gate other", "REGRESSED: 1 regressed", code=1),
+        both(Arm(more_bytes=1.001), blocks=1),
+        ask("gate gate"),  # counted bytes gate with one run a side
+    ],
+    "only an advisory metric regressed": [
+        both(Arm(slower=1.1)),
+        ADVISORY,
+        ask("gate gate --policy gates.yaml --strict", "regressed (advisory)"),
+    ],
+    "undecided": [
+        both(Arm(slower=1.5), blocks=3),
+        ask("gate gate", "cannot decide with 3 blocks", "at least 6 blocks", "undecided"),
+    ],
+    "undecided, with --strict": [both(Arm(), blocks=3), ask("gate gate --strict")],
+    "a cell failed, even if another regressed": [
+        both(Arm(slower=1.2, states=ALL_CRASHED)),
+        ask("gate gate", "head: crashed: as the test wants", code=3),
+        both(Arm(slower=1.2), sweep="mixed", cells=DDP),
+        both(Arm(states=dict.fromkeys(range(8), "hang")), sweep="mixed"),
+        ask("gate mixed", "FAILED TO MEASURE: 1 regressed"),
+        holds(first_line_blames),
+    ],
+    "nothing was measured": [
+        swept(ddp="crashed", mfsdp="crashed"),
+        recorded("good"),
+        ask("baseline save main good"),
+        ask("gate two --baseline main"),
+    ],
+    "a required metric was not measured": [
+        both(Arm(states=dict.fromkeys(range(8), "unstable"), steady=False)),
+        ask("gate gate", "no steady time to compare"),
+    ],
+    "the baseline of another machine": [
+        recorded("there", Arm(hardware=OTHER_MACHINE)),
+        recorded("here"),
+        ask("baseline save main there"),
+        ask("gate here --baseline main", "hardware differs: Another CPU, 64 cores"),
+    ],
+    "a baseline of other configurations or of another schema": [
+        recorded("one"),
+        recorded("other", cells=DDP),
+        ask("baseline save main one"),
+        ask("gate other --baseline main", "NOT COMPARABLE", code=5),
+        does(newer_schema),
+        ask("gate one --baseline results/baselines/main.json"),
+    ],
+    "a regression, and cells that cannot be compared": [
+        recorded("before", noise=0.003),
+        recorded("after", Arm(slower=1.3), noise=0.003, cells=CELLS),
+        ask("gate after --against before", "not comparable: ddp", "were not interleaved"),
+    ],
+    "a regression that more blocks confirm": [
+        SLOWER,
+        file("name: gate\nmatrix: {product: {engine.strategy: [no_shard, optim]}}\n"),
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        ask(
+            f"gate {ARMS} --only optim --confirm 2",
+            "running 2 more blocks of 1 of 2 cells",
+            "8 blocks",
+        ),
+        ran(no_shard=12, optim=16),
+    ],
+    "a regression that more blocks do not confirm": [
+        times(lambda arm, block: 11.0 if arm == "head" and block < 6 else 10.0),
+        ONE_CELL,
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        ask(f"gate {ARMS}", code=1),
+        ask(f"gate {ARMS} --confirm 6"),
+    ],
+    "blocks within a budget, until the change is known": [
+        SLOWER,
+        file(TWO_CELLS),
+        ask(
+            f"gate {ARMS} --budget 10m",
+            "ddp: step_time regressed after",
+            "2 of 2 comparisons decided in",
+            "valid after every block",
+            code=1,
+        ),
         # What was decided by looking is judged as such for ever, and nothing runs again.
-        assert world.run("gate", file, *ARMS, "--budget", "10m", "--json") == 1
-        assert '"sequential": true' in world.out
-        assert "RunStarted" not in world.err
-        assert "[1/" not in world.err
-        return world.run("gate", file, *ARMS)
+        ask(f"gate {ARMS} --budget 10m --json", '"sequential": true', code=1),
+        holds(lambda world: "[1/" not in world.err),
+        ask(f"gate {ARMS}"),
+    ],
+    "one of two cells within a budget": [
+        SLOWER,
+        file(TWO_CELLS),
+        ask(f"gate {ARMS} --budget 10m --only 'dd*'", "1 of 1 comparisons decided in"),
+        holds(lambda world: {record.status.cell for record in world.records} == {"ddp"}),
+    ],
+    "blocks within a budget, of code that does not differ": [
+        EQUAL,
+        file(TWO_CELLS),
+        ask(f"gate {ARMS} --budget 10m --strict", "PASSED"),
+        holds(planned_what_has_run),
+    ],
+    "a budget that ends before a decision": [
+        UNSTEADY,
+        ONE_CELL,
+        ask(
+            f"gate {ARMS} --budget 1s --strict",
+            "0 of 1 comparisons decided",
+            "step_time is undecided after",
+            "more",
+        ),
+    ],
+    "a budget when no required metric needs blocks": [
+        ADVISORY,
+        EQUAL,
+        file(TWO_CELLS),
+        ask(f"gate {ARMS} --budget 5m --policy gates.yaml"),
+        ran(ddp=2, mfsdp=2),
+    ],
+    "an invalid budget": [
+        both(Arm()),
+        file(TWO_CELLS),
+        ask(f"gate {ARMS} --budget soon", "expected a time such as 10m", code=2),
+        ask("gate gate --budget 10m", "needs the sweep file", code=2),
+        ask("gate sweep.yaml --budget 2m", "budgets need arms", "--arm base=main", code=2),
+        ask(f"gate {ARMS} --budget 10m --confirm 2"),
+    ],
+    "an invalid policy file": [
+        both(Arm()),
+        file("metrics:\n  step_time: {tolerance: a bit}\n  speed: {}\n", "gates.yaml"),
+        ask(
+            "gate gate --policy gates.yaml",
+            "gates.yaml:2: tolerance: expected a fraction",
+            "gates.yaml:3: unknown key 'speed'",
+        ),
+    ],
+    "an unknown sweep, baseline or arm, or options that exclude each other": [
+        both(Arm()),
+        ask("gate gaet", "did you mean 'gate'", code=2),
+        *wrong(
+            "gate gate --head haed",
+            "gate gate --baseline main --head head",
+            "gate gate --baseline main --confirm 3",
+        ),
+        ask("gate gate --confirm 3"),  # nothing to confirm
+        ask("gate gate --baseline main --against gate"),
+    ],
+    "a block lost to a failed run": [
+        both(Arm(states={3: "interrupted"})),
+        ask("gate gate --only zero3"),
+        both(Arm(states={3: "crashed"}), sweep="lost"),
+        ask("gate lost", "zero3 failed (block 3: head: crashed: as the test wants)"),
+    ],
+    "a repeat that failed, of a sweep without arms": [
+        recorded("good"),
+        recorded("ended", Arm(states={3: "preempted"})),
+        recorded("lost", Arm(states={3: "hang"})),
+        ask("baseline save main good"),
+        ask("gate ended --baseline main"),
+        ask("gate lost --baseline main", "zero3 failed (repeat 3: hang: as the", code=3),
+        ask("gate lost --against good", code=3),
+        # A good run of the same code does not make up for one that failed after it.
+        recorded("good", Arm(states={1: "crashed"}), blocks=2),
+        ask("gate good --baseline main", "zero3 failed (repeat 1: crashed: as the test wants)"),
+    ],
+    "confirmation blocks that failed": [
+        SLOWER,
+        ONE_CELL,
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        times(None),
+        ends(base="crashed"),
+        ask(f"gate {ARMS} --confirm 2", "the regression stays as it was"),
+    ],
+}
+
+NOISE: Scenarios = {
+    "enough steady blocks": [
+        EQUAL,
+        file(TWO_CELLS),
+        ask("noise sweep.yaml --repeat 6", "noise floor"),
+        ask("noise", "0 minutes ago", "Example CPU, 2 cores"),
+        # Arms are compared by time, so what a sweep packs runs one after the other here.
+        file("name: packed\npack: true\nbase: {launch.ranks: 1, engine.name: single}\n"),
+        ask("noise sweep.yaml --repeat 6"),
+    ],
+    "nothing is calibrated yet": [
+        holds(lambda world: world.store.noise.names() == []),
+        ask("noise", "no noise calibration"),
+    ],
+    "fewer blocks than an interval needs": [
+        file(TWO_CELLS),
+        ask("noise sweep.yaml --repeat 5", "at least 6 blocks"),
+    ],
+    "too few blocks gave a steady time": [
+        ends(ddp="crashed", mfsdp="crashed"),
+        file(TWO_CELLS),
+        ask("noise sweep.yaml --repeat 6", "crashed: as the test wants -- mfsdp-bench logs"),
+        holds(lambda world: world.store.noise.names() == []),
+    ],
+}
+
+WHY = "new (faster, commit 0123456789ab): fewer copies"
+BASELINE: Scenarios = {
+    "saved, listed, promoted": [
+        recorded(),
+        recorded("faster", Arm(slower=0.9)),
+        ask("baseline save main gate"),
+        ask("baseline save new faster"),
+        ask("baseline promote new main --reason 'fewer copies'"),
+        holds(lambda world: WHY in world.store.baselines.path("main").read_text()),
+        ask("baseline list"),
+    ],
+    "a name that is taken": [
+        recorded(),
+        ask("baseline save main gate"),
+        ask("baseline save main gate", "baseline promote OTHER main"),
+    ],
+    "an unknown sweep, arm or baseline": [
+        both(Arm()),
+        ask("baseline save main gate", "base, head; name one of them", code=2),
+        *wrong("baseline save main gaet", "baseline save ../main gate --arm head"),
+        ask("baseline promote new main"),
+    ],
+    "a sweep without a finished run": [
+        swept(ddp="crashed", mfsdp="crashed"),
+        ask("baseline save main two"),
+    ],
+    "promoted over one of other hardware or configurations": [
+        *(recorded(name, arm, cells=cells, blocks=2) for name, arm, cells in (
+            ("here", Arm(), ONE), ("there", Arm(hardware=OTHER_MACHINE), ONE), ("ddp", Arm(), DDP)
+        )),
+        *(ask(f"baseline save {name} {name}") for name in ("here", "there", "ddp")),
+        ask("baseline promote there here", "hardware differs", code=5),
+        ask("baseline promote ddp here"),
+    ],
+}  # fmt: skip
 
 
-@scenario("gate", "one of two cells within a budget")
-def _(world: World) -> int:
-    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
-        file = world.file(TWO_CELLS)
-        code = world.run("gate", file, *ARMS, "--budget", "10m", "--only", "dd*")
-    assert "1 of 1 comparisons decided in" in world.err
-    assert {record.status.cell for record in world.store.records()} == {"ddp"}
-    return code
-
-
-@scenario("gate", "blocks within a budget, of code that does not differ")
-def _(world: World) -> int:
-    with timed(world, lambda *_: 10.0):
-        file = world.file(TWO_CELLS)
-        code = world.run("gate", file, *ARMS, "--budget", "10m", "--strict")
-    assert "PASSED" in world.out
-    assert world.run("status", "two-base-vs-head") == 0
-    (name,) = world.store.sweeps()
-    asked = json.loads((world.folder / f"results/sweeps/{name}/plan.json").read_text())
-    assert asked["until_decided"]
-    repeats = [cell["repeats"] for cell in asked["cells"]]
-    assert world.run("status", "two-base-vs-head") == 0
-    assert sum(repeats) * 2 == len(list(world.store.records()))
-    return code
-
-
-@scenario("gate", "a budget that ends before a decision")
-def _(world: World) -> int:
-    rng = random.Random(5)
-    with timed(world, lambda *_: 10.0 * rng.gauss(1.0, 0.2)):
-        code = world.run("gate", world.file("name: gate\n"), *ARMS, "--budget", "2s", "--strict")
-    assert "0 of 1 comparisons decided" in world.err
-    assert re.search(r"step_time is undecided after \d+ blocks?: about \d+ more", world.err)
-    return code
-
-
-@scenario("gate", "a budget when no required metric needs blocks")
-def _(world: World) -> int:
-    policy = world.folder / "gates.yaml"
-    policy.write_text("metrics: {step_time: {gate: advisory}}\n")
-    with timed(world, lambda *_: 10.0):
-        code = world.run("gate", world.file(TWO_CELLS), *ARMS, "--budget", "5m", "--policy", policy)
-    assert len(list(world.store.records())) == 4
-    return code
-
-
-@scenario("gate", "an invalid budget")
-def _(world: World) -> int:
-    both(world, Arm(), cells=ONE)
-    file = world.file(TWO_CELLS)
-    assert world.run("gate", file, *ARMS, "--budget", "soon") == 2
-    assert "expected a time such as 10m" in world.err
-    assert world.run("gate", "gate", "--budget", "10m") == 2
-    assert "needs the sweep file" in world.err
-    return world.run("gate", file, *ARMS, "--budget", "10m", "--confirm", "2")
-
-
-@scenario("gate", "an invalid policy file")
-def _(world: World) -> int:
-    both(world, Arm(), cells=ONE)
-    policy = world.folder / "gates.yaml"
-    policy.write_text("metrics:\n  step_time: {tolerance: a bit}\n  speed: {}\n")
-    code = world.run("gate", "gate", "--policy", policy)
-    assert "gates.yaml:2: tolerance: expected a fraction" in world.err
-    assert "gates.yaml:3: unknown key 'speed'" in world.err
-    return code
-
-
-@scenario("gate", "an unknown sweep, baseline or arm, or options that exclude each other")
-def _(world: World) -> int:
-    both(world, Arm(), cells=ONE)
-    assert world.run("gate", "gaet") == 2
-    assert "did you mean 'gate'" in world.err
-    assert world.run("gate", "gate", "--head", "haed") == 2
-    assert world.run("gate", "gate", "--baseline", "main", "--head", "head") == 2
-    assert world.run("gate", "gate", "--baseline", "main", "--confirm", "3") == 2
-    assert world.run("gate", "gate", "--confirm", "3") == 0  # nothing to confirm
-    return world.run("gate", "gate", "--baseline", "main", "--against", "gate")
-
-
-@scenario("compare", "the arms of one sweep")
-def _(world: World) -> int:
-    both(world, Arm(slower=1.1), cells=ONE)
-    code = world.run("compare", "gate")  # says what it sees and judges nobody
-    assert "regressed" in world.out
-    return code
-
-
-# -- noise, baseline ---------------------------------------------------------------------------
-
-
-@scenario("noise", "enough steady blocks")
-def _(world: World) -> int:
-    with timed(world, lambda *_: 10.0):
-        code = world.run("noise", world.file(TWO_CELLS), "--repeat", "6")
-    assert "noise floor" in world.out
-    assert world.run("noise") == 0
-    assert "0 minutes ago" in world.out
-    assert "Example CPU, 2 cores" in world.out
-    # Arms are compared by time, so what a sweep packs runs one after the other here.
-    packed = "name: packed\npack: true\nbase: {launch.ranks: 1, engine.name: single}\n"
-    with timed(world, lambda *_: 10.0):
-        assert world.run("noise", world.file(packed), "--repeat", "6") == code
-    return code
-
-
-@scenario("noise", "nothing is calibrated yet")
-def _(world: World) -> int:
-    assert world.store.noise.names() == []
-    code = world.run("noise")
-    assert "no noise calibration" in world.err
-    return code
-
-
-@scenario("noise", "fewer blocks than an interval needs")
-def _(world: World) -> int:
-    code = world.run("noise", world.file(TWO_CELLS), "--repeat", "5")
-    assert "at least 6 blocks" in world.err
-    return code
-
-
-@scenario("noise", "too few blocks gave a steady time")
-def _(world: World) -> int:
-    world.states = {"ddp": "crashed", "mfsdp": "crashed"}
-    code = world.run("noise", world.file(TWO_CELLS), "--repeat", "6")
-    assert world.store.noise.names() == []
-    assert "crashed: as the test wants -- mfsdp-bench logs" in world.err
-    return code
-
-
-@scenario("baseline", "saved, listed, promoted")
-def _(world: World) -> int:
-    record_arms(world.store, {None: Arm()}, cells=ONE)
-    record_arms(world.store, {None: Arm(slower=0.9)}, sweep="faster", cells=ONE)
-    assert world.run("baseline", "save", "main", "gate") == 0
-    assert world.run("baseline", "save", "new", "faster") == 0
-    assert world.run("baseline", "promote", "new", "main", "--reason", "fewer copies") == 0
-    assert "new (faster, commit 0123456789ab): fewer copies" in (
-        world.store.baselines.path("main").read_text()
-    )
-    return world.run("baseline", "list")
-
-
-@scenario("baseline", "a name that is taken")
-def _(world: World) -> int:
-    record_arms(world.store, {None: Arm()}, cells=ONE)
-    assert world.run("baseline", "save", "main", "gate") == 0
-    code = world.run("baseline", "save", "main", "gate")
-    assert "baseline promote OTHER main" in world.err
-    return code
-
-
-@scenario("baseline", "an unknown sweep, arm or baseline")
-def _(world: World) -> int:
-    both(world, Arm(), cells=ONE)
-    assert world.run("baseline", "save", "main", "gaet") == 2
-    assert world.run("baseline", "save", "main", "gate") == 2
-    assert "base, head; name one of them" in world.err
-    assert world.run("baseline", "save", "../main", "gate", "--arm", "head") == 2
-    return world.run("baseline", "promote", "new", "main")
-
-
-@scenario("baseline", "a sweep without a finished run")
-def _(world: World) -> int:
-    world.sweep(ddp="crashed", mfsdp="crashed")
-    return world.run("baseline", "save", "main", "two")
-
-
-@scenario("baseline", "promoted over one of other hardware or configurations")
-def _(world: World) -> int:
-    for name, arm, cell in (
-        ("here", Arm(), "zero3"),
-        ("there", Arm(hardware=OTHER_MACHINE), "zero3"),
-        ("ddp", Arm(), "ddp"),
-    ):
-        record_arms(world.store, {None: arm}, sweep=name, cells={cell: CELLS[cell]}, blocks=2)
-        assert world.run("baseline", "save", name, name) == 0
-    assert world.run("baseline", "promote", "there", "here") == 5
-    assert "hardware differs" in world.err
-    return world.run("baseline", "promote", "ddp", "here")
-
-
-# -- bisect ------------------------------------------------------------------------------------
-
-
-@scenario("bisect", "an unknown metric or ref, or refs without commits between")
-def _(world: World) -> int:
-    file = world.file(TWO_CELLS)
-    for wrong in (
-        ("--good", "HEAD", "--metric", "wire_byte"),
-        ("--good", "no-such-ref", "--metric", "wire_bytes"),
-        ("--good", "HEAD", "--metric", "wire_bytes"),
-    ):
-        assert world.run("bisect", file, *wrong) == 2
-    return 2
-
-
-@scenario("bisect", "good or bad cannot be measured")
-def _(world: World) -> int:
-    repository = Path(world.file(TWO_CELLS)).parent / "no_engine"
+def commits_without_an_engine(world: World) -> None:
+    repository = world.folder / "no_engine"
     repository.mkdir()
     git(repository, "init", "-q")
     for message in ("one", "two"):
         git(repository, "commit", "-q", "--allow-empty", "-m", message)
-    asked = ("--repo", str(repository), "--good", "HEAD~1", "--metric", "wire_bytes")
-    code = world.run("bisect", world.file(TWO_CELLS), *asked)
-    assert "holds no Python package" in world.err
-    return code
+
+
+# Refs and metrics that are unknown: test_cli_bisect.py.
+BISECT: Scenarios = {
+    "an unknown metric or ref, or refs without commits between": [
+        file(TWO_CELLS),
+        ask("bisect sweep.yaml --good HEAD --metric wire_bytes"),
+    ],
+    "good or bad cannot be measured": [
+        file(TWO_CELLS),
+        does(commits_without_an_engine),
+        ask(
+            "bisect sweep.yaml --repo no_engine --good HEAD~1 --metric wire_bytes",
+            "holds no Python package",
+        ),
+    ],
+}

@@ -1,306 +1,294 @@
-"""Outcomes of `gate` and `compare` where what was measured is not what is asked for."""
+"""Outcomes of verbs on arms: they cannot be prepared, or what was measured is not what is asked."""
 
 from __future__ import annotations
 
-import contextlib
 import re
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import pytest
-from outcome_scenarios import TWO_CELLS, World, scenario
-from recorded_runs import CELLS, Arm, record_arms
+from outcome_scenarios import (
+    TWO_CELLS,
+    Scenarios,
+    World,
+    ask,
+    both,
+    does,
+    edited,
+    ends,
+    file,
+    holds,
+    wrong,
+)
+from outcomes_of_gates import ADVISORY
+from recorded_runs import Arm
 
-from bench.cli import chosen_sweep
-from bench.launch.code import RankCode
-
+OTHER = "0123456789abcdef"
 ROOT = Path(__file__).parents[2]
-SAME = ("--arm", "base=.", "--arm", "head=.")
+SAME = "sweep.yaml --arm base=. --arm head=."
 ONE_CELL = "name: one\nbase: {engine.name: ddp}\n"
-BY_SETTINGS = "arms:\n  a: {set: {train.lr: 0.01}}\n  b: {set: {train.lr: 0.02}}\n"
-BLOCKS = ("--interleave", "--repeat", "1")
+BY_SETTINGS = (
+    f"{ONE_CELL}interleave: true\n"
+    "arms:\n  a: {set: {train.lr: 0.01}}\n  b: {set: {train.lr: 0.02}}\n"
+)
+BLOCKS = "--interleave --repeat 1"
+#: A/A of this checkout, measured.
+MEASURED = (file(ONE_CELL), ask(f"run {SAME} {BLOCKS}"))
+#: Of two sweeps of one name each verb takes its own, and running again repeats nothing.
+TWICE = (*MEASURED, edited(head=OTHER), ask(f"run {SAME} {BLOCKS}"))
+CHECKOUT = "sweep.yaml --arm base=. --arm head=checkout:head"
+OLD_ID = "one-base-vs-head"
 
 
-@contextlib.contextmanager
-def other_head() -> Iterator[None]:
-    """The code of the arm head is other code; "a head that was edited" has a copy in truth."""
-    real = chosen_sweep.code_identity
-
-    def identity(*asked: Any, code: RankCode | None = None) -> str:
-        is_head = code is not None and code.arm == "head"
-        return "0123456789abcdef" if is_head else real(*asked, code=code)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(chosen_sweep, "code_identity", identity)
-        yield
+def has(count: int) -> object:
+    return holds(lambda world: len(world.records) == count)
 
 
-def codes(text: str) -> set[str]:
-    return set(re.findall(r"\(code ([0-9a-f]{16})\)", text))
-
-
-def edited(monkeypatch: pytest.MonkeyPatch, code: str = "0123456789abcdef") -> None:
-    """From here on the working tree is other code."""
-
-    def identity(*_: Any, **__: Any) -> str:
-        return code
-
-    monkeypatch.setattr("bench.cli.chosen_sweep.code_identity", identity)
-
-
-def measured_twice(world: World) -> None:
-    """A/A of this checkout, measured."""
-    assert world.run("run", world.file(ONE_CELL), *SAME, *BLOCKS) == 0
-
-
-@scenario("gate", "an arm whose ref is unknown")
-@scenario("compare", "an arm whose ref is unknown")
-def _(world: World) -> int:
-    measured_twice(world)
-    wrong = ("--arm", "base=.", "--arm", "head=no_such_ref")
-    code = world.run("gate", "sweep.yaml", *wrong)
-    assert "git knows no commit 'no_such_ref'" in world.err
-    assert world.run("compare", "sweep.yaml", *wrong) == code
-    return code
-
-
-@scenario("gate", "an arm that was measured with other code")
-@scenario("compare", "an arm that was measured with other code")
-def _(world: World) -> int:
-    measured_twice(world)
-    with other_head():
-        code = world.run("gate", "sweep.yaml", *SAME)
-        assert len(codes(world.err)) == 2
-        assert re.search(r"one-base-vs-head-[0-9a-f]{8} measured head at commit", world.err)
-        assert world.out == ""
-        assert world.run("compare", "sweep.yaml", *SAME) == code
-    return code
-
-
-@scenario("gate", "a file whose arms were never measured")
-@scenario("compare", "a file whose arms were never measured")
-def _(world: World) -> int:
-    measured_twice(world)
-    renamed = ("--arm", "base=.", "--arm", "other=.")
-    code = world.run("gate", "sweep.yaml", *renamed)
-    assert "was never measured with base and other" in world.err
-    assert world.run("compare", "sweep.yaml", *renamed) == code
-    assert world.run("gate", world.file(ONE_CELL.replace("one", "new")), *SAME) == code
-    return code
-
-
-@scenario("gate", "two comparisons whose arms have the same names")
-@scenario("compare", "two comparisons whose arms have the same names")
-def _(world: World) -> int:
-    measured_twice(world)
-    with other_head():
-        assert world.run("run", "sweep.yaml", *SAME, *BLOCKS) == 0
-    both = world.store.sweeps()
-    assert len(both) == 2
-    assert all(world.store.read_plan(name)["id"] == name for name in both)
-    assert world.run("status", "one-base-vs-head") == 0
-    assert all(name in world.out for name in both)
-    assert world.run("gate", "one-base-vs-head") == 2
-    assert "2 sweeps are called one-base-vs-head" in world.err
-    # Each gate judges its own, and running the first again repeats nothing.
-    judged = []
-    for measured in (contextlib.nullcontext, other_head):
-        with measured():
-            code = world.run("gate", "sweep.yaml", *SAME)
-            assert code == world.run("compare", "sweep.yaml", *SAME) == 0
-            assert world.run("run", "sweep.yaml", *SAME, *BLOCKS) == 0
-            assert "2 of 2 runs finished (0 now, 2 before)" in world.err
-            judged.append(world.out)
-    assert len(list(world.store.records())) == 4
-    return code
-
-
-@scenario("gate", "an old sweep whose id has no code hash")
-def _(world: World) -> int:
+def run_before_ids_had_a_code(world: World) -> None:
     from bench.cli import running
     from bench.cli.chosen_sweep import choose
     from bench.cli.options import SweepRequest
     from bench.cli.verbs.measure import RunRequest
 
-    asked = SweepRequest(
-        sweep=world.file(ONE_CELL), repeat=1, arms=("base=.", "head=."), interleave=True
-    )
-    before = replace(choose(asked), named_by_code=False)
+    path = world.file(ONE_CELL)
+    asked = SweepRequest(sweep=path, repeat=1, arms=("base=.", "head=."), interleave=True)
     request = RunRequest(wanted=asked, results=world.folder / "results")
-    assert running.run_and_tell(before, world.store, request).code == 0
-    assert world.store.sweeps() == ["one-base-vs-head"]
-    code = world.run("gate", "sweep.yaml", *SAME)
-    assert world.run("gate", "one-base-vs-head") == code
-    with other_head():
-        assert world.run("gate", "sweep.yaml", *SAME) == 5
-    assert "one-base-vs-head measured head at" in world.err
-    return code
+    running.run_and_tell(replace(choose(asked), named_by_code=False), world.store, request)
+    assert world.store.sweeps() == [OLD_ID]
 
 
-@scenario("gate", "a head that was edited since it was measured")
-def _(world: World) -> int:
+def copy_of_the_code(world: World) -> None:
     for package in ("bench", "mfsdp_core"):
         shutil.copytree(ROOT / package, world.folder / "head" / package)
-    head = ("--arm", "base=.", "--arm", f"head=checkout:{world.folder / 'head'}")
-    assert world.run("run", world.file(ONE_CELL), *head, *BLOCKS) == 0
-    assert world.run("gate", "sweep.yaml", *head) == 0
+
+
+def edit_the_loop(world: World) -> None:
     with (world.folder / "head/bench/loop.py").open("a") as stream:
         stream.write("# edited\n")
-    code = world.run("gate", "sweep.yaml", *head)
-    assert "measured head at" in world.err
-    # What no rank runs is not the code of an arm.
-    with (world.folder / "head/bench/loop.py").open("w") as stream:
-        stream.write((ROOT / "bench/loop.py").read_text())
+
+
+def edit_what_no_rank_runs(world: World) -> None:
+    shutil.copy(ROOT / "bench/loop.py", world.folder / "head/bench/loop.py")
     (world.folder / "head/bench/cli/app.py").write_text("")
-    assert world.run("gate", "sweep.yaml", *head) == 0
-    return code
 
 
-@scenario("gate", "a head whose runs all failed, after another that was good")
-def _(world: World) -> int:
-    measured_twice(world)
-    world.states = {"base": "crashed"}
-    with other_head():
-        assert world.run("run", "sweep.yaml", *SAME, *BLOCKS, "--block-retries", "0") == 3
-        code = world.run("gate", "sweep.yaml", *SAME)
-    assert "crashed: as the test wants" in world.err
-    return code
+def two_codes(world: World) -> bool:
+    found = set(re.findall(r"\(code ([0-9a-f]{16})\)", world.err))
+    return len(found) == 2 and world.out == ""
 
 
-@scenario("gate", "settings in the file as arms, failing with new code")
-def _(world: World) -> int:
-    patch = pytest.MonkeyPatch()
-    file = world.file(f"{ONE_CELL}interleave: true\n{BY_SETTINGS}")
-    assert world.run("run", file, *BLOCKS) == 0
-    assert world.run("gate", file) == world.run("gate", "one") == 0
-    try:
-        edited(patch)
-        assert world.run("gate", file) == 5
-        assert "(code 0123456789abcdef)" in world.err
-        world.states = {"base": "crashed"}
-        assert world.run("run", file, *BLOCKS, "--block-retries", "0") == 3
-        assert world.run("gate", file) == 3
-        return world.run("gate", "one")  # by its id too: the plan says what counts
-    finally:
-        patch.undo()
+GATE: Scenarios = {
+    "an arm whose ref is unknown": [
+        *MEASURED,
+        ask("gate sweep.yaml --arm base=. --arm head=no_such_ref", "no commit 'no_such_ref'"),
+    ],
+    "an arm that was measured with other code": [
+        *MEASURED,
+        edited(head=OTHER),
+        ask(f"gate {SAME}", "one-base-vs-head-", " measured head at commit"),
+        holds(two_codes),
+    ],
+    "a file whose arms were never measured": [
+        *MEASURED,
+        ask("gate sweep.yaml --arm base=. --arm other=.", "was never measured with", code=3),
+        file(ONE_CELL.replace("one", "new")),
+        ask(f"gate {SAME}"),
+    ],
+    "two comparisons whose arms have the same names": [
+        *TWICE,
+        holds(lambda w: all(w.store.read_plan(name)["id"] == name for name in w.store.sweeps())),
+        ask(f"status {OLD_ID}"),
+        holds(lambda w: len([name for name in w.store.sweeps() if name in w.out]) == 2),
+        ask(f"gate {OLD_ID}", "2 sweeps are called one-base-vs-head", code=2),
+        ask(f"gate {SAME}"),
+        edited(),
+        ask(f"run {SAME} {BLOCKS}", "2 of 2 runs finished (0 now, 2 before)"),
+        has(4),
+        ask(f"gate {SAME}"),
+    ],
+    "an old sweep whose id has no code hash": [
+        does(run_before_ids_had_a_code),
+        ask(f"gate {OLD_ID}"),
+        edited(head=OTHER),
+        ask(f"gate {SAME}", "one-base-vs-head measured head at", code=5),
+        edited(),
+        ask(f"gate {SAME}"),
+    ],
+    "a head that was edited since it was measured": [
+        does(copy_of_the_code),
+        file(ONE_CELL),
+        ask(f"run {CHECKOUT} {BLOCKS}"),
+        does(edit_what_no_rank_runs),
+        ask(f"gate {CHECKOUT}"),
+        does(edit_the_loop),
+        ask(f"gate {CHECKOUT}", "measured head at"),
+    ],
+    "a head whose runs all failed, after another that was good": [
+        *MEASURED,
+        ends(base="crashed"),
+        edited(head=OTHER),
+        ask(f"run {SAME} {BLOCKS} --block-retries 0", code=3),
+        ask(f"gate {SAME}", "crashed: as the test wants"),
+    ],
+    "settings in the file as arms, failing with new code": [
+        file(BY_SETTINGS),
+        ask(f"run sweep.yaml {BLOCKS}"),
+        ask("gate sweep.yaml"),
+        ask("gate one"),
+        edited(all=OTHER),
+        ask("gate sweep.yaml", f"(code {OTHER})", code=5),
+        ends(base="crashed"),
+        ask(f"run sweep.yaml {BLOCKS} --block-retries 0", code=3),
+        ask("gate sweep.yaml", code=3),
+        ask("gate one"),  # by its id too: the plan says what counts
+    ],
+    "a budget for arms whose code has changed since they were decided": [
+        ADVISORY,
+        file(BY_SETTINGS),
+        ask("gate sweep.yaml --budget 5m --policy gates.yaml"),
+        has(2),
+        edited(all=OTHER),
+        ask("gate sweep.yaml --budget 5m --policy gates.yaml"),
+        has(4),
+    ],
+    "a sweep file that was changed since it ran": [
+        *MEASURED,
+        file(
+            f"{ONE_CELL}overrides:\n  - {{when: {{engine.name: ddp}}, set: {{train.steps: 30}}}}\n"
+        ),
+        ask(f"gate {SAME}", "was measured with configuration"),
+    ],
+    "a cell that was added to the file since it ran": [
+        file(TWO_CELLS.replace(", mfsdp", "")),
+        ask(f"run {SAME} {BLOCKS}"),
+        file(TWO_CELLS),
+        ask(f"gate {SAME} --only ddp"),
+        ask(f"gate {SAME}", "mfsdp failed (it was planned and has not run)"),
+    ],
+    "a baseline, and a file that was measured with other code": [
+        file(ONE_CELL),
+        ask("run sweep.yaml"),
+        ask("baseline save main one"),
+        ask("gate sweep.yaml --baseline main"),
+        edited(all=OTHER),
+        ends(base="crashed"),
+        ask("run sweep.yaml", code=3),
+        ask("gate sweep.yaml --baseline main", code=3),
+        # The code of before is back: nothing is to be run again, and its runs count.
+        edited(),
+        ends(),
+        ask("run sweep.yaml", "(0 now, 1 before)"),
+        ask("gate sweep.yaml --baseline main"),
+        file(ONE_CELL.replace("one", "two")),
+        ask("run sweep.yaml"),
+        edited(all=OTHER),
+        ask("gate sweep.yaml --baseline main", "base was measured at"),
+    ],
+    "--arm with the id of a sweep": [
+        both(Arm()),
+        ask("gate gate --arm base=. --arm head=.", "--arm goes with a sweep file"),
+    ],
+}
 
+COMPARE: Scenarios = {
+    "the arms of one sweep": [
+        both(Arm(slower=1.1)),
+        ask("compare gate", "regressed"),  # says what it sees and judges nobody
+    ],
+    "an arm whose ref is unknown": [
+        file(ONE_CELL),
+        ask("compare sweep.yaml --arm base=. --arm head=no_such_ref"),
+    ],
+    "an arm that was measured with other code": [
+        *MEASURED,
+        edited(head=OTHER),
+        ask(f"compare {SAME}"),
+    ],
+    "a file whose arms were never measured": [
+        *MEASURED,
+        ask("compare sweep.yaml --arm base=. --arm other=."),
+    ],
+    "two comparisons whose arms have the same names": [*TWICE, ask(f"compare {SAME}")],
+    "--arm with the id of a sweep, or with two sides": [
+        both(Arm()),
+        file(ONE_CELL),
+        *wrong("compare gate --arm base=. --arm head=."),
+        ask("compare sweep.yaml gate --arm base=. --arm head=."),
+    ],
+}
 
-@scenario("gate", "a budget for arms whose code has changed since they were decided")
-def _(world: World) -> int:
-    patch = pytest.MonkeyPatch()
-    policy = world.folder / "gates.yaml"
-    policy.write_text("metrics: {step_time: {gate: advisory}}\n")
-    file = world.file(f"{ONE_CELL}interleave: true\n{BY_SETTINGS}")
-    asked = ("--budget", "5m", "--policy", policy)
-    try:
-        assert world.run("gate", file, *asked) == 0
-        assert len(list(world.store.records())) == 2
-        edited(patch)
-        code = world.run("gate", file, *asked)
-    finally:
-        patch.undo()
-    assert len(list(world.store.records())) == 4
-    return code
+PLAN: Scenarios = {
+    "arms, on the command line or in the file": [
+        file(TWO_CELLS),
+        ask(f"plan {SAME}", "4 runs with all arms", "not interleaved"),
+        file(f"{TWO_CELLS}arms: {{base: main, head: .}}\n"),
+        ask("plan sweep.yaml"),
+    ],
+}
 
-
-@scenario("gate", "a sweep file that was changed since it ran")
-def _(world: World) -> int:
-    file = world.file(ONE_CELL)
-    assert world.run("run", file, *SAME, *BLOCKS) == 0
-    with file.open("a") as stream:
-        stream.write("overrides:\n  - {when: {engine.name: ddp}, set: {train.steps: 30}}\n")
-    code = world.run("gate", file, *SAME)
-    assert "was measured with configuration" in world.err
-    return code
-
-
-@scenario("gate", "a cell that was added to the file since it ran")
-def _(world: World) -> int:
-    assert world.run("run", world.file(TWO_CELLS.replace(", mfsdp", "")), *SAME, *BLOCKS) == 0
-    file = world.file(TWO_CELLS)
-    code = world.run("gate", file, *SAME)
-    assert "mfsdp failed (it was planned and has not run)" in world.out
-    assert world.run("gate", file, *SAME, "--only", "ddp") == 0
-    return code
-
-
-@scenario("gate", "a baseline, and a file that was measured with other code")
-def _(world: World) -> int:
-    patch = pytest.MonkeyPatch()
-    file = world.file(ONE_CELL)
-    assert world.run("run", file) == 0
-    assert world.run("baseline", "save", "main", "one") == 0
-    asked = ("gate", file, "--baseline", "main")
-    try:
-        assert world.run(*asked) == 0
-        edited(patch)
-        code = world.run(*asked)
-        assert "base was measured at" in world.err
-        world.states = {"base": "crashed"}
-        assert world.run("run", file) == 3
-        assert world.run(*asked) == 3
-    finally:
-        patch.undo()
-    # The code of before is back: nothing is to be run again, and its runs count.
-    assert world.run("run", file) == 0
-    assert "(0 now, 1 before)" in world.err
-    assert world.run(*asked) == 0
-    return code
-
-
-@scenario("gate", "a block lost to a failed run")
-def _(world: World) -> int:
-    one = {"zero3": CELLS["zero3"]}
-    record_arms(world.store, {"base": Arm(), "head": Arm(states={3: "interrupted"})}, cells=one)
-    assert world.run("gate", "gate", "--only", "zero3") == 0
-    lost = {"base": Arm(), "head": Arm(states={3: "crashed"})}
-    record_arms(world.store, lost, sweep="lost", cells=one)
-    code = world.run("gate", "lost")
-    assert "zero3 failed (block 3: head: crashed: as the test wants)" in world.out
-    return code
-
-
-@scenario("gate", "a repeat that failed, of a sweep without arms")
-def _(world: World) -> int:
-    one = {"zero3": CELLS["zero3"]}
-    record_arms(world.store, {None: Arm()}, sweep="good", cells=one)
-    record_arms(world.store, {None: Arm(states={3: "preempted"})}, sweep="ended", cells=one)
-    record_arms(world.store, {None: Arm(states={3: "hang"})}, sweep="lost", cells=one)
-    assert world.run("baseline", "save", "main", "good") == 0
-    assert world.run("gate", "ended", "--baseline", "main") == 0
-    code = world.run("gate", "lost", "--baseline", "main")
-    assert "zero3 failed (repeat 3: hang: as the test wants)" in world.out
-    assert world.run("gate", "lost", "--against", "good") == code
-    # A good run of the same code does not make up for one that failed after it.
-    record_arms(world.store, {None: Arm(states={1: "crashed"})}, sweep="good", cells=one, blocks=2)
-    assert world.run("gate", "good", "--baseline", "main") == code
-    assert "zero3 failed (repeat 1: crashed: as the test wants)" in world.out
-    return code
-
-
-@scenario("gate", "confirmation blocks that failed")
-def _(world: World) -> int:
-    from outcomes_of_gates import timed
-
-    file = world.file("name: gate\n")
-    with timed(world, lambda arm, _: 11.0 if arm == "head" else 10.0):
-        assert world.run("run", file, *SAME, "--interleave", "--repeat", "6") == 0
-    world.states = {"base": "crashed"}
-    code = world.run("gate", file, *SAME, "--confirm", "2")
-    assert "the regression stays as it was" in world.err
-    return code
-
-
-@scenario("gate", "--arm with the id of a sweep")
-@scenario("compare", "--arm with the id of a sweep, or with two sides")
-def _(world: World) -> int:
-    measured_twice(world)
-    (name,) = world.store.sweeps()
-    code = world.run("gate", name, *SAME)
-    assert "--arm goes with a sweep file" in world.err
-    assert world.run("compare", name, *SAME) == code
-    assert world.run("compare", "sweep.yaml", name, *SAME) == code
-    return code
+RUN: Scenarios = {
+    "interleaved arms, all runs ok": [
+        file(TWO_CELLS),
+        ask(
+            f"run {SAME} --interleave --repeat 2",
+            "8 of 8 runs finished",
+            "all arms run the same code",
+        ),
+        ask("status two-base-vs-head --json"),
+    ],
+    "blocks within a budget, until all is decided": [
+        file(TWO_CELLS),
+        ask(f"run {SAME} --budget 5m", "2 of 2 comparisons decided"),
+        holds(lambda w: f"{len(w.records)} of {len(w.records)} runs finished" in w.err),
+        ask(f"run {SAME} --budget 5m --json", '"more_starts": 0.0'),
+        # Blocks of a fixed number that are added later do not undo that they were looked at.
+        ask(f"run {SAME} {BLOCKS}"),
+        holds(lambda w: w.store.read_plan(w.store.sweeps()[0])["until_decided"]),
+    ],
+    "blocks of three arms within a budget": [
+        file(ONE_CELL),
+        ask(
+            f"run {SAME} --arm third=. --budget 5m",
+            "2 of 2 comparisons decided",
+            "base, third: step_time equivalent",
+        ),
+    ],
+    "a budget without its requirements": [
+        file(TWO_CELLS),
+        *wrong(f"run {SAME} --policy gates.yaml", "run sweep.yaml --budget 5m"),
+        *wrong(f"run {SAME} --budget 5m --repeat 3", f"run {SAME} --budget 5m --force"),
+        ask(f"run {SAME} --budget soon", code=2),
+        holds(lambda w: "arm base: " not in w.err),  # preparing arms may take minutes
+        ask(f"run {SAME} --budget 5m --policy gates.yaml"),
+        holds(lambda w: "arm base: " not in w.err),
+    ],
+    "a cell of a budgeted sweep that fails": [
+        ends(ddp="crashed"),
+        file(TWO_CELLS),
+        ask(
+            f"run {SAME} --budget 5m --block-retries 0",
+            "ddp: block 0 lost",
+            "mfsdp: step_time equivalent",
+        ),
+    ],
+    "an interleaved block that was lost for good": [
+        ends(ddp="crashed"),
+        file(TWO_CELLS),
+        ask(
+            f"run {SAME} --interleave --block-retries 1",
+            "block 0 lost, arm",
+            "given up, and its cell with it",
+        ),
+    ],
+    "an arm that cannot be prepared": [
+        file(TWO_CELLS),
+        *wrong("run sweep.yaml --arm base=. --arm head=checkout:missing"),
+        ask("run sweep.yaml --arm base=. --arm head=python:/dev/null", "arm head: "),
+        holds(lambda w: w.records == []),
+    ],
+    "arms that cannot be compared, or options that need arms": [
+        file(TWO_CELLS),
+        *wrong("run sweep.yaml --arm base=.", "run sweep.yaml --arm base=. --arm base=main"),
+        ask("run sweep.yaml --interleave"),
+    ],
+}

@@ -5,13 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
-from bench.cli.main import run_command_line
 from bench.errors import UsageError
 
 LONG = "a" * 300
@@ -23,43 +19,29 @@ NOTHING_MEASURED = 3
     "arguments",
     [
         ["plan", LONG],
-        ["report", LONG, "--results", "{results}"],
-        ["report", "--results", "{results}", "--out", LONG],
+        ["report", LONG],
+        ["report", "--out", LONG],
         ["run", "quickstart", "--results", "/proc/no_such_folder"],
         ["plan", "quickstart", "--set", "launch.hang_seconds=1e308"],
     ],
 )
-def test_a_path_or_limit_that_cannot_be_used_is_a_usage_error(arguments, tmp_path, capsys):
-    results = tmp_path / "results"
-    (results / "sweeps" / "one").mkdir(parents=True)
-    (results / "runs").mkdir()
-    (results / "SCHEMA").write_text("1\n")
-    code = run_command_line([part.format(results=results) for part in arguments])
-    printed = capsys.readouterr().err
-    assert code == USAGE, printed
-    assert "Traceback" not in printed
+def test_a_path_or_limit_that_cannot_be_used_is_a_usage_error(arguments, world):
+    assert world.store.sweeps() == []
+    assert world.run(*arguments) == USAGE, world.err
+    assert "Traceback" not in world.err
 
 
-def test_a_closed_standard_output_is_no_internal_error():
-    program = "import os, sys; os.close(1); os.execv(sys.executable, sys.argv[1:])"
-    verb = [sys.executable, "-m", "bench", "schema"]
-    ended = subprocess.run(
-        [sys.executable, "-c", program, *verb],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-        timeout=60,
-        check=False,
-    )
+def test_a_closed_standard_output_is_no_internal_error(cli):
+    ended = cli.run("schema", preexec_fn=lambda: os.close(1))
     assert ended.returncode == 0, ended.stderr
 
 
-def test_a_results_folder_that_is_a_dangling_link_is_refused_and_named(tmp_path, capsys):
+def test_a_results_folder_that_is_a_dangling_link_is_refused_and_named(in_process, tmp_path):
     link = tmp_path / "results"
     link.symlink_to(tmp_path / "unmounted")
     for verb in (["run", "quickstart"], ["status"], ["report", "quickstart"]):
-        assert run_command_line([*verb, "--results", str(link)]) == USAGE
-        printed = capsys.readouterr().err
+        code, _, printed = in_process(*verb, "--results", link)
+        assert code == USAGE
         assert f"{link} is a link to {tmp_path / 'unmounted'}, which does not exist" in printed
     assert not (tmp_path / "unmounted").exists()
 

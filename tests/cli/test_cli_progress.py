@@ -103,12 +103,16 @@ def on_a_terminal(cli, events=EVENTS, **variables: str) -> str:
 
 
 @pytest.mark.timeout(60)
-def test_a_terminal_gets_bars_and_lines_in_colour(cli):
-    shown = on_a_terminal(cli)
+def test_a_terminal_gets_bars_lines_in_colour_and_the_numbers_of_the_current_run(cli, tmp_path):
+    write_steps(tmp_path, 0, 100.0, 100.0)
+    started = dataclasses.replace(EVENTS[1], folder=PosixPath(tmp_path))
+    shown = on_a_terminal(cli, [EVENTS[0], EVENTS[1], started, *EVENTS[2:]])
     assert "runs 0/2" in shown
     assert "step 0/4" in shown
+    assert "step 2/4" in shown
     assert "waiting for the ranks to start and to load torch" in shown
-    assert "ddp  ok in 3.2 s" in shown
+    assert "  100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB" in shown
+    assert "[1/2] ddp  ok in 3.2 s: 100 ms per step, 640.0 tokens/s" in shown
     assert "nan in 1.0 s: loss at [step 3]" in shown, "a reason is no markup"
     assert "\x1b[32m" in shown  # green
     hidden, again = "\x1b[?25l", "\x1b[?25h"
@@ -178,21 +182,6 @@ def test_a_starting_run_says_what_it_waits_for(tmp_path):
 )
 def test_durations_are_written_for_people(seconds, text):
     assert duration(seconds) == text
-
-
-@pytest.mark.timeout(60)
-def test_a_terminal_shows_the_numbers_of_the_current_run_and_keeps_them(cli, tmp_path):
-    write_steps(tmp_path, 0, 100.0, 100.0)
-    events = [
-        SweepStarted("s", to_run=2, done_before=0, failed_before=0),
-        RunStarted("ddp", 0, 1, 2, 4, "r1", PosixPath(tmp_path), ranks=1),
-        StepReached("ddp", 2, 4),
-        RunEnded(PastRun("ddp", 0, "r1", "ok", ""), 1, 2, 3.21),
-    ]
-    shown = on_a_terminal(cli, events)
-    assert "step 2/4" in shown
-    assert "  100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB" in shown
-    assert "[1/2] ddp  ok in 3.2 s: 100 ms per step, 640.0 tokens/s" in shown
 
 
 def test_a_log_gets_a_line_with_numbers_now_and_then(tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
+PLACE = "file=docs/recipes/three_cells.yaml,title=step_time regressed"
 STAND_INS = str(ROOT / "tests" / "run")
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports", "docs", "pyproject.toml")
 
@@ -93,71 +94,59 @@ class Clone:
         )
 
 
-@pytest.fixture
-def clone(tmp_path: Path) -> Clone:
-    return Clone(tmp_path)
-
-
 def document(name: str) -> Any:
     return YAML(typ="safe", pure=True).load((RECIPES / name).read_text())
 
 
-def github_commands(name: str = "github-actions.yml", job: str = "gate") -> list[str]:
-    steps = document(name)["jobs"][job]["steps"]
-    return [step["run"] for step in steps if "run" in step]
+def commands(name: str, job: str = "gate") -> list[str]:
+    """Of a job; `make venv` installs from the network, and what it makes is stood in for."""
+    jobs = document(name)
+    if name.startswith("gitlab"):
+        found = [*jobs["gate"]["before_script"], *jobs[job]["script"]]
+    else:
+        found = [step["run"] for step in jobs["jobs"][job]["steps"] if "run" in step]
+    assert found[0].strip() == "make venv"
+    return found[1:]
 
 
-def gitlab_commands(name: str = "gate") -> list[str]:
-    jobs = document("gitlab-ci.yml")
-    return [*jobs["gate"]["before_script"], *jobs[name]["script"]]
+NIGHTLY = pytest.mark.nightly
 
 
-def without_installation(commands: list[str]) -> list[str]:
-    """`make venv` installs from the network; what it makes is stood in for."""
-    assert commands[0].strip() == "make venv"
-    return commands[1:]
-
-
-def test_the_commands_for_github_pass_and_write_summary_and_junit(clone):
-    for command in without_installation(github_commands()):
+@pytest.mark.parametrize(
+    ("recipe", "job", "slow", "code", "says"),
+    [
+        ("github-actions.yml", "gate", "", 0, "PASSED"),
+        # Slower times only advise on a shared runner, and fail the gate of a night.
+        pytest.param("github-actions.yml", "gate", "head", 0, "(advisory)", marks=NIGHTLY),
+        pytest.param("gitlab-ci.yml", "gate", "", 0, "PASSED", marks=NIGHTLY),
+        pytest.param("github-nightly.yml", "gate", "head", 1, "step_time", marks=NIGHTLY),
+        pytest.param("gitlab-ci.yml", "nightly", "head", 1, "step_time", marks=NIGHTLY),
+    ],
+)
+def test_the_commands_of_a_recipe_judge_and_write_what_it_promises(
+    tmp_path, recipe, job, slow, code, says
+):
+    clone = Clone(tmp_path, slow)
+    for command in commands(recipe, job):
         done = clone.shell(command)
-        assert done.returncode == 0, done.stderr
-    assert "PASSED" in done.stdout
-    assert "PASSED" in clone.summary.read_text()
-    assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "0"
-
-
-@pytest.mark.nightly
-def test_slower_times_only_advise_on_a_shared_runner(tmp_path):
-    clone = Clone(tmp_path, slow="head")
-    for command in without_installation(github_commands()):
-        done = clone.shell(command)
-        assert done.returncode == 0, done.stderr
-    assert "inconclusive (advisory)" in clone.summary.read_text()
-
-
-@pytest.mark.parametrize("recipe", ["github", pytest.param("gitlab", marks=pytest.mark.nightly)])
-def test_the_nightly_gate_fails_where_head_is_slower(tmp_path, recipe):
-    clone = Clone(tmp_path, slow="head")
-    github = github_commands("github-nightly.yml")
-    commands = github if recipe == "github" else gitlab_commands("nightly")
-    (judge,) = without_installation(commands)
-    done = clone.shell(judge)
-    assert done.returncode == 1, done.stderr
-    assert "step_time" in done.stdout
-    assert ET.parse(clone.folder / "results" / "gate.xml").getroot().get("failures") == "3"
-    if recipe == "github":
-        place = "file=docs/recipes/three_cells.yaml,title=step_time regressed"
-        assert done.stdout.count(f"::error {place}::") == 3
-        assert "REGRESSED" in clone.summary.read_text()
+        assert done.returncode == code, done.stderr
+    assert says in done.stdout
+    junit = clone.folder / "results" / "gate.xml"
+    assert ET.parse(junit).getroot().get("failures") == ("3" if code else "0")
+    if recipe.startswith("gitlab"):
+        named = document(recipe)["gate"]["artifacts"]["reports"]["junit"]
+        assert (clone.folder / named).is_file()
+    else:
+        assert ("REGRESSED" if code else "PASSED") in clone.summary.read_text()
+        assert done.stdout.count(f"::error {PLACE}::") == (3 if code else 0)
 
 
 # A whole history in twelve starts; daily `history` has its rows in outcomes_of_reading.py.
 @pytest.mark.nightly
-def test_every_night_adds_a_point_to_the_history_on_its_branch(clone):
-    commands = without_installation(github_commands("github-history.yml", "point"))
+def test_every_night_adds_a_point_to_the_history_on_its_branch(tmp_path):
+    clone = Clone(tmp_path)
     for night in (1, 2):
-        for command in commands:
+        for command in commands("github-history.yml", "point"):
             done = clone.shell(command)
             assert done.returncode == 0, done.stderr
         starts = clone.shell("git show origin/performance-history:starts.jsonl").stdout
@@ -170,16 +159,8 @@ def test_every_night_adds_a_point_to_the_history_on_its_branch(clone):
 
 
 @pytest.mark.nightly
-def test_the_commands_for_gitlab_pass_and_write_the_junit_file_that_the_job_names(clone):
-    for command in without_installation(gitlab_commands()):
-        done = clone.shell(command)
-        assert done.returncode == 0, done.stderr
-    named = document("gitlab-ci.yml")["gate"]["artifacts"]["reports"]["junit"]
-    assert (clone.folder / named).is_file()
-
-
-@pytest.mark.nightly
-def test_the_commands_of_the_page_run_in_their_order(clone):
+def test_the_commands_of_the_page_run_in_their_order(tmp_path):
+    clone = Clone(tmp_path)
     page = (RECIPES / "README.md").read_text()
     blocks = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bench.cli import main as command_line
-from bench.errors import BenchError
 from sweeps.settings import known_paths
 from sweeps.suggest import _NAMES_HERE
 
@@ -40,11 +39,6 @@ def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process,
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "nightly.yaml").write_text("name: a\n")
     refused(in_process(verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
-
-
-def test_a_budget_without_arms_asks_for_arms_and_not_for_what_nobody_typed(in_process, tmp_path):
-    (tmp_path / "s.yaml").write_text("name: a\n")
-    refused(in_process("gate", "s.yaml", "--budget", "2m"), "budgets need arms", "--arm base=main")
 
 
 @pytest.mark.parametrize("verb", ["plan", "bisect"])
@@ -78,10 +72,6 @@ def test_a_plan_as_json_says_how_gradients_are_added_up(in_process):
         "as sent",
     )
     assert registered["summed"] == "unknown"
-
-
-def test_no_line_of_the_list_of_verbs_is_cut_off(in_process):
-    assert "..." not in in_process("--help")[1].replace("[ARGS]...", "")
 
 
 @pytest.mark.parametrize(
@@ -137,16 +127,6 @@ def test_what_cannot_be_meant_is_refused(in_process, arguments, words):
     refused(in_process(*arguments), *words)
 
 
-def test_an_internal_error_of_ours_keeps_its_traceback_too(in_process, monkeypatch):
-    def fail(*_: object, **__: object) -> None:
-        raise BenchError("impossible")
-
-    monkeypatch.setattr("bench.cli.planning.show_plan", fail)
-    code, _, err = in_process("plan", "quickstart")
-    assert code == 6
-    Path(err.strip().rpartition(" ")[2]).unlink()
-
-
 def written_to(cli, descriptor: object, *arguments: str) -> tuple[int, str]:
     """Exit code and stderr of a command whose standard output is `descriptor`."""
     done = subprocess.run(
@@ -162,24 +142,16 @@ def written_to(cli, descriptor: object, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-@pytest.mark.parametrize("arguments", [("plan", "quickstart", "--json"), ("--help",)], ids=" ".join)
-def test_a_reader_that_goes_away_is_no_error(cli, arguments):
+def test_a_reader_that_goes_away_is_no_error(cli):
     read, write = os.pipe()
     os.close(read)
-    ended = written_to(cli, write, *arguments)
+    ended = written_to(cli, write, "plan", "quickstart", "--json")
     os.close(write)
     assert ended == (0, "")
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ("plan", "quickstart"),
-        ("--help",),
-        ("plan", "none.yaml"),
-        pytest.param(("doctor",), marks=pytest.mark.nightly),
-    ],
-    ids=" ".join,
+    "arguments", [("plan", "quickstart"), ("--help",), ("plan", "none.yaml")], ids=" ".join
 )
 def test_no_output_has_colours_where_it_is_no_terminal(in_process, arguments):
     _, out, err = in_process(*arguments)

@@ -49,15 +49,10 @@ def python(cli, program: str, *arguments: str) -> subprocess.CompletedProcess[st
 def test_help_loads_nothing_heavy_and_verbs_that_measure_nothing_load_no_torch(cli):
     commands = [(["--help"], HEAVY), *(([verb, "--help"], HEAVY) for verb in VERBS)]
     measuring = ["torch", "pandas", "scipy", "matplotlib"]
-    commands += [(words, measuring) for words in (["schema"], ["plan", "quickstart"], ["doctor"])]
+    commands += [(words, measuring) for words in (["schema"], ["plan", "quickstart"])]
     done = python(cli, LOADED_BY.format(commands=commands))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("Usage: mfsdp-bench") == 1 + len(VERBS)
-
-
-def test_help_names_every_verb(in_process):
-    _, out, _ = in_process("--help")
-    assert all(f" {verb} " in out for verb in VERBS)
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "validate", "baseline save"])

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from bench.cli import launchers
 from bench.cli.launchers import LAUNCHERS, LauncherKind
+from bench.record import FINISHED_GOOD
 
-OWN = '''
-"""Runs on this machine, with a variable of its own; refuses models of other people."""
-
+SCRIPTED = Path(__file__).parents[1] / "run" / "faults" / "workers"
+OWN = """
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -31,8 +33,10 @@ class Noting:
     job = None
 
     def start(self, order):
-        Path("started").open("a").write(f"{self.note} {order.resolved.launch.ranks}\\n")
-        return LocalJob(order, {"TORCHINDUCTOR_NOTE": self.note})
+        with Path("started").open("a") as stream:
+            stream.write(f"{self.note} {order.resolved.launch.ranks}\\n")
+        order = replace(order, worker_module="scripted_worker")  # a rank without torch
+        return LocalJob(order)
 
 
 KIND = LauncherKind(
@@ -41,19 +45,23 @@ KIND = LauncherKind(
     start=lambda settings: Noting(settings.note),
 )
 NO_KIND = 3
-'''
+"""
 
 
-def test_a_launcher_is_one_file_with_name_options_machine_and_start(cli, in_process, fast):
+def test_a_launcher_is_one_file_with_name_options_machine_and_start(
+    cli, in_process, fast, monkeypatch
+):
+    monkeypatch.setenv("PYTHONPATH", str(SCRIPTED))
     (cli.folder / "mine.py").write_text(OWN)
     # Nine ranks are too many for two cores.
     sweep = cli.sweep(
         f"{fast}matrix: {{product: {{launch.ranks: [1, 9], train.global_batch: [9]}}}}\n"
     )
     own = ("--launcher", "mine:KIND", "--launcher-option", "note=hello")
-    done = cli.run("run", sweep, *own)
-    assert (cli.folder / "started").read_text() == "hello 1\n", done.stderr
-    assert cli.runs() == [("ranks=1", "ok")]
+    _, _, err = in_process("run", sweep, *own)
+    assert (cli.folder / "started").read_text() == "hello 1\n", err
+    ((cell, state),) = cli.runs()
+    assert (cell, state in FINISHED_GOOD) == ("ranks=1", True), err
     _, planned, _ = in_process("plan", sweep, *own, "--launcher-option", "cpus=1000")
     assert "to run 2, pruned 0" in planned, planned
     refused = [

@@ -8,26 +8,23 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import psutil
 import pytest
+from command_line import CommandLine, wait_for
 
 from bench.errors import UsageError
 from bench.launch import command_launcher
 from bench.launch.code import own_code
 from bench.launch.command_launcher import CommandJob, checked_template, read_hosts
-from bench.launch.process import RANK_NAME
 from bench.launch.protocol import Order
 from bench.record import FINISHED_GOOD, RunRecord
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
-from bench.store import ResultsStore
 
-CHECKOUT = Path(__file__).parents[2]
 HOSTS = ("127.0.0.1", "127.0.0.2")
 #: Starts a command here, whatever the host is called.
 HERE = "env HOST={host} {command}"
@@ -42,67 +39,37 @@ base:
 """
 
 
-class Sweep:
+class Sweep(CommandLine):
     """A sweep of one run in a folder of its own."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.process: subprocess.Popen[str] | None = None
-        (folder / "hosts").write_text("\n".join(HOSTS))
+    process: subprocess.Popen[str]
 
-    def start(self, template: str, *, steps: int = 6, nodes: int = 2) -> None:
-        text = SWEEP.replace("STEPS", str(steps)).replace("NODES", str(nodes))
-        (self.folder / "two.yaml").write_text(text)
+    def begin(self, template: str, *, steps: int = 6, nodes: int = 2) -> None:
+        (self.folder / "hosts").write_text("\n".join(HOSTS))
+        path = self.sweep(SWEEP.replace("STEPS", str(steps)).replace("NODES", str(nodes)))
         options = ["--launcher", "command", "--launcher-option", "hosts=hosts"]
         options += ["--launcher-option", f"command={template}"]
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "bench", "run", "two.yaml", *options],
-            cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(CHECKOUT)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self.process = self.start("run", path, *options)
 
     def ended(self) -> tuple[int, str, RunRecord]:
-        assert self.process is not None
         _, err = self.process.communicate(timeout=200)
-        [record] = ResultsStore.open(self.folder / "results", create=True).records()
+        [record] = self.records()
         return self.process.returncode, err, record
-
-    def wait_for_steps(self) -> Path:
-        deadline = time.monotonic() + 150
-        while True:
-            for record in ResultsStore.open(self.folder / "results", create=True).records():
-                if len(record.losses) > 1:
-                    return self.folder / "results" / "runs" / record.run_id
-            assert self.process is not None
-            assert self.process.poll() is None, self.process.communicate()
-            assert time.monotonic() < deadline
-            time.sleep(0.3)
-
-    def left(self) -> list[psutil.Process]:
-        """Processes of the run, wherever they were started."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                variables = process.environ()
-            except (psutil.Error, OSError):
-                continue
-            if variables.get("MFSDP_BENCH_RUN_DIR", "").startswith(str(self.folder)):
-                found.append(process)
-        return found
 
 
 @pytest.fixture
 def sweep(tmp_path: Path) -> Iterator[Sweep]:
     found = Sweep(tmp_path)
     yield found
-    if found.process is not None:
-        found.process.kill()
-        found.process.communicate()
-    for process in found.left():
+    found.process.kill()
+    found.process.communicate()
+    for process in found.alive():
         process.kill()
+
+
+def answers(address: tuple[str, int]) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(address) == 0
 
 
 @pytest.fixture
@@ -132,34 +99,24 @@ def ssh(tmp_path: Path) -> Iterator[str]:
         f"Host 127.*\n  Port {port}\n  User {getpass.getuser()}\n  IdentityFile {keys}/user\n"
         "  IdentitiesOnly yes\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
     )
-    _wait_for(port)
+    for address in HOSTS:
+        wait_for(partial(answers, (address, port)), f"the server of {address}")
     yield f"ssh -F {config} -o BatchMode=yes {{host}} {{command}}"
     for server in servers:
         server.kill()
         server.wait()
 
 
-def _wait_for(port: int) -> None:
-    deadline = time.monotonic() + 30
-    for address in HOSTS:
-        while True:
-            with socket.socket() as client:
-                if client.connect_ex((address, port)) == 0:
-                    break
-            assert time.monotonic() < deadline
-            time.sleep(0.1)
-
-
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
-    sweep.start(ssh)
+    sweep.begin(ssh)
     _, err, record = sweep.ended()
     assert record.status.state in FINISHED_GOOD, err  # a busy machine may make it unsteady
     assert record.placement is not None
     assert record.placement.nodes == HOSTS
     assert len(record.losses) == 6
-    assert not sweep.left()
+    assert not sweep.alive()
 
 
 # Daily where a command cannot reach its host, below.
@@ -167,9 +124,8 @@ def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh: str) -> None:
-    sweep.start(ssh, steps=1_000_000)
+    sweep.begin(ssh, steps=1_000_000)
     sweep.wait_for_steps()
-    assert sweep.process is not None
     clients = [
         one for one in psutil.Process(sweep.process.pid).children() if "127.0.0.2" in one.cmdline()
     ]
@@ -178,41 +134,26 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh:
     code, err, record = sweep.ended()
     assert (code, record.status.state) == (3, "interrupted"), err
     assert record.status.reason.startswith("host 127.0.0.2 was lost: the command for 127.0.0.2")
-    assert not sweep.left()
-
-
-# Daily on this machine: tests/cli/test_cli_real_runs.py.
-@pytest.mark.nightly
-@pytest.mark.processes
-@pytest.mark.timeout(240)
-def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
-    sweep.start(HERE, steps=1_000_000)
-    run = sweep.wait_for_steps()
-    assert sweep.process is not None
-    sweep.process.send_signal(signal.SIGINT)
-    code, err, record = sweep.ended()
-    assert (code, record.status.state) == (130, "interrupted"), err
-    assert not sweep.left()
-    assert not list((run / "logs").glob("launcher.*"))
+    assert not sweep.alive()
 
 
 # Daily on this machine: tests/run/faults/test_faults.py.
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(240)
-def test_a_rank_that_is_killed_on_one_host_is_named_as_on_this_machine(sweep: Sweep) -> None:
-    sweep.start(HERE, steps=1_000_000)
+def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
+    sweep.begin(HERE, steps=1_000_000)
     sweep.wait_for_steps()
-    ranks = {one.name(): one for one in sweep.left() if one.name().startswith(RANK_NAME)}
-    ranks[f"{RANK_NAME}1"].kill()
+    sweep.process.send_signal(signal.SIGINT)
     code, err, record = sweep.ended()
-    assert (code, record.status.state, record.status.failed_rank) == (3, "crashed", 1), err
-    assert "SIGKILL" in record.status.reason
+    assert (code, record.status.state) == (130, "interrupted"), err
+    assert not sweep.alive()
+    assert not list(sweep.folder.rglob("launcher.*"))
 
 
 @pytest.mark.processes
 def test_a_command_that_cannot_reach_its_host_is_quoted(sweep: Sweep) -> None:
-    sweep.start("sh -c 'echo no route to {host} >&2; exit 255' {command}", nodes=1)
+    sweep.begin("sh -c 'echo no route to {host} >&2; exit 255' {command}", nodes=1)
     code, err, record = sweep.ended()
     assert (code, record.status.state) == (3, "interrupted"), err
     said = "host 127.0.0.1 was lost: the command for 127.0.0.1 ended with exit code 255"
@@ -231,7 +172,7 @@ def test_one_command_for_all_hosts_gives_each_node_its_number(sweep: Sweep) -> N
         "for pid in $pids; do wait $pid || exit 1; done\n"
     )
     start.chmod(0o755)
-    sweep.start(f"{start} {{hosts}} {{command}}")
+    sweep.begin(f"{start} {{hosts}} {{command}}")
     _, err, record = sweep.ended()
     assert record.status.state in FINISHED_GOOD, err  # a busy machine may make it unsteady
     assert record.placement is not None

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster_runs import CHECKOUT, Cluster
+from cluster_runs import Cluster
+from command_line import CHECKOUT
 
 from bench.record import FINISHED_GOOD
 
@@ -19,31 +20,20 @@ PAGE = (CHECKOUT / "docs" / "slurm.md").read_text()
 RECIPE = CHECKOUT / "docs" / "recipes" / "nightly-slurm.sh"
 
 
-class LoginNode:
-    """A shell with `mfsdp-bench` on its PATH, as the page assumes it."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self.environment = (
-            os.environ
-            | cluster.slurm.environment
-            | {
-                "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-                "PYTHONPATH": str(CHECKOUT),
-                "XDG_CONFIG_HOME": str(cluster.folder / "config"),
-            }
-        )
-
-    def shell(self, command: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            ["sh", "-c", command],
-            cwd=self.cluster.folder,
-            env=self.environment | variables,
-            capture_output=True,
-            text=True,
-            timeout=280,
-            check=False,
-        )
+def shell(cluster: Cluster, command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    """With `mfsdp-bench` on its PATH, as the page assumes it."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.run(
+        ["sh", "-c", command],
+        cwd=cluster.folder,
+        env=cluster.environment
+        | {"PATH": path, "XDG_CONFIG_HOME": str(cluster.folder / "config")}
+        | more,
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=False,
+    )
 
 
 def blocks(language: str) -> list[str]:
@@ -51,7 +41,6 @@ def blocks(language: str) -> list[str]:
 
 
 def test_the_page_can_be_followed(cluster: Cluster) -> None:
-    login = LoginNode(cluster)
     profile, sweep = blocks("yaml")
     place = cluster.folder / "config" / "mfsdp-bench" / "slurm.yaml"
     place.parent.mkdir(parents=True)
@@ -60,9 +49,8 @@ def test_the_page_can_be_followed(cluster: Cluster) -> None:
 
     commands = [line for block in blocks("sh") for line in block.splitlines()]
     commands = [line for line in commands if "nightly" not in line]
-    assert len(commands) == 9
     for command in commands:
-        done = login.shell(command)
+        done = shell(cluster, command)
         # 12 steps may be unsteady on a busy machine; that is exit code 3 and no failure of a run.
         assert done.returncode in ({0, 3} if " run " in command else {0}), (command, done.stderr)
     assert {state in FINISHED_GOOD for state in cluster.states()} == {True}
@@ -70,14 +58,13 @@ def test_the_page_can_be_followed(cluster: Cluster) -> None:
 
 
 def test_the_gate_of_every_night_runs_from_a_login_node(cluster: Cluster) -> None:
-    login = LoginNode(cluster)
-    sweep = cluster.sweep(steps=12, nodes=1).read_text().replace("name: two", "name: nightly")
+    sweep = cluster.sweep_of(steps=12, nodes=1).read_text().replace("name: two", "name: nightly")
     (cluster.folder / "nightly.yaml").write_text(sweep)
     for command in blocks("sh")[-1].splitlines():
-        done = login.shell(command.replace("--repeat 8", "--repeat 2"))
+        done = shell(cluster, command.replace("--repeat 8", "--repeat 2"))
         assert done.returncode in {0, 3}, (command, done.stderr)
 
-    done = login.shell(f"sh {RECIPE} nightly.yaml main", REPEAT="3")
+    done = shell(cluster, f"sh {RECIPE} nightly.yaml main", REPEAT="3")
     assert done.returncode in {0, 1}, done.stderr
     out = cluster.folder / "nightly"
     assert {"gate.xml", "gate.md"} <= {file.name for file in out.iterdir()}

@@ -20,9 +20,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
 
 @pytest.mark.nightly
 def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=12)
+    sweep = cluster.sweep_of(steps=12)
     here = cluster.start("run", sweep, "--set", "launch.nodes=1", "--results", "local")
-    _, _, err = cluster.run("run", sweep, "--launcher", "slurm")
+    err = cluster.run("run", sweep, "--launcher", "slurm").stderr
     (remote,) = cluster.records()
     assert remote.status.state in FINISHED_GOOD, err
     assert remote.placement is not None
@@ -39,16 +39,14 @@ def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
 def test_a_killed_runner_is_followed_by_one_that_adopts_and_ctrl_c_leaves_jobs_alone(
     cluster: Cluster,
 ) -> None:
-    sweep = cluster.sweep(steps=ENDLESS, engines="ddp, mfsdp", options="exclusive: true")
+    sweep = cluster.sweep_of(steps=ENDLESS, engines="ddp, mfsdp", options="exclusive: true")
     runner = cluster.start("run", sweep, "--launcher", "slurm")
     cluster.wait_for_steps()
     end(runner, signal.SIGKILL)
     queued = set(cluster.slurm.jobs())
     assert len(queued) == 2
 
-    code, out, _ = cluster.run("status", "two", "--json")
-    lines = json.loads(out)["sweeps"][0]["runs"]
-    assert code == 0
+    lines = json.loads(cluster.run("status", "two", "--json").stdout)["sweeps"][0]["runs"]
     assert {line["job"] for line in lines} == queued
     (waiting,) = (line for line in lines if line["state"] == "queued")
     assert waiting["reason"] in {"Resources", "Priority"}
@@ -64,9 +62,9 @@ def test_a_killed_runner_is_followed_by_one_that_adopts_and_ctrl_c_leaves_jobs_a
     assert "mfsdp-bench cancel two" in err
     assert set(cluster.slurm.jobs()) == queued, "nothing was submitted, and nothing ended"
 
-    code, out, err = cluster.run("cancel", "two")
-    assert code == 0, err
-    assert "2 jobs cancelled, 0 still there" in out
+    done = cluster.run("cancel", "two")
+    assert done.returncode == 0, done.stderr
+    assert "2 jobs cancelled, 0 still there" in done.stdout
     (record,) = cluster.records()
     assert record.status.state == "interrupted"
     assert "was cancelled" in record.status.reason
@@ -74,7 +72,7 @@ def test_a_killed_runner_is_followed_by_one_that_adopts_and_ctrl_c_leaves_jobs_a
 
 @pytest.mark.nightly
 def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
-    sweep = cluster.sweep(steps=60)
+    sweep = cluster.sweep_of(steps=60)
     runner = cluster.start("run", sweep, "--launcher", "slurm", "--repeat", "2")
     cluster.wait_for(lambda: "ok" in cluster.states() or "unstable" in cluster.states(), "one run")
     cluster.wait_for(lambda: len(cluster.states()) == 2, "the second run")
@@ -94,7 +92,7 @@ def test_a_requeued_job_goes_on_with_what_is_missing(cluster: Cluster) -> None:
 @pytest.mark.nightly
 def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -> None:
     rates = ", ".join(str(n) for n in range(1, 201))
-    sweep = cluster.sweep(steps=ENDLESS)
+    sweep = cluster.sweep_of(steps=ENDLESS)
     text = sweep.read_text().replace("engine.name: [mfsdp]", f"train.seed: [{rates}]")
     sweep.write_text(text)
     # Nothing is to run: only the queue is looked at.
@@ -116,8 +114,8 @@ def test_200_cells_are_one_array_that_the_next_runner_adopts(cluster: Cluster) -
         assert code == 130
         assert "200 of them found in the queue" in err
         assert len(cluster.slurm.jobs()) == 200
-        code, out, err = cluster.run("cancel", "two")
-        assert "200 jobs cancelled, 0 still there" in out, err
+        done = cluster.run("cancel", "two")
+        assert "200 jobs cancelled, 0 still there" in done.stdout, done.stderr
     finally:
         cluster.slurm.command("scontrol", "update", "nodename=ALL", "state=resume")
 

@@ -1,7 +1,6 @@
 """A real Slurm with two nodes on this machine: munged, slurmctld and two slurmd in one folder.
 
 `with TwoNodeSlurm(folder) as slurm:` starts it in seconds and stops it without leftovers.
-As a program it runs a command in it: `python tests/cluster/two_node_slurm.py mfsdp-bench doctor`.
 """
 
 from __future__ import annotations
@@ -14,8 +13,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -289,20 +286,3 @@ def _free_ports(count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
-
-
-def main(arguments: list[str]) -> int:
-    """Run a command with the two nodes up; its exit code."""
-    folder = Path(tempfile.mkdtemp(prefix="two-nodes-"))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    try:
-        with TwoNodeSlurm(folder) as slurm:
-            return subprocess.run(
-                arguments or ["sinfo"], env=os.environ | slurm.environment, check=False
-            ).returncode
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -125,7 +125,7 @@ def test_slow_downs_of_one_line_are_found_by_name(cells, run_cells, tmp_path):
 @pytest.mark.nightly
 @pytest.mark.timeout(1800)
 def test_every_slow_down_is_found_by_a_gate_of_one_run_and_unchanged_code_passes(tmp_path):
-    slow_downs = runpy.run_path(str(SLOW_DOWNS / "__main__.py"))
+    slow_downs = runpy.run_path(str(SLOW_DOWNS / "gated_slow_downs.py"))
     expected = {
         "a-copy": "copies",
         "a-gather-twice": "collectives",

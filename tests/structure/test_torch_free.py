@@ -21,6 +21,7 @@ TORCH_FREE = (
     "bench/known_failures.py",
     "bench/errors.py",
     "bench/derive",
+    "bench/doctor/__init__.py",
     "sweeps",
     "reports",
     "mfsdp_core/__init__.py",

@@ -23,7 +23,6 @@ rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 run = ResolvedRun.model_validate_json((run_dir / "spec.json").read_bytes())
 script = json.loads(os.environ.get("MFSDP_TEST_SCRIPT", "{}"))
 peers = select.poll()
-pauses = [0.02]
 at_step, act = script.get(str(rank), [0, ""])
 
 
@@ -48,8 +47,6 @@ def misbehave() -> None:
     elif act == "notice":
         (peer,) = {0, 1} - {rank}
         peers.register(os.pidfd_open(int((run_dir / f"pid.rank{peer}").read_text())))
-    elif act == "slow down":
-        pauses.append(1.2)
     elif act == "ignore SIGTERM":
         import signal
 
@@ -78,7 +75,7 @@ for step in range(1, run.train.steps + 1):
             raise RuntimeError("[gloo/transport/tcp/pair.cc] Connection closed by peer [127.0.0.1]")
     if step == at_step:
         misbehave()
-    time.sleep(pauses[-1])
+    time.sleep(0.02)
     trained = {"from": begun, "to": time.time()}
     sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1, device=trained)
     line = {name: getattr(sample, name) for name in StepSample.__slots__}

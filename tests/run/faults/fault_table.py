@@ -1,4 +1,4 @@
-"""100 faults, and what their records must say: `make faults` injects all, a day's tests a few.
+"""Faults, and what their records must say: `make faults` injects all, a day's tests a few.
 
 Each is one run with the real launcher, the real agent and scripted ranks. Its record must be whole
 and name state and cause, and no process may be left.
@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -44,12 +45,11 @@ SIGNALS = (
 class Fault:
     """One fault, and what the record must say.
 
-    rank: the cause, None for no rank. logged: what stands in the log of rank 0.
+    state: "removed" where no record survives. rank: the cause, None for no rank. logged: what
+    stands in the log of rank 0.
     """
 
-    kind: str
-    name: str
-    states: tuple[str, ...]
+    state: str
     rank: int | None
     says: str
     script: Script = field(default_factory=dict)
@@ -57,7 +57,6 @@ class Fault:
     steps: int = ENDLESS
     limits: dict[str, float] = field(default_factory=dict)
     signals_to_launcher: tuple[signal.Signals, ...] = ()
-    record_survives: bool = True
     logged: tuple[str, ...] = ()
 
 
@@ -92,148 +91,104 @@ def remove_folder(scene: Scene) -> None:
     scene.folder.path.rename(scene.folder.path.with_name("removed"))
 
 
-def death_by_signal() -> list[Fault]:
-    found = []
-    for name, rank, notices in itertools.product(SIGNALS, (0, 1), (True, False)):
-        number = signal.Signals[f"SIG{name}"]
-        script: Script = {rank: (4, f"signal {int(number)}")}
-        if notices:
-            script[1 - rank] = (2, "notice")
-        peer = "peer reports a lost connection" if notices else "peer waits"
-        says = f"rank {rank} was ended by SIG{name}"
-        fault = Fault(
-            "rank dies by a signal", f"SIG{name}, rank {rank}, {peer}", ("crashed",), rank, says,
-            script,
-        )  # fmt: skip
-        found.append(fault)
-    for name, rank in itertools.product(("TERM", "INT", "KILL", "ABRT"), (0, 1)):
-        number = signal.Signals[f"SIG{name}"]
-        found.append(
-            Fault(
-                "rank is killed from outside", f"SIG{name} to rank {rank}", ("crashed",), rank,
-                f"rank {rank} was ended by SIG{name}", {1 - rank: (2, "notice")},
-                kill_rank(rank, number),
-            )
-        )  # fmt: skip
-    return found
+def of_rank(rank: int, act: str, state: str, says: str, *, notices: bool = True) -> Fault:
+    """It misbehaves at step 4, and the other one notices or waits."""
+    script: Script = {rank: (4, act)} | ({1 - rank: (2, "notice")} if notices else {})
+    return Fault(state, rank, f"rank {rank}{says}", script)
 
 
-def failing_ranks() -> list[Fault]:
-    found = []
-    for rank, step in itertools.product((0, 1), (2, 5, 20)):
-        script: Script = {rank: (step, "raise"), 1 - rank: (2, "notice")}
-        says = f"rank {rank}: ValueError: scripted exception"
-        name = f"exception, rank {rank}, step {step}"
-        found.append(Fault("rank raises", name, ("crashed",), rank, says, script, steps=20))
-    for rank, kind in itertools.product((0, 1), ("out_of_memory", "nan", "unsupported")):
-        script = {rank: (4, kind), 1 - rank: (2, "notice")}
-        says = f"rank {rank}: scripted {kind}"
-        found.append(Fault("rank reports", f"{kind}, rank {rank}", (kind,), rank, says, script))
-    for rank, code in itertools.product((0, 1), (1, 7, 255)):
-        script = {rank: (4, f"exit {code}"), 1 - rank: (2, "notice")}
-        says = f"rank {rank} ended with exit code {code}"
-        name = f"exit code {code}, rank {rank}"
-        found.append(Fault("rank leaves silently", name, ("crashed",), rank, says, script))
-    for rank in (0, 1):
-        script = {0: (4, "stop early"), 1: (4, "stop early")} if rank == 0 else {
-            1: (20, "stop early")
-        }  # fmt: skip
-        says = f"rank {rank} ended without an error after {3 if rank == 0 else 19} of 20 steps"
-        name = f"ends early, rank {rank}"
-        fault = Fault("rank leaves silently", name, ("crashed",), rank, says, script, steps=20)
-        found.append(fault)
-    return found
+def hang(rank: int | None, says: str, script: Script | None = None, **how: Any) -> Fault:
+    return Fault("hang", rank, says, script or {}, limits={"hang_seconds": 3.0}, **how)
 
 
-def hangs() -> list[Fault]:
-    short = {"hang_seconds": 3.0}
-    kind = "hang or time limit"
-    found = [
-        Fault(
-            kind, f"rank {rank} never comes", ("hang",), rank, f"rank {rank} is behind",
-            {rank: (4, "hang")}, limits=short,
+def stopped(says: str, *signals: signal.Signals, **how: Any) -> Fault:
+    """From outside, while the ranks are deaf to SIGTERM."""
+    return Fault("interrupted", None, says, DEAF, signals_to_launcher=signals, **how)
+
+
+DEAF: Script = {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}
+NOTICING: Script = {0: (2, "notice"), 1: (2, "notice")}
+CHILD: Script = {1: (2, "start a child")}
+INT, KILL, STOP = signal.SIGINT, signal.SIGKILL, signal.SIGSTOP
+BY_USER = "interrupted by the user (Ctrl-C)"
+
+FAULTS: dict[str, Fault] = {
+    **{
+        f"rank {rank} dies of SIG{name}, its peer {'notices' if notices else 'waits'}": of_rank(
+            rank,
+            f"signal {int(signal.Signals[f'SIG{name}'])}",
+            "crashed",
+            f" was ended by SIG{name}",
+            notices=notices,
         )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    found += [
-        Fault(
-            kind, f"SIGSTOP to rank {rank}", ("hang",), rank, f"rank {rank} is stopped",
-            act=kill_rank(rank, signal.SIGSTOP), limits=short,
-            logged=('File "', "scripted_worker") if rank else (),
+        for name, (rank, notices) in zip(
+            SIGNALS, itertools.cycle(itertools.product((0, 1), (True, False))), strict=False
         )
-        for rank in (0, 1)
-    ]  # fmt: skip
-    return [
-        *found,
-        Fault(
-            kind, "SIGSTOP to the agent", ("hang",), None, "starts the ranks is stopped",
-            act=signal_agent(signal.SIGSTOP), limits=short, steps=20,
-        ),
-        Fault(
-            kind, "both ranks stop stepping", ("hang",), None, "load ",
-            {0: (4, "hang"), 1: (4, "hang")}, limits=short,
-        ),
-        Fault(
-            kind, "time limit", ("timeout",), None, "launch.timeout_seconds = 3",
-            limits={"timeout_seconds": 3.0},
-        ),
-        Fault(
-            kind, "time limit while rank 1 never comes", ("timeout",), 1,
-            "launch.timeout_seconds = 15", {1: (4, "hang")}, limits={"timeout_seconds": 15.0},
-        ),
-    ]  # fmt: skip
-
-
-def agents_and_launchers() -> list[Fault]:
-    lost_peers: Script = {0: (2, "notice"), 1: (2, "notice")}
-    found = [
-        Fault(
-            "agent dies", f"SIG{name} to the agent", ("crashed",), None,
-            f"the process that starts the ranks was ended by SIG{name}", lost_peers,
-            signal_agent(signal.Signals[f"SIG{name}"]),
+    },
+    "rank 1 dies of SIGKILL, its peer notices": of_rank(
+        1, f"signal {int(KILL)}", "crashed", " was ended by SIGKILL"
+    ),
+    "rank 1 with a child is killed": Fault(
+        "crashed", 1, "rank 1 was ended by SIGKILL", CHILD, kill_rank(1, KILL)
+    ),
+    "rank 0 raises": of_rank(0, "raise", "crashed", ": ValueError: scripted exception"),
+    "rank 1 raises": of_rank(1, "raise", "crashed", ": ValueError: scripted exception"),
+    **{
+        f"rank {rank} reports {kind}": of_rank(rank, kind, kind, f": scripted {kind}")
+        for rank, kind in enumerate(("out_of_memory", "nan"))
+    },
+    "rank 1 reports unsupported": of_rank(1, "unsupported", "unsupported", ": scripted unsup"),
+    **{
+        f"rank {rank} leaves with {code}": of_rank(
+            rank, f"exit {code}", "crashed", f" ended with exit code {code}"
         )
-        for name in ("KILL", "TERM", "INT", "HUP", "QUIT", "ABRT", "SEGV")
-    ]  # fmt: skip
-    kind = "run is stopped"
-    ignoring: Script = {0: (2, "ignore SIGTERM"), 1: (2, "ignore SIGTERM")}
-    child: Script = {1: (2, "start a child")}
-    found += [
-        Fault(kind, "on request", ("interrupted",), None, "on request", act=ask_to_stop),
-        Fault(
-            kind, "ranks ignore SIGTERM", ("interrupted",), None, "on request", ignoring,
-            ask_to_stop,
-        ),
-        Fault(
-            kind, "a rank has a child in its own session", ("interrupted",), None, "on request",
-            child, ask_to_stop,
-        ),
-        Fault(
-            "rank is killed from outside", "SIGKILL to a rank with a child", ("crashed",), 1,
-            "rank 1 was ended by SIGKILL", child, kill_rank(1, signal.SIGKILL),
-        ),
-        Fault(
-            "folder is removed", "while the run goes on", ("removed",), None, "its folder is gone",
-            act=remove_folder, record_survives=False,
-        ),
-    ]  # fmt: skip
-    stopped = kill_rank(1, signal.SIGSTOP)
-    for name, signals, says in (
-        ("SIGKILL while rank 1 is stopped", (signal.SIGKILL,), "ended without writing how"),
-        ("Ctrl-C once", (signal.SIGINT,), "interrupted by the user (Ctrl-C)"),
-        ("Ctrl-C twice", (signal.SIGINT, signal.SIGINT), "interrupted by the user (Ctrl-C)"),
-        ("Ctrl-C, then SIGKILL", (signal.SIGINT, signal.SIGKILL), "the user (Ctrl-C)"),
-    ):
-        found.append(
-            Fault(
-                "launcher is signalled", name, ("interrupted",), None, says, ignoring,
-                stopped if "stopped" in name else None, signals_to_launcher=signals,
-            )
-        )  # fmt: skip
-    return found
-
-
-def faults() -> list[Fault]:
-    return [*death_by_signal(), *failing_ranks(), *hangs(), *agents_and_launchers()]
+        for rank, code in ((0, 1), (1, 7), (1, 255))
+    },
+    "both ranks end early": Fault(
+        "crashed", 0, "ended without an error after 3 of 20 steps",
+        {0: (4, "stop early"), 1: (4, "stop early")}, steps=20,
+    ),
+    "rank 1 ends early": Fault(
+        "crashed", 1, "ended without an error after 19 of 20 steps", {1: (20, "stop early")},
+        steps=20,
+    ),
+    "rank 0 never comes": hang(0, "rank 0 is behind", {0: (4, "hang")}),
+    "rank 1 never comes": hang(1, "rank 1 is behind", {1: (4, "hang")}),
+    "rank 0 is stopped": hang(0, "rank 0 is stopped", act=kill_rank(0, STOP)),
+    "rank 1 is stopped": hang(
+        1, "rank 1 is stopped", act=kill_rank(1, STOP), logged=('File "', "scripted_worker")
+    ),
+    "agent is stopped": hang(
+        None, "starts the ranks is stopped", act=signal_agent(STOP), steps=20
+    ),
+    "both ranks stop stepping": hang(None, "load ", {0: (4, "hang"), 1: (4, "hang")}),
+    "time limit": Fault(
+        "timeout", None, "launch.timeout_seconds = 3", limits={"timeout_seconds": 3.0}
+    ),
+    "time limit while rank 1 never comes": Fault(
+        "timeout", 1, "launch.timeout_seconds = 15", {1: (4, "hang")},
+        limits={"timeout_seconds": 15.0},
+    ),
+    **{
+        f"agent dies of {number.name}": Fault(
+            "crashed", None, f"the process that starts the ranks was ended by {number.name}",
+            NOTICING, signal_agent(number),
+        )
+        for number in (KILL, signal.SIGTERM, INT, signal.SIGHUP)
+    },
+    "stop is asked for": Fault("interrupted", None, "on request", act=ask_to_stop),
+    "stop, and ranks ignore SIGTERM": stopped("on request", act=ask_to_stop),
+    "stop, and a rank has a child in its own session": Fault(
+        "interrupted", None, "on request", CHILD, ask_to_stop
+    ),
+    "folder is removed": Fault("removed", None, "its folder is gone", act=remove_folder),
+    "launcher dies while rank 1 is stopped": stopped(
+        "ended without writing how", KILL, act=kill_rank(1, STOP)
+    ),
+    "launcher gets Ctrl-C once": stopped(BY_USER, INT),
+    "launcher gets Ctrl-C twice": stopped(BY_USER, INT, INT),
+    "launcher gets Ctrl-C, then SIGKILL": stopped(BY_USER, INT, KILL),
+}  # fmt: skip
 
 
 def inject(store: ResultsStore, fault: Fault) -> list[str]:
@@ -262,7 +217,7 @@ def inject(store: ResultsStore, fault: Fault) -> list[str]:
         raised = str(error)
     left = left_behind(folder.path, pids, seconds=3.0 if fault.signals_to_launcher else 0.0)
     problems = [f"{len(left)} processes are left"] if left else []
-    if fault.record_survives:
+    if fault.state != "removed":
         if returned is not None and returned != store.read(folder.run_id).status:
             problems.append("the status returned is not the one on disk")
         return [*problems, *filter(None, [raised]), *_wrong_in_record(store, folder, fault)]
@@ -340,8 +295,8 @@ def _wrong_in_record(store: ResultsStore, folder: RunFolder, fault: Fault) -> li
     record = store.read(folder.run_id)
     status = record.status
     problems = [text for text in record.problems if text != "env.json is missing"]
-    if status.state not in fault.states:
-        problems.append(f"state {status.state}, expected {' or '.join(fault.states)}")
+    if status.state != fault.state:
+        problems.append(f"state {status.state}, expected {fault.state}")
     if status.failed_rank != fault.rank:
         problems.append(f"names rank {status.failed_rank}, expected {fault.rank}")
     if fault.says not in status.reason:

@@ -1,8 +1,7 @@
-"""`python tests/run/slow_downs FOLDER [NAME...]`: which metric of a gate finds which slow-down.
+"""Which metric of a gate finds which slow-down.
 
 Every patch of this folder puts one into a copy of the core. The copies and an unchanged one are
-arms of one sweep, one run each, and each is gated against the base. Prints a Markdown table.
-FOLDER is made: copies and results lie there.
+arms of one sweep, one run each, and each is gated against the base.
 """
 
 from __future__ import annotations
@@ -18,14 +17,6 @@ from bench.validate.patched_core import copy_of_core
 
 HERE = Path(__file__).parent
 UNCHANGED = "unchanged"
-_BY_IMPORTANCE: tuple[str, ...] = (
-    "collectives",
-    "collective_bytes",
-    "copies",
-    "allocations",
-    "waits",
-)
-_BY_IMPORTANCE += ("exposed_waits", "operations", "python_calls", "python_lines", "live_storage")
 _ARMS_PER_SWEEP = 7
 """Beside the base: a sweep may have eight."""
 
@@ -71,23 +62,3 @@ def found_by(result: dict[str, Any]) -> dict[str, str]:
         for one in result["judgements"]
         if one["verdict"] == "regressed"
     }
-
-
-def main(arguments: list[str]) -> int:
-    """The command."""
-    if not arguments:
-        sys.stderr.write("usage: python tests/run/slow_downs FOLDER [NAME...]\n")
-        return 2
-    titles = slow_downs() | {UNCHANGED: "nothing: a copy of the core as it is"}
-    names = arguments[1:] or list(titles)
-    sys.stdout.write("| slow-down | found by | first reason |\n|---|---|---|\n")
-    for name, result in gated(Path(arguments[0]), names).items():
-        reasons = found_by(result)
-        known = [reasons[metric] for metric in _BY_IMPORTANCE if metric in reasons]
-        first = (known or ["-"])[0].partition(";")[0]
-        sys.stdout.write(f"| {titles[name]} | {', '.join(reasons) or '-'} | {first} |\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
