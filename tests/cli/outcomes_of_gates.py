@@ -80,7 +80,7 @@ GATE: Scenarios = {
     ],
     "undecided": [
         both(Arm(slower=1.5), blocks=3),
-        ask("gate gate", "cannot decide with 3 blocks", "at least 6 blocks", "undecided"),
+        ask("gate gate", "cannot decide with 3 blocks", "at least 6 blocks", "(--strict makes"),
     ],
     "undecided, with --strict": [both(Arm(), blocks=3), ask("gate gate --strict")],
     "a cell failed, even if another regressed": [
