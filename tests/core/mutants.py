@@ -44,25 +44,9 @@ SEEN_BY_TESTS = {
     "R21": ("test_cases.py", "that_of_plain_torch and no_overlap"),
     "R22": ("test_cases.py", "that_of_plain_torch and mxfp8"),
     "R23": ("test_cases.py", "that_of_plain_torch and mxfp8"),
-    "a-captured-step-does-not-wait-for-its-inputs": ("test_streams.py", "behind_its_inputs"),
-    "nobody-waits-for-the-stream-that-is-captured": ("test_streams.py", "behind_its_inputs"),
-    "a-replay-reads-the-batch-of-its-capture": ("test_streams.py", "a_replay_computes_on"),
-    "only-the-first-message-of-an-exchange-is-waited-for": ("test_streams.py", "every_message"),
-    **dict.fromkeys(
-        (
-            "an-optimizer-steps-while-a-gather-ahead-reads-its-weights",
-            "a-bucket-is-given-back-when-its-reduction-starts",
-            "a-bucket-is-scaled-behind-its-reduction",
-            "a-gather-along-the-inner-axis-does-not-wait-for-that-along-the-outer-one",
-            "a-gather-does-not-wait-for-the-step-before-it",
-            "a-reduction-is-not-waited-for",
-            "gathered-weights-are-given-back-while-a-unit-computes-with-them",
-            "received-slices-are-given-back-before-they-are-added-up",
-            "the-outer-stage-is-not-waited-for",
-            "the-second-half-of-a-direct-all-reduce-is-not-waited-for",
-            "what-a-copy-in-wrote-is-not-waited-for",
-        ),
-        ("test_stream_order.py", "has_no_race"),
+    "an-optimizer-steps-while-a-gather-ahead-reads-its-weights": (
+        "test_stream_order.py",
+        "has_no_race",
     ),
 }
 #: Those of the table, and every bug that `validate` does not see.

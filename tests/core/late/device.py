@@ -1,0 +1,325 @@
+"""A device whose work is late, in CPU memory: streams, events and memory as CUDA's, in slow motion.
+
+Nothing runs when it is enqueued. Every stream is a queue, and only a host that reads memory makes
+anything run: then streams take turns in an order drawn from a seed, each entry once the events it
+waits for have come. Until an operation has run, what it makes holds NaN; once its owner has dropped
+or freed it, it will, as soon as the stream that it was allocated on gets there. What is read
+too early, written too late or given back too soon therefore changes numbers.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+#: What an entry starts that ends later.
+Started = Future[Any] | None
+_POISON = 0xFF  # NaN in every floating-point dtype
+_PATIENCE_SECONDS = 2e-3
+_LIMIT_SECONDS = 60.0
+
+
+class StreamError(RuntimeError):
+    """What CUDA would refuse, or hang at."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """The first `count` entries of a stream have ended."""
+
+    stream: Stream
+    count: int
+
+    @property
+    def has_come(self) -> bool:
+        return self.stream.ended >= self.count
+
+
+@dataclass(frozen=True)
+class Entry:
+    """after: what it waits for. is_message: may run together with the messages next to it."""
+
+    run: Callable[[], Started]
+    after: tuple[Event, ...]
+    is_message: bool = False
+
+
+@dataclass(eq=False)
+class Stream:
+    """weight: how readily it runs. waits: of its next entry, the last event of every stream.
+
+    flying: started, with its work.
+    """
+
+    name: str
+    weight: float
+    queue: deque[Entry] = field(default_factory=deque)
+    waits: dict[Stream, Event] = field(default_factory=dict)
+    flying: deque[tuple[Entry, Future[Any]]] = field(default_factory=deque)
+    ended: int = 0
+
+    def last(self) -> Event:
+        """Every entry so far."""
+        return Event(self, self.ended + len(self.flying) + len(self.queue))
+
+    def record(self) -> list[Event]:
+        """Everything so far: what it has been told to wait for as well."""
+        return [self.last(), *self.waits.values()]
+
+    def wait_for(self, events: Iterable[Event]) -> None:
+        """What is enqueued from now on comes behind them."""
+        for event in events:
+            known = self.waits.get(event.stream)
+            if known is None or known.count < event.count:
+                self.waits[event.stream] = event
+
+    def record_event(self) -> RecordedEvent:
+        """What can be waited for by another stream."""
+        return RecordedEvent(self.record())
+
+    def wait_stream(self, other: Stream) -> None:
+        """What is enqueued from now on comes behind everything that `other` has."""
+        self.wait_for(other.record())
+
+    @property
+    def can_start(self) -> bool:
+        if not self.queue or not all(event.has_come for event in self.queue[0].after):
+            return False
+        together = (self.queue[0], *(entry for entry, _ in self.flying))
+        return not self.flying or all(entry.is_message for entry in together)
+
+    def start(self) -> None:
+        entry = self.queue.popleft()
+        with torch.no_grad(), torch._C._DisableTorchDispatch():
+            work = entry.run()
+        if work is None:
+            self.ended += 1
+        else:
+            self.flying.append((entry, work))
+
+    def land(self) -> None:
+        """Note what has ended, in order."""
+        while self.flying and self.flying[0][1].done():
+            self.flying.popleft()[1].result()
+            self.ended += 1
+
+
+@dataclass(frozen=True)
+class RecordedEvent:
+    """`torch.cuda.Event`, once it is recorded."""
+
+    events: list[Event]
+
+    def wait(self) -> None:
+        """Let the current stream wait for it."""
+        assert LateDevice.now is not None
+        LateDevice.now.current.wait_for(self.events)
+
+
+@dataclass(eq=False)
+class Block:
+    """Memory that outlives its owner. stream: that it came from. capture: during which it did."""
+
+    bytes: Tensor
+    stream: Stream
+    capture: object
+
+
+class LateDevice:
+    """Its streams by name. The same seed draws the same order."""
+
+    #: The one that is in use, if any.
+    now: ClassVar[LateDevice | None] = None
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+        self._random = random.Random(seed)
+        self._streams: dict[str, Stream] = {}
+        self._blocks: dict[int, Block] = {}
+        self._capture: object = None
+        self.compute = self.current = self.stream("compute")
+        self.ran = 0
+
+    def stream(self, name: str) -> Stream:
+        """The stream of that name; some are much slower than others."""
+        if name not in self._streams:
+            weight = 10 ** random.Random(f"{self._seed} {name}").uniform(-1.5, 1.5)
+            self._streams[name] = Stream(name, weight)
+        return self._streams[name]
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """Enqueue there inside the block."""
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def enqueue(
+        self, run: Callable[[], Started], stream: Stream | None = None, *, is_message: bool = False
+    ) -> None:
+        """Behind everything that is on the stream, and what it waits for."""
+        stream = stream or self.current
+        after, stream.waits = tuple(stream.waits.values()), {}
+        stream.queue.append(Entry(run, after, is_message))
+
+    def synchronize(self, *streams: Stream) -> None:
+        """Return once these streams have done what they have, or all of them.
+
+        Raises:
+            StreamError: something waits for what nobody will do, or a capture is under way.
+        """
+        if self._capture is not None:
+            raise StreamError("operation not permitted when stream is capturing")
+        for stream in streams or tuple(self._streams.values()):
+            for event in stream.record():
+                self._run_until(event)
+
+    def _run_until(self, event: Event) -> None:
+        end = time.monotonic() + _LIMIT_SECONDS
+        while not event.has_come:
+            ready = [one for one in self._streams.values() if one.can_start]
+            flying = [one for one in self._streams.values() if one.flying]
+            if not (ready or flying) or time.monotonic() > end:
+                raise StreamError(f"{event.stream.name} waits for what nobody does")
+            either = [*ready, *flying]
+            (chosen,) = self._random.choices(either, [one.weight for one in either])
+            if chosen.can_start:
+                chosen.start()
+                self.ran += 1
+            else:
+                works = [work for one in flying for _, work in one.flying]
+                wait(works, _PATIENCE_SECONDS, FIRST_COMPLETED)
+                for one in flying:
+                    one.land()
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def allocate(self, like: Tensor) -> Tensor:
+        """A tensor of the shape, strides and dtype of `like`, which holds poison."""
+        size_bytes = like.untyped_storage().nbytes()
+        if not size_bytes:
+            return like
+        memory = np.full(size_bytes, _POISON if like.is_floating_point() else 0, dtype=np.uint8)
+        block = Block(torch.from_numpy(memory), self.current, self._capture)
+        owned = memory.view()
+        end = weakref.finalize(owned, self._drop, block)
+        end.atexit = False
+        self._blocks[block.bytes.data_ptr()] = block
+        return _over(torch.from_numpy(owned), like)
+
+    def has(self, tensor: Tensor) -> bool:
+        """Whether its memory is the device's."""
+        return tensor.untyped_storage().data_ptr() in self._blocks
+
+    def beneath(self, tensor: Tensor) -> Tensor:
+        """The same memory, whatever becomes of the tensor."""
+        block = self._blocks.get(tensor.untyped_storage().data_ptr())
+        return _over(tensor if block is None else block.bytes, tensor)
+
+    def resize(self, address: int, size_bytes: int) -> bool:
+        """Free a storage, or give it other memory; False where it is none of the device's."""
+        block = self._blocks.get(address)
+        if block is None:
+            return False
+        if size_bytes > block.bytes.nbytes:
+            raise StreamError(f"resize to {size_bytes} of {block.bytes.nbytes} bytes")
+        if size_bytes:
+            block.stream = self.current
+        else:
+            self._spoil(block)
+        return True
+
+    def _drop(self, block: Block) -> None:
+        del self._blocks[block.bytes.data_ptr()]
+        self._spoil(block)
+
+    def _spoil(self, block: Block) -> None:
+        """From here on the stream that it was allocated on may use it for something else."""
+        if LateDevice.now is not self or block.capture is not self._capture:
+            return  # a graph keeps its memory, and none that was there before
+
+        def spoil() -> None:
+            block.bytes.fill_(_POISON)
+
+        self.enqueue(spoil, block.stream)
+
+    # -- graphs ------------------------------------------------------------------------------
+
+    @contextmanager
+    def capturing(self, graph: LateGraph, stream: Stream) -> Iterator[None]:
+        """What is enqueued inside the block belongs to `graph`, and does not run."""
+        self.synchronize()
+        self._capture = graph
+        try:
+            with self.on(stream):
+                yield
+            _refuse_unjoined(stream, self._streams.values())
+            for one in self._streams.values():
+                graph.entries += [(one, entry) for entry in one.queue]
+        finally:
+            self._capture = None
+            for one in self._streams.values():
+                one.queue.clear()
+                one.waits.clear()
+        graph.begin = {one: one.ended for one in self._streams.values()}
+
+    def launch(self, graph: LateGraph) -> None:
+        """Enqueue it behind everything on the current stream, which waits for all of it."""
+        before = self.current.record()
+        shift: dict[Stream, int] = {}
+        for stream, _ in graph.entries:
+            if stream not in shift:
+                shift[stream] = stream.last().count - graph.begin[stream]
+                stream.wait_for(before)
+        for stream, entry in graph.entries:
+            inside = [e for e in entry.after if e.count > graph.begin.get(e.stream, e.count)]
+            stream.wait_for(Event(e.stream, e.count + shift[e.stream]) for e in inside)
+            self.enqueue(entry.run, stream, is_message=entry.is_message)
+        for stream in shift:
+            self.current.wait_stream(stream)
+
+
+class LateGraph:
+    """`torch.cuda.CUDAGraph`. begin: how many entries the streams had ended at its capture."""
+
+    def __init__(self, device: LateDevice) -> None:
+        self._device = device
+        self.entries: list[tuple[Stream, Entry]] = []
+        self.begin: dict[Stream, int] = {}
+
+    def replay(self) -> None:
+        self._device.launch(self)
+
+
+def _refuse_unjoined(stream: Stream, streams: Iterable[Stream]) -> None:
+    """A capture ends on the stream that it began on, which has waited for all others."""
+    joined: dict[Stream, int] = {}
+    found = stream.record()
+    while found:
+        event = found.pop()
+        first = joined.get(event.stream, 0)
+        for entry in list(event.stream.queue)[first : event.count - event.stream.ended]:
+            found += entry.after
+        joined[event.stream] = max(first, event.count - event.stream.ended)
+    for other in streams:
+        if joined.get(other, 0) < len(other.queue):
+            raise StreamError(f"capturing stream has unjoined work on {other.name}")
+
+
+def _over(memory: Tensor, like: Tensor) -> Tensor:
+    """A tensor over the storage of `memory`, as `like` lies in its own."""
+    bare = torch.empty(0, dtype=like.dtype)
+    return bare.set_(memory.untyped_storage(), like.storage_offset(), like.size(), like.stride())

@@ -1,0 +1,184 @@
+"""Training on the late device, and how far its weights are from what they should be. In a rank."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from bench.engines.stream_order import recorded_order
+from late.group import late_axes, late_mesh
+from late.operations import late_device
+from mfsdp_core import (
+    CapturedStep,
+    MixedPrecisionPolicy,
+    clip_grad_norm_,
+    fully_shard_model,
+    fully_shard_optimizer,
+)
+from oracle.hybrid import Hybrid
+from oracle.models import TOYS, batch, build, loss
+from oracle.ranks import WORLD, mesh
+from oracle.reference import Named, relative_difference, train
+from oracle.sharded import Sharded
+
+MICROBATCHES = 2
+#: Settings that order work in ways of their own.
+WAYS: dict[str, dict[str, Any]] = {
+    "native": {},
+    "messages": {"transport": "point_to_point"},
+    "temporary": {"allocator": "temporary"},
+    "fixed_pool": {"allocator": "fixed_pool"},
+    "max_pool": {"allocator": "max_pool", "transport": "point_to_point"},
+    "on_demand": {"overlap_param_gather": False},
+    "by_module": {"enable_fine_grained_param_gather": True},
+    "ranks_agree": {"unused_parameters": "none"},
+    "average": {"average_in_collective": True},
+}
+#: About 10 ms of a kernel that does nothing.
+_MOST_CYCLES = 20_000_000
+_EXACT = MixedPrecisionPolicy(main_params_dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class Case:
+    """ranks: two by two where there is an `outer` strategy. options: of the model."""
+
+    strategy: str
+    outer: str = ""
+    toy: str = "linear_stack"
+    options: dict[str, Any] = field(default_factory=dict)
+    captured: bool = False
+    steps: int = 3
+    dtype: torch.dtype = torch.float64
+    ranks: int = 2
+    clip_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.outer:
+            object.__setattr__(self, "ranks", WORLD)
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Reads nothing on the host."""
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+def from_oracle(case: Case, seed: int) -> float:
+    """Relative difference of the weights from those of plain torch."""
+    return relative_difference(trained(case, seed), _expected(case))
+
+
+def from_punctual(case: Case, seed: int) -> float:
+    """Relative difference of the weights from those of the same program over work in time."""
+    return relative_difference(trained(case, seed), trained(case, None))
+
+
+def seen(case: Case, seed: int) -> tuple[float, list[str]]:
+    """As `from_oracle`, and what the checker of recorded order says of the same training."""
+    races: list[Any] = []
+    found = trained(case, seed, races)
+    return relative_difference(found, _expected(case)), [str(race) for race in races[:1]]
+
+
+def trained(case: Case, seed: int | None, races: list[Any] | None = None) -> Named:
+    """Weights after training; seed: of the order in which late work is done, None for gloo's.
+
+    races: is given what the checker finds.
+    """
+    axes, both = late_axes() if case.outer else (late_mesh(case.ranks), None)
+    module = build(case.toy, case.dtype)
+    with nullcontext() if seed is None else late_device(seed):
+        toy = _sharded(module, case, axes, both)
+        if races is None:
+            _train(toy, case)
+        else:
+            with recorded_order(toy.model.streams) as order:
+                _train(toy, case)
+            races += order.races
+    return toy.full_parameters()
+
+
+def behind_slow_kernels(case: Case, seed: int, device: str = "cuda") -> tuple[float, int]:
+    """As `from_oracle`, on two devices; and how many kernels stood in the way of others.
+
+    One before every gather and reduction, on the stream that it waits for, and one after every
+    layer, each as long as `seed` draws. On a CPU they take no time.
+    """
+    drawn, count = random.Random(seed), 0
+
+    def hold_up(*_: Any) -> None:
+        nonlocal count
+        count += 1
+        cycles = drawn.randrange(_MOST_CYCLES)
+        if device == "cuda":
+            torch.cuda._sleep(cycles)
+
+    axes = mesh(case.ranks)["dp"]
+    toy = _sharded(build(case.toy, case.dtype).to(device), case, axes, None)
+    toy.model.events.subscribe(hold_up, kinds=["collective"])
+    for layer in toy.model.module.modules():
+        layer.register_forward_hook(hold_up)
+    _train(toy, case, device)
+    return relative_difference(toy.full_parameters(), _expected(case)), count
+
+
+def _expected(case: Case) -> Named:
+    clip, dtype = case.clip_norm, case.dtype
+    shape = (case.toy, case.ranks, MICROBATCHES, case.steps)
+    return train(*shape, sgd, clip_norm=clip, dtype=dtype)[0]
+
+
+def _train(toy: Sharded, case: Case, device: str = "cpu") -> None:
+    optimizer = fully_shard_optimizer(sgd(toy.model.parameters()))
+    step: Any = _step(toy.model, optimizer, case.clip_norm)
+    if case.captured:
+        step = CapturedStep(toy.model, optimizer, step)
+    rank = dist.get_rank() % case.ranks
+    for number in range(case.steps):
+        inputs = (batch(case.toy, rank, j, case.dtype, number) for j in range(MICROBATCHES))
+        step(*(one.to(device) for one in inputs))
+
+
+def _step(
+    model: Any, optimizer: torch.optim.Optimizer, clip_norm: float | None
+) -> Callable[..., Tensor]:
+    def step(*batches: Tensor) -> Tensor:
+        for number, inputs in enumerate(batches, start=1):
+            with nullcontext() if number == len(batches) else model.no_sync():
+                value = loss(model(inputs))
+                value.backward()
+        model.finish_grad_sync()
+        if clip_norm is not None:
+            clip_grad_norm_(model, clip_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+        return value.detach()
+
+    return step
+
+
+def _sharded(module: nn.Module, case: Case, axes: Any, both: Any) -> Sharded:
+    where: dict[str, Any] = {"device_mesh": axes, "dp_shard_dim": "inner" if case.outer else "dp"}
+    if case.outer:
+        where |= {"dp_outer_dim": "outer", "outer_dp_sharding_strategy": case.outer}
+        where["hybrid_fsdp_group"] = both
+    # The oracle counts a gradient that nobody has as zeros.
+    usual = {"mixed_precision_policy": _EXACT, "unused_parameters": "zero"}
+    model = fully_shard_model(
+        module,
+        fsdp_unit_modules=list(TOYS[case.toy].units),
+        zero_dp_strategy=case.strategy,
+        sync_model_each_microbatch=False,
+        **(usual | where | case.options),
+    )
+    if case.outer:
+        shards = case.strategy != "no_shard", case.outer == "optim"
+        return Hybrid(case.toy, WORLD, case.dtype, model, WORLD // 2, *shards)
+    return Sharded(case.toy, case.ranks, case.dtype, model)

@@ -1,0 +1,88 @@
+"""Bugs of order, put in one at a time: work that is late shows them, or the recorded order does."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from bench.testing.call import FunctionCall
+from bench.testing.workers import ForkServer
+from bench.validate.patched_core import copy_of_core
+from late.programs import Case, seen
+from oracle.ranks import WORLD, RankPool, call_once, enter_world
+
+pytestmark = pytest.mark.processes
+NIGHTLY = pytest.mark.nightly
+
+FOLDER = Path(__file__).parent / "late" / "bugs"
+SEEDS = 3
+MESSAGES = {"transport": "point_to_point"}
+PLAIN = Case("optim_grads_params", toy="unequal_units")
+ALONE = Case("optim_grads_params", toy="unequal_units", ranks=1)
+POOLED = Case("optim_grads_params", options=MESSAGES | {"allocator": "fixed_pool"}, ranks=4)
+WHOLE = Case("no_shard", options=MESSAGES, ranks=4)
+HYBRID = Case("optim", "optim", "aligned_stack")
+GRAPH = {"cuda_graph_mode": True, "fsdp_double_buffer": True}
+CAPTURED = Case("optim_grads", "", "aligned_stack", GRAPH, captured=True, steps=7)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The program that shows a bug by its numbers, and whether the recorded order tells as well."""
+
+    case: Case
+    by_order: bool = True
+    daily: bool = False
+
+
+FOUND = {
+    "a-reduction-is-not-waited-for": Found(PLAIN, daily=True),
+    "a-bucket-is-given-back-when-its-reduction-starts": Found(POOLED),
+    "a-bucket-is-scaled-behind-its-reduction": Found(HYBRID),
+    "the-outer-stage-is-not-waited-for": Found(HYBRID),
+    "a-gather-along-the-inner-axis-does-not-wait-for-that-along-the-outer-one": Found(HYBRID),
+    "what-a-copy-in-wrote-is-not-waited-for": Found(ALONE),
+    "gathered-weights-are-given-back-while-a-unit-computes-with-them": Found(PLAIN),
+    "a-gather-does-not-wait-for-the-step-before-it": Found(PLAIN),
+    "received-slices-are-given-back-before-they-are-added-up": Found(POOLED),
+    "only-the-first-message-of-an-exchange-is-waited-for": Found(POOLED, by_order=False),
+    "the-second-half-of-a-direct-all-reduce-is-not-waited-for": Found(WHOLE),
+    "a-captured-step-does-not-wait-for-its-inputs": Found(CAPTURED, by_order=False),
+    "nobody-waits-for-the-stream-that-is-captured": Found(CAPTURED, by_order=False),
+    "a-replay-reads-the-batch-of-its-capture": Found(CAPTURED, by_order=False),
+}
+
+
+def test_every_bug_in_the_folder_is_tried():
+    assert set(FOUND) == {patch.stem for patch in FOLDER.glob("*.patch")}
+
+
+@pytest.mark.parametrize(
+    "case", [POOLED, *(pytest.param(c, marks=NIGHTLY) for c in (PLAIN, WHOLE, HYBRID, CAPTURED))]
+)
+def test_without_a_bug_numbers_are_the_oracles_and_nothing_races(ranks: RankPool, case: Case):
+    for difference, races in ranks.run(seen, case, 0):
+        assert difference <= 1e-12
+        assert races == []
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [pytest.param(bug, marks=() if FOUND[bug].daily else NIGHTLY) for bug in FOUND],
+)
+def test_a_bug_changes_numbers_and_most_are_seen_in_the_order(
+    bug: str, fork_server: ForkServer, tmp_path: Path
+) -> None:
+    core = copy_of_core(tmp_path, FOLDER / f"{bug}.patch").parent
+    found = FOUND[bug]
+    differences, raced = [], False
+    with fork_server.workers(WORLD, core=core, prepare=enter_world) as ranks:
+        for seed in range(SEEDS):
+            call = FunctionCall.of(seen, (found.case, seed))
+            answers = [one.value for one in ranks.run(call_once, call, seconds=60.0) if one.value]
+            differences.append(max(difference for difference, _ in answers))
+            raced |= any(races for _, races in answers)
+    assert any(not difference <= 1e-12 for difference in differences), differences
+    assert raced is found.by_order
