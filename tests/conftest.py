@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import random
@@ -71,6 +72,13 @@ def cuda_device_count() -> int:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _leave_a_sample(items)
     _skip_without_devices(items)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """The garbage collector need not walk through all tests and modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def _leave_a_sample(items: list[pytest.Item]) -> None:
