@@ -227,24 +227,35 @@ def on_tests() -> Detector:
     """Asks tests of the core. A test counts that fails twice, and passes without the change."""
     passes: dict[str, bool] = {}
 
+    def passes_without(test: str) -> bool:
+        if test not in passes:
+            with tempfile.TemporaryDirectory(prefix="core-") as name:
+                copy_of_core(Path(name))
+                passes[test] = _failed_test(_with_tests(Path(name)), [test]) is None
+        return passes[test]
+
     def first_failure(core: Path, ids: list[str]) -> dict[str, str]:
-        for one in ("tests/core", "tests/conftest.py", "pyproject.toml"):
-            copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
-            (core / one).parent.mkdir(exist_ok=True)
-            copy(ROOT / one, core / one)
+        _with_tests(core)
         while ids:
             failed = _failed_test(core, ids)
             if failed is None:
                 return {}
             test, found = failed
-            if test not in passes:
-                passes[test] = _failed_test(ROOT, [test]) is None
-            if passes[test] and _failed_test(core, [test]) is not None:
+            if passes_without(test) and _failed_test(core, [test]) is not None:
                 return {"case": test, "check": "test", "found": found[:160]}
             ids = ids[ids.index(test) + 1 if test in ids else len(ids) :]
         return {}
 
     return first_failure
+
+
+def _with_tests(core: Path) -> Path:
+    """The folder of a core, with all that tests of the core read beside it."""
+    for one in ("tests/core", "tests/conftest.py", "pyproject.toml", "docs", "tools"):
+        copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
+        (core / one).parent.mkdir(exist_ok=True)
+        copy(ROOT / one, core / one)
+    return core
 
 
 def _failed_test(folder: Path, ids: Sequence[str]) -> tuple[str, str] | None:
