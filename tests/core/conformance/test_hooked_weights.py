@@ -161,6 +161,10 @@ def test_models_train_on_what_their_weights_send() -> None:
             compare_weights(model, plain, 1e-5)
         held = model.ledger.bytes_by_category()["communication_buffers"]
         same("nothing stays gathered", held == 0, strategy == 3)
+        # What was sent in BF16, and the sum that the second hook makes of it in FP32.
+        each = 2 * (1 + (kind == "two parts")) + 4
+        least = each * sum(p.numel() for p in plain.parameters() if p.ndim > 1)
+        same("what the second hook made stays", held >= least, strategy < 3)
         others = [b for b in model.buckets() if not any("weight" in n for n in b.parameters)]
         held = model.ledger.bytes_by_category()["compute_weights"]
         if strategy < 3:
