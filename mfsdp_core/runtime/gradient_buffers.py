@@ -147,8 +147,8 @@ class GradientBuffers:
         """
         in_backward = inside_backward()
         if in_backward and leaves_parameters_alone():
-            dtype = self._dtypes.main_grads if self.holds_whole else self._dtypes.grad_comm
-            return torch.zeros(self._layout.slots[index].shape, dtype=dtype, device=device)
+            key = self._accumulator_key if self.holds_whole else self._open_key
+            return torch.zeros(self._layout.slots[index].shape, dtype=key.dtype, device=device)
         self._check_open()
         if not self.holds_whole:
             view = self._open_bucket().tensor(index)

@@ -9,14 +9,11 @@ import pytest
 import torch
 from torch import nn
 
+from bench.validate.fuzz.units import DeliberateError
 from oracle.beside_torch import WAYS, Pair, beside, own_batch
 from oracle.models import Block, loss
 
 pytestmark = pytest.mark.on_ranks
-
-
-class DeliberateError(Exception):
-    pass
 
 
 def fail(model: nn.Module) -> None:
@@ -25,13 +22,13 @@ def fail(model: nn.Module) -> None:
     def refuse(_gradient: torch.Tensor) -> None:
         raise DeliberateError
 
-    x = own_batch(9).requires_grad_()
-    outputs = []
-    hook = next(m for m in model.modules() if isinstance(m, Block)).register_forward_hook(
-        lambda _module, _args, output: outputs.append(output.register_hook(refuse))
-    )
+    def watch(_module: nn.Module, _args: Any, output: torch.Tensor) -> None:
+        output.register_hook(refuse)
+
+    first = next(m for m in model.modules() if isinstance(m, Block))
+    hook = first.register_forward_hook(watch)
     with pytest.raises(DeliberateError):
-        loss(model(x)).backward()
+        loss(model(own_batch(9).requires_grad_())).backward()
     hook.remove()
 
 
