@@ -71,6 +71,8 @@ class GradientBuffers:
         self._scaled: set[int] = set()
         # What kernels write now, by tensor, with the further memory that they were given for it.
         self._handed_out: dict[int, list[torch.Tensor]] = {}
+        # What kernels were given memory for that is still where gradients are collected.
+        self._current: set[int] = set()
         self._landed = False
         self._bucket: FullBuffer | None = None
         self._is_reduced = self._outer_issued = False
@@ -165,10 +167,21 @@ class GradientBuffers:
                 self._scaled.discard(index)
         if in_backward:
             self._handed_out.setdefault(index, [])
+        self._current.add(index)
         return view
 
     def written(self, index: int) -> None:
-        """A kernel wrote the gradient of tensor `index` into `target` itself."""
+        """A kernel wrote the gradient of tensor `index` into `target` itself.
+
+        Raises:
+            LifecycleError: into memory from before gradients were cleared or reduced.
+        """
+        if index not in self._current:
+            raise LifecycleError(
+                f"a kernel wrote the gradient of tensor {index} of {self._name} into memory that "
+                "is no longer in use: get_main_grad() was called before zero_grad(), or before a "
+                "reduction. Call it in the backward pass that writes."
+            )
         again = self._handed_out.pop(index, [])
         view = (self._open_whole() if self.holds_whole else self._open_bucket()).tensor(index)
         filled = not self.holds_whole and index in self._filled
@@ -273,6 +286,7 @@ class GradientBuffers:
         self._filled.clear()
         self._scaled.clear()
         self._handed_out.clear()
+        self._current.clear()
         self._landed = self._is_reduced = self._outer_issued = False
 
     def drop_bucket(self) -> None:
@@ -282,6 +296,7 @@ class GradientBuffers:
             self._allocator.release(self._open_key)
             self._bucket = None
             self._filled.clear()
+            self._current.clear()
 
     def scale(self, factor: float) -> None:
         """Multiply the reduced gradient, if there is one."""
@@ -312,6 +327,7 @@ class GradientBuffers:
         adds = self._axis.landing is Landing.ADD and self._landed
         self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
         self._filled.clear()
+        self._current.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
         self._check_open()
@@ -324,6 +340,7 @@ class GradientBuffers:
         if key is None or self._guard is not None:
             self._scale_rest(data)
         self._inner.issue(data, key, self._dtypes.reduce)
+        self._current.clear()
         self._is_reduced = True
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:

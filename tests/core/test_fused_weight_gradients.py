@@ -87,6 +87,27 @@ class SilentLinear(nn.Linear):
         return Silent.apply(x, self.weight)
 
 
+class Early(Silent):
+    """Asks for the target in the forward pass, and says that it has written it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.target = weight.get_main_grad()
+        return Silent.forward(ctx, x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        ctx.target.add_(gradient.t() @ x)
+        ctx.weight.grad_added_to_main_grad = True
+        return gradient @ ctx.weight, torch.empty_like(ctx.weight)
+
+
+class EarlyLinear(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        return Early.apply(x, self.weight)
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", KINDS)
@@ -134,3 +155,29 @@ def test_a_kernel_that_reports_nothing_is_refused(strategy: str) -> None:
     )
     with pytest.raises(LifecycleError, match="no gradient followed"):
         loss(model(torch.ones(2, 8, requires_grad=True))).backward()
+
+
+@pytest.mark.parametrize(
+    ("strategy", "between"),
+    [
+        *((strategy, "zero_grad") for strategy in STRATEGIES),
+        ("optim_grads", "another pass"),
+        ("optim_grads_params", "another pass"),
+    ],
+)
+def test_memory_that_gradients_have_left_is_not_written(strategy: str, between: str) -> None:
+    """The kernel asked for it in the forward pass, before they were cleared or reduced."""
+    model = fully_shard_model(
+        nn.Sequential(EarlyLinear(8, 8, bias=False)),
+        device_mesh=mesh(2)["dp"],
+        zero_dp_strategy=strategy,
+        fsdp_unit_modules=[EarlyLinear],
+        sync_model_each_microbatch=False,
+    )
+    first, second = (loss(model(torch.ones(2, 8, requires_grad=True))) for _ in range(2))
+    if between == "zero_grad":
+        model.zero_grad()
+    else:
+        first.backward()
+    with pytest.raises(LifecycleError, match="no longer in use"):
+        second.backward()
