@@ -137,7 +137,9 @@ class MegatronFSDP(GuardedModule):
         self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._context.user_buffers)
-        owner = weakref.ref(self)
+        owner, context = weakref.ref(self), weakref.proxy(self._context)
+        # After a backward pass that has raised, some units still show what they compute with.
+        module.register_state_dict_pre_hook(lambda *_: context.recover_backward())
         for bucket in self._buckets():
             for managed in bucket.parameters:
                 setattr(managed.sharded, OWNER, owner)
@@ -404,6 +406,11 @@ class MegatronFSDP(GuardedModule):
 
     # --- state --------------------------------------------------------------------------------
 
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards, also after a backward pass that has raised."""
+        self._context.recover_backward()
+        return super().named_parameters(*args, **kwargs)
+
     @torch.no_grad()
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -421,6 +428,7 @@ class MegatronFSDP(GuardedModule):
             raise LifecycleError(
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
+        self._context.recover_backward()
         result = load_model_state(self, self._buckets(), state_dict, strict=strict)
         self._context.params.install(loaded=True)
         return result

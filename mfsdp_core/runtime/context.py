@@ -444,6 +444,11 @@ class ShardedContext:
         if failed and not inside_backward():
             self._abandon()
 
+    def recover_backward(self) -> None:
+        """As `recover`, but after a backward pass alone: a forward pass may ask for weights."""
+        if self._backward != NO_BACKWARD and not inside_backward():
+            self._abandon()
+
     @torch.no_grad()
     def _abandon(self) -> None:
         self.grads.abandon()

@@ -23,6 +23,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.usage import Usage, unused_by_all
+from mfsdp_core.errors import LifecycleError
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
@@ -63,6 +65,9 @@ class GradPipeline:
         self._unused: set[int] | None = None
         # Backward passes that have reached parameters in this cycle.
         self._passes = 0
+        # Whether one is running, and whether one has raised after others whose gradients no
+        # parameter shows: clearing parameters does not clear those.
+        self._is_running = self._is_broken = False
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
         self.attachments = 0
 
@@ -72,8 +77,19 @@ class GradPipeline:
         return not any(buffers.is_live for unit in self._order for buffers in unit.gradients)
 
     def begin_backward(self) -> None:
-        """Every trainable parameter owes a gradient again."""
+        """Every trainable parameter owes a gradient again.
+
+        Raises:
+            LifecycleError: a pass of this cycle has raised, and the cycle was not ended.
+        """
         self._follow_removed()
+        if self._is_broken:
+            raise LifecycleError(
+                "a backward pass raised, after others of this cycle whose gradients are kept until "
+                "the last one. Expected model.zero_grad(), or zero_grad() of an optimizer that is "
+                "sharded, before the next backward pass; found none."
+            )
+        self._is_running = True
         self.awaits_backward = False
         self._next = 0
         self._asked = False
@@ -156,7 +172,7 @@ class GradPipeline:
                 # A parameter reached again after its unit had reduced (nested backward passes).
                 if buffers.has_open_bucket:
                     self._reductions.start(unit, buffers, is_last=is_last)
-        self.backward_seen = True
+        self._is_running, self.backward_seen = False, True
         if is_last:
             self._ask()
         self.land_all()
@@ -208,6 +224,7 @@ class GradPipeline:
         self._used.clear()
         self._asked = True
         self._passes = 0
+        self._is_running = self._is_broken = False
         self.unfinished_passes = 0
 
     def abandon(self) -> None:
@@ -216,8 +233,11 @@ class GradPipeline:
         for unit in self._order:
             for bucket in unit.buckets:
                 bucket.abandon_gradients()
-        if self._passes and not self.backward_seen:
+        if self._is_running and not self.backward_seen:
             self._reset(keeps_zeros=True)
+        elif self._is_running:
+            self._is_running = False
+            self._is_broken = not self._attached_buckets()
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
@@ -227,12 +247,15 @@ class GradPipeline:
 
     def _follow_removed(self) -> None:
         """Gradients that the user has set to None begin anew, as they do with autograd."""
-        buckets = [bucket for unit in self._order for bucket in unit.buckets if bucket.is_attached]
+        buckets = self._attached_buckets()
         if buckets and not any(bucket.holds_gradients for bucket in buckets):
             self._reset()
         else:
             for bucket in buckets:
                 bucket.follow_changes()
+
+    def _attached_buckets(self) -> list[Bucket]:
+        return [bucket for unit in self._order for bucket in unit.buckets if bucket.is_attached]
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""

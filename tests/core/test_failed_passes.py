@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
@@ -10,13 +10,21 @@ import torch
 from torch import nn
 
 from bench.validate.fuzz.units import DeliberateError
+from mfsdp_core import MixedPrecisionPolicy, export_state_dict, fully_shard_model, gather_full
+from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, Pair, beside, own_batch
 from oracle.models import Block, loss
+from oracle.ranks import mesh
+from oracle.reference import compare
 
 pytestmark = pytest.mark.on_ranks
 
 
-def fail(model: nn.Module) -> None:
+def blocks() -> nn.Module:
+    return nn.Sequential(*(Block(width=8, hidden=16) for _ in range(3)))
+
+
+def fail(model: nn.Module, dtype: torch.dtype = torch.float64) -> None:
     """A pass whose last unit is reduced before the first one raises."""
 
     def refuse(_gradient: torch.Tensor) -> None:
@@ -28,7 +36,7 @@ def fail(model: nn.Module) -> None:
     first = next(m for m in model.modules() if isinstance(m, Block))
     hook = first.register_forward_hook(watch)
     with pytest.raises(DeliberateError):
-        loss(model(own_batch(9).requires_grad_())).backward()
+        loss(model(own_batch(9).to(dtype).requires_grad_())).backward()
     hook.remove()
 
 
@@ -48,6 +56,35 @@ def to_zeros(pair: Pair) -> None:
         model.zero_grad(set_to_none=False)
 
 
+READS: dict[str, Callable[[Any], Mapping[str, torch.Tensor]]] = {
+    "state_dict": lambda model: model.state_dict(),
+    "of the module": lambda model: model.module.state_dict(),
+    "parameters": lambda model: dict(model.named_parameters()),
+    "exported": export_state_dict,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_weights_that_are_read_after_a_pass_that_raises_are_the_main_ones(read: str) -> None:
+    """Not those that units compute with, which have another dtype."""
+    model = fully_shard_model(
+        blocks().bfloat16(),
+        device_mesh=mesh(2)["dp"],
+        zero_dp_strategy=3,
+        fsdp_unit_modules=[Block],
+        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=torch.float32),
+    )
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1 + 2**-12)
+    wanted = {name: gather_full(value) for name, value in READS[read](model).items()}
+    fail(model, torch.bfloat16)
+    found = {name: gather_full(value) for name, value in READS[read](model).items()}
+    assert found.keys() == wanted.keys()
+    if wanted:  # exported, they are on the first rank alone
+        compare(found, wanted)
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize("clear", [by_optimizer, by_hand, to_zeros], ids=lambda one: one.__name__)
 @pytest.mark.parametrize("way", WAYS, ids="/".join)
@@ -55,7 +92,7 @@ def test_gradients_of_a_first_pass_that_raises_go_with_the_cycle(
     way: tuple[str, str], clear: Callable[[Pair], Any]
 ) -> None:
     """Also where only parameters are cleared, which the model does not see."""
-    pair = beside(lambda: nn.Sequential(*(Block(width=8, hidden=16) for _ in range(3))), way)
+    pair = beside(blocks, way)
     for seed in range(2):
         for model in pair.both:
             fail(model)
@@ -65,3 +102,23 @@ def test_gradients_of_a_first_pass_that_raises_go_with_the_cycle(
             loss(model(x)).backward()
         pair.compare_gradients()
         clear(pair)
+
+
+@pytest.mark.sample
+@pytest.mark.parametrize("clear", [by_optimizer, by_hand], ids=lambda one: one.__name__)
+@pytest.mark.parametrize("way", WAYS, ids="/".join)
+def test_after_a_later_pass_that_raises_only_the_model_can_begin_a_cycle(
+    way: tuple[str, str], clear: Callable[[Pair], Any]
+) -> None:
+    """No parameter shows yet what earlier passes gave, so clearing parameters does not clear it."""
+    pair = beside(blocks, way)
+    with pair.model.no_sync():
+        loss(pair.model(own_batch(0))).backward()
+        fail(pair.model)
+    clear(pair)
+    for _ in range(2):
+        with pytest.raises(LifecycleError, match=r"Expected model.zero_grad\(\)"):
+            loss(pair.model(own_batch(1))).backward()
+    pair.zero_grad()
+    pair.backward(own_batch(1))
+    pair.compare_gradients()
