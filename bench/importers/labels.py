@@ -17,8 +17,8 @@ _MARKS = re.compile(r"[`*]+")
 
 _MODEL = re.compile(r"\b(llama[\s-]?(?:3(?:\.\d)?[\s-]?)?\d+(?:\.\d+)?\s?b)\b", re.IGNORECASE)
 _SEQUENCE = re.compile(
-    r"(?:seq(?:uence)?[\s_-]?len(?:gth)?[\s=:]*(?P<a>\d+)\s?(?P<ak>k)?\b)"
-    r"|(?:\b(?P<b>\d+)\s?(?P<bk>k)?\s*seq(?:uence)?[\s_-]?len)",
+    r"(?:seq(?:uence)?[\s_-]?len(?:gth)?[\s=:]*(?P<a>[\d,]*\d)\s?(?P<ak>k)?\b(?!\.\d))"
+    r"|(?:(?<![\d.,])(?P<b>\d[\d,]*)\s?(?P<bk>k)?\s*seq(?:uence)?[\s_-]?len)",
     re.IGNORECASE,
 )
 
@@ -52,7 +52,7 @@ def facts_of(label: str) -> dict[str, Any]:
         found["model"] = model[1]
     if sequence := _SEQUENCE.search(label):
         text, thousand = (sequence["a"] or sequence["b"]), (sequence["ak"] or sequence["bk"])
-        found["seq_len"] = int(text) * (1024 if thousand else 1)
+        found["seq_len"] = int(text.replace(",", "")) * (1024 if thousand else 1)
     return found
 
 

@@ -136,6 +136,9 @@ def test_what_is_no_label(line: str) -> None:
     [
         ("Llama 70B @ 1K SeqLen", {"model": "Llama 70B", "seq_len": 1024}),
         ("Llama-3.1-8B, seq_len=4096", {"model": "Llama-3.1-8B", "seq_len": 4096}),
+        ("main (SeqLen 8,192)", {"seq_len": 8192}),
+        ("main, 8,192 sequence length", {"seq_len": 8192}),
+        ("main (seq len 4.5K)", {}),
         ("BF16 comm", {}),
     ],
 )
