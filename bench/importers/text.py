@@ -37,7 +37,8 @@ def runs_of(lines: Iterable[str], readers: Mapping[str, Line], *, tables: bool) 
     first = next((line for line in stream if line.strip()), None)
     if first is None:
         return []
-    if STATE in readers and first.lstrip("\ufeff \t").startswith("{"):
+    first = first.removeprefix("\ufeff")
+    if STATE in readers and first.lstrip().startswith("{"):
         text = _joined(first, stream)
         whole = trainer.state(text)
         if whole is not None:

@@ -146,6 +146,11 @@ def test_a_label_states_model_and_sequence(label: str, facts: dict[str, object])
     assert facts_of(label) == facts
 
 
+def test_a_spreadsheet_begins_with_the_mark_of_its_encoding() -> None:
+    (run,) = read(b"\xef\xbb\xbfstep,loss\n1,2.5\n2,2.4\n")
+    assert [(step.step, step.loss) for step in run.steps] == [(1, 2.5), (2, 2.4)]
+
+
 def test_carriage_returns_colours_and_bad_bytes_are_passed_over() -> None:
     text = b"\xef\xbb\xbf\x1b[32m# base\x1b[0m\r\n\xff\xfe bar\r" + LINE.format(1, 5.0).encode()
     (run,) = read(text)
