@@ -14,7 +14,10 @@ from typing import Any
 from bench.importers.parsed import MEMORY, NUMBER, Said, Value, number, renamed, value
 
 # That of NeMo stands behind a comma.
-_ITERATION = re.compile(r"(?<!, )\biteration\s+(\d+)/\s*(\d+|infinity) \|(.*)")
+_ITERATION = re.compile(
+    # Two processes can print on one line; the fields of the second are not those of the first.
+    r"(?<!, )\biteration\s+(\d+)/\s*(\d+|infinity) \|(.*?)(?=$|\[[\d .:-]+\]\s*iteration\s)"
+)
 _TIMESTAMP = re.compile(r"\[(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d+)?)\]\s*$")
 _MEMORY = re.compile(
     r"(?:\[Rank (\d+)\] )?\(?after (\d+) iterations\)? memory \((MB|GB)\) \|(.*)", re.IGNORECASE
@@ -96,9 +99,12 @@ def _iteration(text: str, found: re.Match[str]) -> Said:
     said: dict[str, Value] = {}
     if stamp := _TIMESTAMP.search(text[: found.start()]):
         said["timestamp"] = stamp[1]
-    for part in found[3].split("|"):
+    *fields, rest = found[3].split("|")
+    for part in fields:
         if one := _FIELD.match(part.strip()):
             said[one[1].strip()] = value(one[2])
+    if (one := _FIELD.match(rest.strip())) and one[1].strip() in _NAMES:
+        said[one[1].strip()] = f"{one[2]} without a | behind it, perhaps cut off"
     facts: dict[str, Any] = {"framework": "megatron-lm"}
     if found[2].isdecimal() and int(found[2]) < _MOST:
         facts["steps"] = int(found[2])

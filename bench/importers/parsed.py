@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.workload import ImportedStep
 
-NUMBER = r"[-+]?(?:nan|inf|\.?\d[\d.,]*(?:e[-+]?\d+)?)"
+NUMBER = r"[-+]?(?:nan|inf|\.?\d(?:[\d.,]*[\d.])?(?:e[-+]?\d+)?)"
 AFTER = "memory after iterations"
 """In `extra`: the iteration behind which the memory of a step was read, where it is another one."""
 
@@ -35,6 +35,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
 }
 _BYTES = (0.0, 2.0**50)
 _ANY = (-1e30, 1e30)
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
 _MOST_EXTRAS = 64
 _LONGEST_TEXT = 80
 _SHOWN = 5
@@ -167,7 +168,10 @@ class Parsed:
         kept: dict[str, Value] = {}
         for name, value in values.items():
             if isinstance(value, str):
-                kept[name] = value[:_LONGEST_TEXT]
+                if name in _FIELDS:
+                    self.drop(line, name, value)
+                else:
+                    kept[name] = value[:_LONGEST_TEXT]
                 continue
             low, high = _BYTES if name.endswith("_bytes") else _LIMITS.get(name, _ANY)
             if low <= value <= high:
@@ -223,9 +227,12 @@ _ODD = (
 
 
 def number(text: str) -> float | None:
-    """A number as logs print it, with commas between thousands."""
+    """A number as logs print it, with commas between thousands; None for `3,1`, a decimal comma."""
+    whole = text.partition(".")[0]
+    if "," in text and not _THOUSANDS.fullmatch(whole):
+        return None
     try:
-        return float(text.replace(",", ""))
+        return float(whole.replace(",", "") + text[len(whole) :])
     except ValueError:
         return None
 
@@ -242,8 +249,5 @@ def renamed(said: Mapping[str, Value], names: Mapping[str, tuple[str, float]]) -
     found: dict[str, Value] = {}
     for name, one in said.items():
         field_name, factor = names.get(name, (name, 1.0))
-        if not isinstance(one, str):
-            found[field_name] = one * factor
-        elif field_name not in _FIELDS:
-            found[field_name] = one
+        found[field_name] = one if isinstance(one, str) else one * factor
     return found

@@ -172,12 +172,38 @@ def test_lines_that_are_means_over_several_steps_are_said_to_be() -> None:
         ("1e308", "2.0", "milliseconds 1e+308 (line 1)"),
         ("0.0", "2.0", "milliseconds 0 (line 1)"),
         ("1.0", "-1e308", "loss -1e+308 (line 1)"),
+        # Commas stand between thousands; a decimal comma would make ten times the time of it.
+        ("3263,1", "2.0", "milliseconds 3263,1 (line 1)"),
+        ("1.0", "5,473558E+00", "loss 5,473558E+00 (line 1)"),
+        ("1.101,5", "2.0", "milliseconds 1.101,5 (line 1)"),
     ],
 )
 def test_a_value_that_cannot_be_is_dropped_with_its_line(milliseconds, loss, says) -> None:
     _, provenance, (step,) = read(ITERATION.format(1, milliseconds, loss, 0))
     assert None in (step.milliseconds, step.loss)
     assert f"1 values that cannot be were dropped: {says}" in provenance.remarks
+
+
+def test_a_number_with_two_points_is_dropped_by_every_dialect() -> None:
+    text = "steps: 10 loss: 1.2.3 iter time (s): 1,500.5 samples/sec: 21.3"
+    _, provenance, (step,) = read(text, "deepspeed")
+    assert (step.loss, step.milliseconds) == (None, 1500500.0)
+    assert "1 values that cannot be were dropped: loss 1.2.3 (line 1)" in provenance.remarks
+
+
+def test_the_field_at_which_a_line_was_cut_off_is_dropped() -> None:
+    line = ITERATION.format(2, "1.0", "9.473558E-01", 0)
+    _, provenance, (_, step) = read(
+        ITERATION.format(1, "1.0", "1.0", 0) + line[: line.index("9.47") + 8]
+    )
+    assert (step.milliseconds, step.loss) == (1.0, None)
+    assert "loss 9.473558 without a | behind it, perhaps cut off" in provenance.remarks[0]
+
+
+def test_two_lines_of_iterations_without_a_break_do_not_mix() -> None:
+    first, second = (ITERATION.format(step, f"{step}.0", "2.0", 0) for step in (1, 2))
+    step = read(first.rstrip("\n") + second)[2][0]
+    assert (step.step, step.milliseconds) == (1, 1.0)
 
 
 def test_of_many_values_that_cannot_be_the_first_are_shown_and_all_are_counted() -> None:
