@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bench.cli.answer import Answer
-from bench.cli.importing import absence_lines
+from bench.cli.importing import doubts_of
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep
 from bench.cli.policies import read_policy
 from bench.cli.verbs.judge import CompareRequest
@@ -137,7 +137,7 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
             )
             parts += [render(table) for table in tables if table.rows]
             parts.append(imported.STEPS_CAPTION)
-        parts[-1] = "\n".join([parts[-1], *absence_lines(shown)])
+        parts[-1] = "\n".join([parts[-1], *doubts_of(shown)])
         return "\n\n".join(part.rstrip("\n") for part in parts)
 
     return Answer(document, text)

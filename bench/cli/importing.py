@@ -115,17 +115,17 @@ def _shown(runs: list[ImportedRun], results: Path) -> Answer:
     shown = [of_import(run) for run in runs]
     if not runs:
         return Answer(lambda: {"imports": []}, lambda: f"{results} holds no imported run")
-    remarks = absence_lines(shown)
-    remarks += [f"{run.id}: {remark}" for run in runs for remark in run.provenance.remarks]
     return Answer(
         lambda: {"imports": to_data(shown)},
-        lambda: "\n".join([terminal.table(side_by_side(shown)), *remarks]),
+        lambda: "\n".join([terminal.table(side_by_side(shown)), *doubts_of(shown)]),
     )
 
 
-def absence_lines(shown: Sequence[Shown]) -> list[str]:
-    """What logs do not say, those that lack the same in one line."""
-    return [
+def doubts_of(shown: Sequence[Shown]) -> list[str]:
+    """What logs do not say, those that lack the same in one line; then what is odd about each."""
+    absent = [
         f"{names} {'do' if ', ' in names else 'does'} not say: {missing}"
         for names, missing in absences(shown)
     ]
+    logs = [one.run for one in shown if one.run is not None]
+    return absent + [f"{run.id}: {remark}" for run in logs for remark in run.provenance.remarks]

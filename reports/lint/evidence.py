@@ -46,6 +46,7 @@ class Solution:
 class Evidence:
     """Numbers of one run; None is not stated. lines: where in its text they stand, from 1.
 
+    iteration: that of loss and norm of the gradients, the last that has a loss.
     rate: tokens per second, of one device or of all, where no time of a step is told. text: all
     words that describe it. n: runs behind it. nccl: lines by (operation, kind). solutions: the most
     exact one first. columns: what its line says under names that are not ours. begin: the first
@@ -100,7 +101,8 @@ def of_import(
 ) -> Evidence:
     """That of a run that was read from a log; `model`: what the text states for all its runs."""
     steps = [step for step in counted(run) if step.milliseconds is not None] or list(run.steps)
-    last = run.steps[-1] if run.steps else None
+    # A run that diverged goes on without a loss: its last one is not that of its last step.
+    last = next((one for one in run.steps[::-1] if one.loss is not None), (None, *run.steps)[-1])
     rates = [one.teraflops_per_device for one in steps if one.teraflops_per_device is not None]
     shown, work, origin = of_log(run), run.workload, run.provenance
     stated = work.model or model
@@ -125,7 +127,7 @@ def of_import(
         shown.milliseconds,
         median(rates) if rates else None,
         shown.loss,
-        next((step.grad_norm for step in reversed(run.steps) if step.grad_norm is not None), None),
+        None if last is None else last.grad_norm,
         max((one.device_allocated_bytes or 0 for one in run.steps), default=0) or None,
         shown.peak_bytes,
         stated,

@@ -46,6 +46,12 @@ class EvidencePair:
         return None if self.ratio is None else self.ratio - 1
 
     @property
+    def loss(self) -> float | None:
+        """Of the losses, where they are of the same iteration."""
+        same = self.base.iteration == self.head.iteration
+        return self.change(lambda run: run.loss) if same else None
+
+    @property
     def lines(self) -> tuple[int, ...]:
         """Of both runs."""
         return tuple(sorted({*self.base.lines, *self.head.lines}))
@@ -58,14 +64,14 @@ class EvidencePair:
 
     def values(self) -> dict[str, float]:
         """All changes that can be computed, by name; of losses only at the same iteration."""
-        losses = self.base.iteration == self.head.iteration
+        same = self.base.iteration == self.head.iteration
         found: dict[str, float | None] = {
             "time_change_percent": _percent(self.time),
             "throughput_change_percent": _percent(self.throughput),
             "ratio": self.ratio,
-            "loss_change_percent": _percent(self.change(lambda run: run.loss)) if losses else None,
+            "loss_change_percent": _percent(self.loss),
             "grad_norm_change_percent": (
-                _percent(self.change(lambda run: run.grad_norm)) if losses else None
+                _percent(self.change(lambda run: run.grad_norm)) if same else None
             ),
             "allocated_change_mib": _mib(self, lambda run: run.allocated_bytes),
             "max_allocated_change_mib": _mib(self, lambda run: run.peak_bytes),

@@ -151,5 +151,5 @@ def _row(pair: EvidencePair) -> tuple[str, ...]:
         quantity.change(pair.throughput, 2),
         quantity.ratio(pair.ratio),
         quantity.change(pair.change(lambda run: run.peak_bytes), 2),
-        quantity.change(pair.change(lambda run: run.loss), 3),
+        quantity.change(pair.loss, 3),
     )

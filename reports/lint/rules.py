@@ -144,9 +144,8 @@ def tradeoff(subject: Subject) -> Iterator[LintFinding]:
                 yield _of_pair("tradeoff", pair, "faster, but more memory, which is not said")
             if slower and min(memory) <= -100 * _MEMORY and not said.names("time"):
                 yield _of_pair("tradeoff", pair, "less memory, but slower, which is not said")
-        moved = pair.change(lambda run: run.loss)
-        same_step = pair.base.iteration == pair.head.iteration
-        if same_step and moved is not None and abs(moved) >= _LOSS:
+        moved = pair.loss
+        if moved is not None and abs(moved) >= _LOSS:
             parity = bool(said.parity)
             if parity or not said.names("loss"):
                 words = "though parity is claimed" if parity else "which is not said"

@@ -126,7 +126,7 @@ def _of_pair(pair: EvidencePair) -> Delta:
         pair.ratio,
         None,
         pair.change(lambda run: run.peak_bytes),
-        pair.change(lambda run: run.loss) if pair.base.iteration == pair.head.iteration else None,
+        pair.loss,
         "n=1, no interval",
     )
 
@@ -163,12 +163,7 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
 
 
 def _parity_of(pairs: Sequence[EvidencePair]) -> str:
-    moved = [
-        (abs(one), one, pair.head.name)
-        for pair in pairs
-        if pair.base.iteration == pair.head.iteration
-        and (one := pair.change(lambda run: run.loss)) is not None
-    ]
+    moved = [(abs(one), one, pair.head.name) for pair in pairs if (one := pair.loss) is not None]
     if not moved:
         return ""
     _, change, name = max(moved)

@@ -20,6 +20,7 @@ from recorded_runs import (
 from bench.cli.comparing import show_comparison
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError
+from bench.workload import ImportedStep, Provenance, Workload
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_sweeps
 from reports.gates.policy import Policy
@@ -47,6 +48,14 @@ def shown(store, capsys, base, head, *, as_json=False, form="table", ignore=()):
     )
     replace(show_comparison(asked), as_json=as_json).show()
     return capsys.readouterr().out
+
+
+def test_what_is_odd_about_a_log_is_said_where_it_is_compared(store, capsys):
+    odd = "3 values that cannot be were dropped: loss nan (line 7)"
+    for name, remarks in (("good", ()), ("diverged", (odd,))):
+        log = Provenance(kind="imported", source=name, remarks=remarks)
+        store.imports.write(name, Workload(framework="x"), log, [ImportedStep(1, loss=2.0)])
+    assert f"\ndiverged: {odd}\n" in shown(store, capsys, "good", "diverged")
 
 
 def test_equal_sweeps_match_cell_by_cell(two_sweeps):

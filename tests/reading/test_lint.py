@@ -165,6 +165,20 @@ def test_symmetric_kernels_that_nothing_shows(pr3067: Linted) -> None:
     }
 
 
+def test_a_loss_after_which_there_is_none_is_not_compared_with_a_later_one() -> None:
+    base, head = (
+        "".join(line(step, loss=loss) for step, loss in enumerate(losses, 1))
+        for losses in ((2.5, 2.0, 1.5), (2.5, 2.0, float("nan")))
+    )
+    shown = linted(f"# base\n{base}# head\n{head}")
+    (pair,) = shown.pairs
+    assert "loss_change_percent" not in pair.values()
+    (iterations,) = found(shown, "unlike_iterations")
+    assert (iterations.values["base_iteration"], iterations.values["head_iteration"]) == (3, 2)
+    assert found(shown, "tradeoff") == []
+    assert "33" not in to_terminal(shown), "nor in the table"
+
+
 PAIR = "# base\n" + line() + "# head\n"
 
 
