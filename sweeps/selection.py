@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
 from bench.errors import UsageError
 from sweeps.conditions import read_condition
@@ -57,23 +56,10 @@ def variant_name(name: str, fixed: Settings) -> str:
     return f"{name}-set-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
 
 
-@dataclass(frozen=True)
-class Selection:
-    """Which cells of a plan are meant; an empty one means all."""
-
-    only: tuple[Condition, ...] = ()
-    skip: tuple[Condition, ...] = ()
-
-    def keeps(self, cell: MatrixCell) -> bool:
-        """Whether `cell` is meant."""
-        kept = not self.only or any(condition.matches(cell) for condition in self.only)
-        return kept and not any(condition.matches(cell) for condition in self.skip)
-
-
-def parse_selection(
+def selected(
     only: Sequence[str], skip: Sequence[str], cells: Sequence[MatrixCell]
-) -> Selection:
-    """The selection that the expressions mean for these cells.
+) -> tuple[str, ...]:
+    """Ids of the cells that the expressions mean; without any, of all.
 
     Raises:
         UsageError: a malformed expression, an unknown key or value, or nothing is left.
@@ -82,14 +68,14 @@ def parse_selection(
     for cell in cells:
         for name, label in cell.labels.items():
             labels.setdefault(name, []).append(label)
-    selection = Selection(
-        only=tuple(_condition("--only", text, labels) for text in only),
-        skip=tuple(_condition("--skip", text, labels) for text in skip),
-    )
-    if cells and not any(selection.keeps(cell) for cell in cells):
+    wanted = [_condition("--only", text, labels) for text in only]
+    unwanted = [_condition("--skip", text, labels) for text in skip]
+    kept = [cell for cell in cells if any(one.matches(cell) for one in wanted)] if only else cells
+    ids = tuple(cell.id for cell in kept if not any(one.matches(cell) for one in unwanted))
+    if cells and not ids:
         given = [f"--only {text}" for text in only] + [f"--skip {text}" for text in skip]
         raise UsageError(f"no cell is left by {' '.join(given)}; `plan` lists the cells")
-    return selection
+    return ids
 
 
 def _condition(option: str, text: str, labels: Mapping[str, Sequence[str]]) -> Condition:

@@ -32,7 +32,7 @@ from sweeps.definition import load_sweep
 from sweeps.execution import Side, Sides
 from sweeps.plan import Plan, PlannedArm, identity
 from sweeps.planning import make_plan, sweep_cells
-from sweeps.selection import parse_assignments, parse_selection
+from sweeps.selection import parse_assignments, selected
 from sweeps.suggest import did_you_mean
 
 ARMS_FOLDER = "arms"
@@ -139,7 +139,7 @@ def choose(
         )
     fixed = parse_assignments(request.cells.assignments)
     cells = sweep_cells(definition, fixed)
-    selection = parse_selection(request.cells.only, request.cells.skip, cells)
+    kept = selected(request.cells.only, request.cells.skip, cells)
     if to_run and any(arm.settings for arm in arms) and not interleave:
         raise UsageError(
             "arms that differ in their settings are compared block by block; add `interleave: true`"
@@ -158,7 +158,7 @@ def choose(
     pack = whole.pack and launcher.shares_machine
     return ChosenSweep(
         replace(whole, interleaved=interleave, pack=pack),
-        tuple(cell.id for cell in cells if selection.keeps(cell)),
+        kept,
         arms,
         launcher,
         settings,

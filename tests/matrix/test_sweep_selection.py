@@ -7,7 +7,7 @@ import pytest
 from bench.errors import UsageError
 from sweeps.definition import parse_sweep
 from sweeps.matrix import expand
-from sweeps.selection import parse_assignments, parse_selection, variant_name
+from sweeps.selection import parse_assignments, selected, variant_name
 
 SWEEP = """\
 name: a
@@ -21,11 +21,6 @@ matrix:
     train.steps: [4, 8]
 """
 CELLS = expand(parse_sweep(SWEEP).matrix)
-
-
-def kept(only: list[str], skip: list[str]) -> list[str]:
-    selection = parse_selection(only, skip, CELLS)
-    return [cell.id for cell in CELLS if selection.keeps(cell)]
 
 
 @pytest.mark.parametrize(
@@ -43,7 +38,7 @@ def kept(only: list[str], skip: list[str]) -> list[str]:
     ],
 )  # fmt: skip
 def test_expressions_select_cells(only, skip, ids):
-    assert kept(only, skip) == ids
+    assert selected(only, skip, CELLS) == tuple(ids)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +54,7 @@ def test_expressions_select_cells(only, skip, ids):
 )
 def test_expressions_that_mean_nothing_are_refused(only, skip, message):
     with pytest.raises(UsageError) as caught:
-        kept(only, skip)
+        selected(only, skip, CELLS)
     assert message in str(caught.value)
 
 
