@@ -65,13 +65,7 @@ def make_plan(
     pruned: list[PrunedCell] = []
     duplicates: list[DuplicateCell] = []
     sides = {
-        arm: _judged(
-            cells,
-            machine,
-            source=definition.source,
-            base_lines=definition.base_lines,
-            fixed=settings,
-        )
+        arm: _judged(cells, definition, machine, settings)
         for arm, cells in _cells_by_arm(definition, settings, arms).items()
     }
     for items in zip(*sides.values(), strict=True):
@@ -129,21 +123,9 @@ def _as_planned(
 
 
 def _judged(
-    cells: Iterable[MatrixCell],
-    machine: Machine,
-    *,
-    source: str,
-    base_lines: Mapping[str, int],
-    fixed: Settings,
+    cells: Iterable[MatrixCell], definition: SweepDefinition, machine: Machine, fixed: Settings
 ) -> list[tuple[MatrixCell, ResolvedRun | UnsupportedError]]:
     """Every cell, in order, and its run or why this machine cannot run it.
-
-    Args:
-        cells: what the matrix expands to.
-        machine: where they would run.
-        source: the sweep file, for messages.
-        base_lines: line of every setting of `base`.
-        fixed: settings that the command line fixed with `--set`.
 
     Raises:
         SweepFileError: cells that are wrong on every machine, each with the line to change.
@@ -156,10 +138,10 @@ def _judged(
         except UnsupportedError as error:
             judged.append((cell, error.with_traceback(None)))
         except ConfigError as error:
-            line = _line_at_fault(cell, error, machine, base_lines, fixed)
+            line = _line_at_fault(cell, error, definition.base_lines, machine, fixed)
             problems.setdefault(Problem(line, str(error)), []).append(cell.id)
     if problems:
-        raise SweepFileError(source, _with_cells(problems))
+        raise SweepFileError(definition.source, _with_cells(problems))
     return judged
 
 
@@ -178,8 +160,8 @@ def _with_cells(problems: Mapping[Problem, list[str]]) -> list[Problem]:
 def _line_at_fault(
     cell: MatrixCell,
     error: ConfigError,
-    machine: Machine,
     base_lines: Mapping[str, int],
+    machine: Machine,
     fixed: Settings,
 ) -> int | None:
     """The line whose value makes the cell wrong; None if the command line does.
@@ -222,5 +204,5 @@ def _is_wrong(settings: Settings, machine: Machine) -> bool:
     except ConfigError:
         return True
     except UnsupportedError:
-        return False
+        pass
     return False
