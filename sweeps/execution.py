@@ -90,10 +90,9 @@ class RunMaker:
             code=self.code_of(run),
             packed=share is not None,
         )
-        steps = resolved.train.steps
 
         def on_step(step: int) -> None:
-            self.publish(StepReached(cell, step, steps, folder.run_id))
+            self.publish(StepReached(folder.run_id, step))
 
         with folder:
             self.publish(
@@ -102,7 +101,7 @@ class RunMaker:
                     run.repeat,
                     position,
                     total,
-                    steps,
+                    resolved.train.steps,
                     folder.run_id,
                     folder.path,
                     resolved.launch.ranks,

@@ -45,12 +45,10 @@ class RunStarted:
 
 @dataclass(frozen=True)
 class StepReached:
-    """The slowest rank has finished `step` (1-based) of the current run."""
+    """The slowest rank of a run has finished `step` (1-based)."""
 
-    cell: str
+    run_id: str
     step: int
-    steps: int
-    run_id: str = ""
 
 
 @dataclass(frozen=True)

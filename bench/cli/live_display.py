@@ -55,10 +55,11 @@ def plain(stream: TextIO) -> Subscriber:
 
     def publish(event: Progress) -> None:
         nonlocal said
-        line, run = lines.line(event), lines.newest
+        line = lines.line(event)
         is_silent = time.monotonic() - said >= _PLAIN_LINE_EVERY_SECONDS
-        if isinstance(event, StepReached) and run and is_silent:
-            parts = (f"step {event.step} of {event.steps}", numbers_text(_look(run)))
+        if isinstance(event, StepReached) and is_silent:
+            run = lines.running[event.run_id]
+            parts = (f"step {event.step} of {run.steps}", numbers_text(_look(run)))
             line = f"{_position(run)} {_name(run)}  {', '.join(filter(None, parts))}"
         if line is not None:
             said = time.monotonic()
@@ -68,15 +69,15 @@ def plain(stream: TextIO) -> Subscriber:
 
 
 class _Lines:
-    """The line of every event that deserves one, and the runs that are going on."""
+    """The line of every event that deserves one, and the runs that are going on, by their id."""
 
     def __init__(self) -> None:
-        self._running: dict[str, RunStarted] = {}
+        self.running: dict[str, RunStarted] = {}
 
     @property
     def newest(self) -> RunStarted | None:
         """The run that began last, of those that are going on."""
-        return next(reversed(self._running.values()), None)
+        return next(reversed(self.running.values()), None)
 
     def line(self, event: Progress) -> str | None:
         """None for an event without one."""
@@ -88,10 +89,10 @@ class _Lines:
                 before = f"{event.done_before} done before, {event.failed_before} failed before"
                 return "\n".join((f"{event.sweep}: {to_do}, {before}", *event.again))
             case RunStarted():
-                self._running[event.run_id] = event
+                self.running[event.run_id] = event
                 return f"{_position(event)} {_name(event)} ..."
             case RunEnded():
-                started = self._running.pop(event.run.run_id, None)
+                started = self.running.pop(event.run.run_id, None)
                 text = f"{event.run.state} in {event.seconds:.1f} s"
                 if event.run.reason and event.run.state != "ok":
                     text += f": {event.run.reason}"

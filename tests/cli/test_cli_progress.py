@@ -24,7 +24,7 @@ NOWHERE = PosixPath("/nowhere")
 EVENTS = [
     SweepStarted("s", to_run=2, done_before=1, failed_before=0),
     RunStarted("ddp", 0, 1, 2, 4, "r1", NOWHERE, ranks=1),
-    StepReached("ddp", 2, 4),
+    StepReached("r1", 2),
     RunEnded(PastRun("ddp", 0, "r1", "ok", ""), 1, 2, 3.21),
     RunStarted("mfsdp", 1, 2, 2, 4, "r2", NOWHERE, ranks=1),
     RunEnded(PastRun("mfsdp", 1, "r2", "nan", "loss at [step 3]"), 2, 2, 1.0),
@@ -184,15 +184,17 @@ def test_durations_are_written_for_people(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_log_gets_a_line_with_numbers_now_and_then(tmp_path, monkeypatch):
+def test_a_log_gets_a_line_with_the_numbers_of_a_run_now_and_then(tmp_path, monkeypatch):
     write_steps(tmp_path, 0, 100.0, 100.0)
     stream = io.StringIO()
     show = plain(stream)
     show(RunStarted("ddp", 0, 1, 1, 4, "r1", tmp_path, ranks=1))
-    show(StepReached("ddp", 1, 4))
+    show(RunStarted("packed", 0, 2, 2, 9, "r2", NOWHERE, ranks=1))
+    show(StepReached("r1", 1))
     monkeypatch.setattr("bench.cli.live_display._PLAIN_LINE_EVERY_SECONDS", 0.0)
-    show(StepReached("ddp", 2, 4))
+    show(StepReached("r1", 2))
     assert stream.getvalue().splitlines() == [
         "[1/1] ddp ...",
+        "[2/2] packed ...",
         "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB",
     ]
