@@ -91,10 +91,6 @@ Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Rema
 Subscriber = Callable[[Progress], None]
 
 
-def ignore(_: Progress) -> None:
-    """A subscriber that does nothing."""
-
-
 def one_at_a_time(publish: Subscriber) -> Subscriber:
     """`publish` for runs that go on side by side, each in a thread."""
     lock = threading.Lock()

@@ -21,14 +21,7 @@ from sweeps.blocks import Block
 from sweeps.execution import RunMaker, Sides
 from sweeps.packing import ResourcePool, Resources
 from sweeps.plan import Plan
-from sweeps.progress import (
-    BlockLost,
-    Remark,
-    Subscriber,
-    SweepStarted,
-    ignore,
-    one_at_a_time,
-)
+from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, one_at_a_time
 from sweeps.resume import (
     FAULTS,
     MissingBlock,
@@ -78,10 +71,10 @@ def run_sides(
     store: ResultsStore,
     *,
     sides: Sides,
-    options: RunOptions | None = None,
-    whole: Plan | None = None,
-    stop: Event | None = None,
-    publish: Subscriber = ignore,
+    options: RunOptions,
+    whole: Plan,
+    stop: Event,
+    publish: Subscriber,
     chooser: Chooser | None = None,
 ) -> SweepOutcome:
     """Run what is missing of `plan`, holding the lock of the results folder.
@@ -91,7 +84,7 @@ def run_sides(
         store: the results folder.
         sides: how runs are started, for every arm of the plan.
         options: what to repeat.
-        whole: the plan to keep in the results folder where `plan` is a selection of it.
+        whole: the plan to keep in the results folder, of which `plan` is a selection.
         stop: set it to end the current run and the sweep.
         publish: receives progress.
         chooser: asked for the cell of every block, instead of the repeats of an interleaved plan.
@@ -100,10 +93,8 @@ def run_sides(
         UsageError: another runner holds the folder.
         NothingMeasuredError: the results folder cannot be written (a full disk).
     """
-    options = options or RunOptions()
-    maker = RunMaker(plan.id, store, sides, stop or Event(), publish)
+    maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
-        whole = whole or plan
         looked = chooser is not None or once_looked_at(whole, store)
         plan, whole = (replace(one, until_decided=looked) for one in (plan, whole))
         if chooser is None:
@@ -114,7 +105,7 @@ def run_sides(
         else:
             found = look(plan.with_repeats(MOST_BLOCKS), maker, options)
             missing = chosen_blocks(chooser, whole, store, found)
-            total, again = chooser.expected_blocks * len(plan.arms), ()
+            total, again = 0, ()  # nobody knows how many blocks it will take
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
         ran = BlockRunner(maker, options, plan, total, chooser).run(missing)
@@ -223,7 +214,9 @@ class BlockRunner:
         runs, lost = self._attempts(one, first, share)
         complete = _is_complete(one.block, runs)
         if self._chooser is not None:
-            self._chooser.block_ended(one.block.cell.id, runs if complete else None)
+            told = self._chooser.block_ended(one.block.cell.id, runs if complete else None)
+            for text in told:
+                self._maker.publish(Remark(text))
         if complete:
             return BlocksRun(tuple(runs), tuple(lost), len(one.block.arms))
         # A run that was stopped is reported where all were: then it is no fault of its block.

@@ -23,15 +23,14 @@ MOST_BLOCKS = 1000
 class Chooser(Protocol):
     """Decides which cell gets the next block."""
 
-    @property
-    def expected_blocks(self) -> int:
-        """How many there will probably be, for the progress; 0 while nobody knows."""
-
     def next_cell(self) -> str | None:
         """Id of a cell of the plan; None ends the sweep."""
 
-    def block_ended(self, cell: str, runs: Sequence[PastRun] | None) -> None:
-        """One more block of `cell` counts; None: it was lost for good, the cell is given up."""
+    def block_ended(self, cell: str, runs: Sequence[PastRun] | None) -> list[str]:
+        """One more block of `cell` counts; None: it was lost for good, the cell is given up.
+
+        Returns remarks on what it has decided.
+        """
 
 
 def chosen_blocks(

@@ -19,12 +19,11 @@ from reports.gates.pairing import Pair, pair_of_arms
 from reports.gates.policy import Policy
 from reports.renderers import quantity
 from sweeps.plan import Plan
-from sweeps.progress import Remark, Subscriber, ignore
 from sweeps.resume import PastRun
 
 
 class BlockBudget:
-    """Chooses the next block (`sweeps.until_decided.Chooser`) and says what it finds.
+    """Chooses the next block (`sweeps.until_decided.Chooser`) and tells what it finds.
 
     The clock starts with the first block that is asked for.
 
@@ -49,7 +48,6 @@ class BlockBudget:
         self._calibrations = calibrations(store)
         self._budget_seconds = seconds
         self._store = store
-        self.publish: Subscriber = ignore
         codes = {(cell, arm.name): code for arm in plan.arms for cell, code in arm.codes.items()}
         self._records: dict[str, list[RunRecord]] = {cell.id: [] for cell in plan.cells}
         for record in store.records(sweep=plan.id):
@@ -76,12 +74,6 @@ class BlockBudget:
         """What a block of each cell took in this call."""
         return {cell: fmean(took) for cell, took in self._took.items()}
 
-    @property
-    def expected_blocks(self) -> int:
-        """Blocks that the budget has room for, 0 while nobody knows how long one takes."""
-        seconds = self.block_seconds
-        return int(self._budget_seconds / fmean(seconds.values())) if seconds else 0
-
     def next_cell(self) -> str | None:
         """The cell whose block helps most; None if all is decided or the budget is spent."""
         now = time.monotonic()
@@ -95,18 +87,19 @@ class BlockBudget:
             given_up=self._given_up,
         )
 
-    def block_ended(self, cell: str, runs: Sequence[PastRun] | None) -> None:
-        """Count a block, and say what it has decided."""
+    def block_ended(self, cell: str, runs: Sequence[PastRun] | None) -> list[str]:
+        """Count a block, and tell what it has decided."""
         if runs is None:
             self._given_up.append(cell)
-            return
+            return []
         self._took.setdefault(cell, []).append(time.monotonic() - self._block_begun)
         self._records[cell] += [self._store.read(run.run_id) for run in runs]
         self._pairs[cell] = self._paired(cell)
         self.comparisons = self._compared()
-        for one in self._newly_decided():
-            blocks = quantity.counted(one.starts, "block")
-            self._say(f"{self._name(one)} {one.verdict} after {blocks}")
+        return [
+            f"{self._name(one)} {one.verdict} after {quantity.counted(one.starts, 'block')}"
+            for one in self._newly_decided()
+        ]
 
     def closing_lines(self) -> list[str]:
         """How much was decided, and what the rest would need."""
@@ -162,9 +155,6 @@ class BlockBudget:
     def _name(self, one: ComparisonStatus) -> str:
         arm = f", {one.head}" if len(self._arms) > 1 else ""
         return f"{one.cell}{arm}: {one.metric}"
-
-    def _say(self, text: str) -> None:
-        self.publish(Remark(text))
 
 
 def _need(one: ComparisonStatus, block_seconds: float | None) -> str:

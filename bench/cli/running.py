@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
@@ -213,7 +213,7 @@ def run_missing(
 
     stop = StopRequest()
     jobs = sweep.launcher.jobs
-    make = partial(run_queued, _submission(sweep)) if jobs else run_sides
+    make = partial(run_queued, _submission(sweep)) if jobs else partial(run_sides, chooser=budget)
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
@@ -222,10 +222,6 @@ def run_missing(
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
-        asked: dict[str, Any] = {}
-        if budget is not None:
-            budget.publish = publish
-            asked["chooser"] = budget
         return make(
             sweep.chosen,
             store,
@@ -234,7 +230,6 @@ def run_missing(
             whole=sweep.whole,
             stop=stop,
             publish=publish,
-            **asked,
         )
 
 
