@@ -90,7 +90,9 @@ def make_cell(
 def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:
     launcher = SlurmLauncher(settings)
     return {
-        arm: Side(partial(launch, code=code, launcher=launcher), partial(code_identity, code=code))
+        arm or None: Side(
+            partial(launch, code=code, launcher=launcher), partial(code_identity, code=code)
+        )
         for arm, code in codes.items()
     }
 

@@ -13,11 +13,11 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from bench.errors import UsageError
+from bench.errors import UsageError, first_problem
 from bench.launch.code import RankCode
 from bench.launch.slurm.queue import QueuedJob, SlurmQueue
 from bench.record import RunStatus
@@ -34,14 +34,9 @@ from sweeps.resume import RunOptions
 JOBS_VERSION = 1
 # What a run takes beside its own limit: ranks load torch, a record is written.
 _BESIDE_SECONDS = 180.0
-#: Fields that stand in the file as they are.
-_PLAIN = (
-    "name", "id", "submitted_utc", "over", "settings", "force", "retry_failed", "block_retries",
-)  # fmt: skip
-_CODE: TypeAdapter[RankCode | None] = TypeAdapter(RankCode | None)
 
-Codes = Mapping[str | None, RankCode | None]
-"""By arm; None: the code of the process that makes the run."""
+Codes = Mapping[str, RankCode | None]
+"""By arm, under "" without arms; None: the code of the process that makes the run."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ class JobArray:
     """
 
     name: str
-    plan: Plan
+    plan: Annotated[Plan, PlainValidator(Plan.from_document), PlainSerializer(Plan.to_document)]
     cells: tuple[str, ...]
     codes: Codes
     settings: Mapping[str, Any]
@@ -79,19 +74,12 @@ class JobArray:
         """
         file = jobs_folder(store, self.plan.id) / f"{self.name}.json"
         file.parent.mkdir(parents=True, exist_ok=True)
-        codes = {
-            arm or "": _CODE.dump_python(code, mode="json") for arm, code in self.codes.items()
-        }
-        document = {
-            "jobs_version": JOBS_VERSION,
-            **{name: getattr(self, name) for name in _PLAIN},
-            "argv": [redact_text(word) for word in self.argv],
-            "cells": list(self.cells),
-            "codes": codes,
-            "plan": self.plan.to_document(),
-        }
-        write_json_atomically(file, document)
+        document = _ARRAY.dump_python(self, mode="json")
+        write_json_atomically(file, {"jobs_version": JOBS_VERSION, **document})
         return file
+
+
+_ARRAY: TypeAdapter[JobArray] = TypeAdapter(JobArray)
 
 
 @dataclass(frozen=True)
@@ -149,7 +137,7 @@ def submit(
                 retry_failed=options.retry_failed,
                 block_retries=options.block_retries,
                 submitted_utc=utc_now(),
-                argv=tuple(sys.argv),
+                argv=tuple(map(redact_text, sys.argv)),
             )
             file = array.write(store)
             request = submission.request(array.name, file, launches[own[0]], needs[-1])
@@ -176,16 +164,13 @@ def read_array(file: Path) -> JobArray:
     """
     problems: list[str] = []
     document = read_json_object(file, problems)
-    if document is None or document.get("jobs_version") != JOBS_VERSION:
+    try:
+        if document is not None and document.get("jobs_version") == JOBS_VERSION:
+            return _ARRAY.validate_python(document)
         found = problems[0] if problems else "not of this version"
-        raise UsageError(f"{file}: {found}; end its jobs with scancel and remove the file")
-    return JobArray(
-        **{name: document[name] for name in _PLAIN},
-        argv=tuple(document.get("argv", ())),
-        plan=Plan.from_document(document["plan"]),
-        cells=tuple(document["cells"]),
-        codes={arm or None: _CODE.validate_python(v) for arm, v in document["codes"].items()},
-    )
+    except ValidationError as error:
+        found = first_problem(error)
+    raise UsageError(f"{file}: {found}; end its jobs with scancel and remove the file")
 
 
 def read_arrays(store: ResultsStore, sweep: str) -> list[JobArray]:

@@ -241,7 +241,7 @@ def _submission(sweep: ChosenSweep) -> Submission:
         )
     return Submission(
         SlurmQueue(settings),
-        {arm: side.code for arm, side in sweep.sides.items()},
+        {arm or "": side.code for arm, side in sweep.sides.items()},
         settings.model_dump(mode="json"),
         job_request,
         settings.poll_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from threading import Event
 
@@ -15,7 +16,14 @@ from bench.spec import LaunchSpec
 from bench.store import ResultsStore
 from sweeps.definition import parse_sweep
 from sweeps.execution import Side
-from sweeps.jobs import Submission, read_arrays, see_jobs, settle, without_secrets
+from sweeps.jobs import (
+    Submission,
+    jobs_folder,
+    read_arrays,
+    see_jobs,
+    settle,
+    without_secrets,
+)
 from sweeps.plan import Plan
 from sweeps.planning import make_plan
 from sweeps.progress import Progress, Remark
@@ -71,7 +79,7 @@ def follow(store: ResultsStore, queue: Queue, *, stop: bool = False) -> tuple[Sw
     event = Event()
     if stop:
         event.set()
-    submission = Submission(queue, {None: None}, {}, lambda name, *_: name, 0.0)
+    submission = Submission(queue, {"": None}, {}, lambda name, *_: name, 0.0)
     sides = {None: Side(lambda *_, **__: RunStatus(), lambda _: "code")}
     outcome = run_queued(
         submission, plan(), store, sides=sides, options=RunOptions(), whole=plan(), stop=event,
@@ -113,6 +121,20 @@ def test_a_submission_that_was_cut_off_is_found_by_its_name(store: ResultsStore)
     _, said = follow(store, queue, stop=True)
     assert len(queue.arrays) == 1, "nothing is submitted twice"
     assert "2 of them found" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "found"),
+    [("jobs_version", 0, "not of this version"), ("cells", None, "cells: Input should be")],
+)
+def test_a_file_of_jobs_that_cannot_be_read_is_refused_with_what_to_do(
+    store: ResultsStore, key, value, found
+) -> None:
+    follow(store, Queue(), stop=True)
+    (file,) = jobs_folder(store, "two").glob("*.json")
+    file.write_text(json.dumps(json.loads(file.read_text()) | {key: value}))
+    with pytest.raises(UsageError, match=f"{found}.*; end its jobs with scancel"):
+        read_arrays(store, "two")
 
 
 def test_jobs_that_end_before_a_run_are_told_of(store: ResultsStore) -> None:
