@@ -7,7 +7,7 @@ time. Started again it reads the same files, asks the queue, and goes on followi
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from threading import Event
 
@@ -78,7 +78,7 @@ def run_queued(
         known = {run_id for run_id, _, one in store.statuses(plan.id) if one.state != "running"}
         to_submit = {cell: runs for cell, runs in missing.items() if cell not in adopted}
         jobs = {*adopted.values(), *submit(submission, plan, store, options, to_submit)}
-        follower = _Follower(maker, submission, jobs, told=known, total=total)
+        follower = _Follower(maker, submission, jobs, told=set(known), total=total)
         follower.follow(len(adopted))
         after = look(plan, maker, replace(options, force=False, retry_failed=False))
         return _outcome(maker, before, after, known)
@@ -118,72 +118,61 @@ def _outcome(
     )
 
 
+@dataclass
 class _Follower:
     """Follows `jobs` of a sweep.
 
-    Args:
-        maker: names the sweep; its `publish` is told, its `stop` ends the wait and not the jobs.
-        submission: how the queue is asked.
-        jobs: to wait for.
-        told: ids of runs that are no news.
-        total: runs to count to.
+    maker: names the sweep; its `publish` is told, its `stop` ends the wait and not the jobs.
+    submission: how the queue is asked. jobs: to wait for. told: ids of runs that are no news.
+    total: runs to count to, of which `position` have ended. said: the last remark.
     """
 
-    def __init__(
-        self,
-        maker: RunMaker,
-        submission: Submission,
-        jobs: set[str],
-        *,
-        told: set[str],
-        total: int,
-    ) -> None:
-        self._maker = maker
-        self._submission = submission
-        self._jobs = set(jobs)
-        self._told = set(told)
-        self._total = total
-        self._position = 0
-        self._said = ""
+    maker: RunMaker
+    submission: Submission
+    jobs: set[str]
+    told: set[str]
+    total: int
+    position: int = 0
+    said: str = ""
 
     def follow(self, adopted: int) -> None:
         """Until no job is left, or somebody asks to stop. adopted: of the jobs, for the display."""
-        sweep, store, stop = self._maker.sweep, self._maker.store, self._maker.stop
+        sweep, store, stop = self.maker.sweep, self.maker.store, self.maker.stop
         found = f", {adopted} of them found in the queue" if adopted else ""
-        self._say(f"jobs: {len(self._jobs)} to wait for{found}")
-        while self._jobs and not stop.wait(self._submission.poll_seconds):
+        self._say(f"jobs: {len(self.jobs)} to wait for{found}")
+        while self.jobs and not stop.wait(self.submission.poll_seconds):
             try:
-                seen = see_jobs(store, sweep, self._submission.queue)
+                seen = see_jobs(store, sweep, self.submission.queue)
             except ControllerSilentError as error:
                 # It restarts, or this node lost it: jobs do not need it to go on.
-                self._say(f"jobs: {len(self._jobs)} to wait for; {error}")
+                self._say(f"jobs: {len(self.jobs)} to wait for; {error}")
                 continue
             settle(store, sweep, seen)
             self._tell_endings()
             self._tell_silent_ends(seen)
-            self._jobs &= seen.alive.keys()
-            self._say(_counted(seen, self._jobs))
+            self.jobs &= seen.alive.keys()
+            self._say(_counted(seen, self.jobs))
 
     def _say(self, text: str) -> None:
-        if text != self._said:
-            self._said = text
-            self._maker.publish(Remark(text))
+        if text != self.said:
+            self.said = text
+            self.maker.publish(Remark(text))
 
     def _tell_endings(self) -> None:
-        for run_id, _, status in self._maker.store.statuses(self._maker.sweep):
-            if run_id in self._told or status.state == "running":
+        for run_id, _, status in self.maker.store.statuses(self.maker.sweep):
+            if run_id in self.told or status.state == "running":
                 continue
-            self._told.add(run_id)
-            self._position += 1
-            total = max(self._total, self._position)
+            self.told.add(run_id)
+            self.position += 1
+            total = max(self.total, self.position)
             past = PastRun.of(run_id, status)
-            self._maker.publish(RunEnded(past, self._position, total, _seconds(status)))
+            self.maker.publish(RunEnded(past, self.position, total, _seconds(status)))
 
     def _tell_silent_ends(self, seen: JobsSeen) -> None:
         """Jobs that are over and never began a run: no record speaks of them."""
-        sweep, store = self._maker.sweep, self._maker.store
+        sweep, store = self.maker.sweep, self.maker.store
         began = {status.job for _, _, status in store.statuses(sweep)}
-        silent = sorted(self._jobs - seen.alive.keys() - began)
+        silent = sorted(self.jobs - seen.alive.keys() - began)
         details = [detail for job in silent if (detail := seen.looks[job].detail)]
         details = [detail for detail in details if "COMPLETED" not in detail]
         if not details:

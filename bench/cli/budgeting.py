@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any
 
@@ -22,35 +22,29 @@ from sweeps.plan import Plan
 from sweeps.resume import PastRun
 
 
+@dataclass
 class BlockBudget:
     """Chooses the next block (`sweeps.until_decided.Chooser`) and tells what it finds.
 
     The clock starts with the first block that is asked for.
 
-    Args:
-        plan: whose cells are compared, with prepared arms.
-        arms: (base, head) of every comparison.
-        policy: what is required.
-        seconds: the budget.
-        store: the results folder, whose blocks of today's code count.
+    plan: whose cells are compared, with prepared arms. arms: (base, head) of every comparison.
+    policy: what is required. seconds: the budget. store: the results folder, whose blocks of
+    today's code count.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        arms: Sequence[tuple[str, str]],
-        policy: Policy,
-        seconds: float,
-        store: ResultsStore,
-    ) -> None:
-        self._arms = tuple(arms)
-        self._policy = policy
-        self._calibrations = calibrations(store)
-        self._budget_seconds = seconds
-        self._store = store
-        codes = {(cell, arm.name): code for arm in plan.arms for cell, code in arm.codes.items()}
-        self._records: dict[str, list[RunRecord]] = {cell.id: [] for cell in plan.cells}
-        for record in store.records(sweep=plan.id):
+    plan: Plan
+    arms: Sequence[tuple[str, str]]
+    policy: Policy
+    seconds: float
+    store: ResultsStore
+
+    def __post_init__(self) -> None:
+        arms = self.plan.arms
+        self._calibrations = calibrations(self.store)
+        codes = {(cell, arm.name): code for arm in arms for cell, code in arm.codes.items()}
+        self._records: dict[str, list[RunRecord]] = {cell.id: [] for cell in self.plan.cells}
+        for record in self.store.records(sweep=self.plan.id):
             status = record.status
             of_today = codes.get((status.cell or "", status.arm or ""), status.code) == status.code
             if status.cell in self._records and of_today:
@@ -82,7 +76,7 @@ class BlockBudget:
         return next_cell(
             self.comparisons,
             self.block_seconds,
-            self._budget_seconds - (now - self._begun),
+            self.seconds - (now - self._begun),
             without_block=[cell for cell, pairs in self._pairs.items() if not pairs],
             given_up=self._given_up,
         )
@@ -93,7 +87,7 @@ class BlockBudget:
             self._given_up.append(cell)
             return []
         self._took.setdefault(cell, []).append(time.monotonic() - self._block_begun)
-        self._records[cell] += [self._store.read(run.run_id) for run in runs]
+        self._records[cell] += [self.store.read(run.run_id) for run in runs]
         self._pairs[cell] = self._paired(cell)
         self.comparisons = self._compared()
         return [
@@ -107,7 +101,7 @@ class BlockBudget:
         decided = len(self.comparisons) - len(still)
         lines = [
             f"{decided} of {len(self.comparisons)} comparisons decided in"
-            f" {duration(self.spent_seconds)} of {duration(self._budget_seconds)}"
+            f" {duration(self.spent_seconds)} of {duration(self.seconds)}"
         ]
         seconds = self.block_seconds
         lines += [
@@ -118,7 +112,7 @@ class BlockBudget:
     def to_data(self) -> dict[str, Any]:
         """Plain data for JSON."""
         return {
-            "seconds": self._budget_seconds,
+            "seconds": self.seconds,
             "spent_seconds": self.spent_seconds,
             "block_seconds": self.block_seconds,
             "comparisons": [asdict(one) for one in self.comparisons],
@@ -127,7 +121,7 @@ class BlockBudget:
     def _paired(self, cell: str) -> list[Pair]:
         """A pair for every comparison, none of them without a block."""
         found = []
-        for base, head in self._arms:
+        for base, head in self.arms:
             blocks = complete_blocks(self._records[cell], [base, head]).get(cell, [])
             if not blocks:
                 return []
@@ -136,9 +130,9 @@ class BlockBudget:
 
     def _compared(self) -> list[ComparisonStatus]:
         found = []
-        for index, (_, head) in enumerate(self._arms):
+        for index, (_, head) in enumerate(self.arms):
             pairs = [pairs[index] for pairs in self._pairs.values() if pairs]
-            judged = statuses(pairs, self._policy, self._calibrations, len(self._records))
+            judged = statuses(pairs, self.policy, self._calibrations, len(self._records))
             found += [replace(one, head=head) for one in judged]
         return found
 
@@ -153,7 +147,7 @@ class BlockBudget:
         return found
 
     def _name(self, one: ComparisonStatus) -> str:
-        arm = f", {one.head}" if len(self._arms) > 1 else ""
+        arm = f", {one.head}" if len(self.arms) > 1 else ""
         return f"{one.cell}{arm}: {one.metric}"
 
 
