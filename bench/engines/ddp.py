@@ -29,7 +29,12 @@ CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 
 
 class DdpEngine(StockEngine):
-    """Replicated weights, bucketed all-reduce overlapped with the backward."""
+    """Replicated weights, bucketed all-reduce overlapped with the backward.
+
+    Bytes are counted in the communication hook, bucket by bucket.
+    """
+
+    _ring: RingBytes
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         group = dist.group.WORLD
@@ -64,14 +69,6 @@ class DdpEngine(StockEngine):
         comm, main = TORCH_DTYPES[self._dtypes.grad_comm], main_dtype(self._dtypes)
         copied = sum(p.numel() for p in self.parameters) * comm.itemsize if comm != main else 0
         return categories | {"communication_buffers": copied}
-
-    def wire_bytes(self) -> int | None:
-        """Counted in the communication hook, bucket by bucket."""
-        return self._ring.sent_bytes
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Weights are whole."""
-        return {}
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

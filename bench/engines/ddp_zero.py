@@ -37,14 +37,13 @@ class DdpZeroEngine(DdpEngine):
         return self._zero
 
     def optimizer_step(self) -> None:
-        """Update what this rank owns; every parameter is broadcast by its owner."""
+        """Update what this rank owns; every parameter is broadcast by its owner.
+
+        A rank forwards of a broadcast what it would send of a gather.
+        """
         super().optimizer_step()
         for parameter in self.parameters:
             self._ring.gather(parameter.nbytes, parameter.dtype)
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Updated weights: a rank forwards of a broadcast what it would send of a gather."""
-        return dict(self._ring.gathered_bytes)
 
     def persistent_bytes(self) -> dict[str, int]:
         """The state lies in the optimizer that the outer one wraps."""

@@ -51,22 +51,20 @@ class Fsdp1Engine(StockEngine):
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._sharded = SHARDED[resolved.strategy]
-        self._outer = resolved.engine.outer_size
-        self._ring = RingBytes(dist.get_world_size())
         self._fsdp = _wrapped(model.to(main_dtype(resolved.dtypes)), resolved, device)
-        self._count()
+        group = self._fsdp.process_group
+        if resolved.engine.outer_size == 1 and group is not None:
+            self._ring = RingBytes(group.size())
+            self._count(self._ring, group)
         super().__init__(self._fsdp, resolved)
 
-    def _count(self) -> None:
+    def _count(self, ring: RingBytes, group: dist.ProcessGroup) -> None:
         """Reductions in a hook, which hybrid sharding does not take; gathers as they are called."""
-        group = self._fsdp.process_group
-        if self._outer > 1 or group is None:
-            return
         state = default_hooks.DefaultState(group)
-        self._fsdp.register_comm_hook(state, partial(_counted_reduction, self._ring))
+        self._fsdp.register_comm_hook(state, partial(_counted_reduction, ring))
         for handle, _ in flat_parameters(self._fsdp):
             gather = handle._all_gather_flat_param
-            handle._all_gather_flat_param = partial(_counted_gather, self._ring, gather)
+            handle._all_gather_flat_param = partial(_counted_gather, ring, gather)
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -109,14 +107,6 @@ class Fsdp1Engine(StockEngine):
         rest.sort(reverse=True)
         resident = rest[:2] if "weights" in self._sharded else rest
         return found | {"compute_weights": root + sum(resident)}
-
-    def wire_bytes(self) -> int | None:
-        """Counted in hook and gathers; unknown for hybrid sharding, which takes no hook."""
-        return None if self._outer > 1 else self._ring.sent_bytes
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Counted as `wire_bytes`."""
-        return None if self._outer > 1 else dict(self._ring.gathered_bytes)
 
     def inspection(self) -> Fsdp1Inspection:
         """For `mfsdp-bench validate`."""

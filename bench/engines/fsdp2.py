@@ -43,7 +43,10 @@ _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
 
 
 class Fsdp2Engine(StockEngine):
-    """Sharded weights, gradients and optimizer state, as torch ships it."""
+    """Sharded weights, gradients and optimizer state, as torch ships it.
+
+    Bytes are counted in the collectives that fully_shard calls.
+    """
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._reshard_after_forward: bool | int = _reshard_after_forward(resolved.strategy)
@@ -106,14 +109,6 @@ class Fsdp2Engine(StockEngine):
             "compute_weights": root + gathered_at_once(layers, self._reshard_after_forward),
             "communication_buffers": communication,
         }
-
-    def wire_bytes(self) -> int | None:
-        """Counted in the collectives that fully_shard calls."""
-        return self._ring.sent_bytes
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Counted as `wire_bytes`."""
-        return dict(self._ring.gathered_bytes)
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

@@ -142,7 +142,10 @@ def _recompute(_context: Any, operation: Any, *_args: Any, **_named: Any) -> Che
 
 
 class SimpleFsdpEngine(StockEngine):
-    """Weights, gradients and optimizer state cut along dim 0, weight by weight."""
+    """Weights, gradients and optimizer state cut along dim 0, weight by weight.
+
+    Bytes are counted as weights are read and their gradients come; in a compiled graph nobody can.
+    """
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._regathers = "weights" in SHARDED[resolved.strategy]
@@ -154,7 +157,9 @@ class SimpleFsdpEngine(StockEngine):
             p.numel() for p in model.parameters()
         )
         read = self._gathers.counted
-        if self._backend != "none":
+        if self._backend == "none":
+            self._ring = self._gathers.ring
+        else:
             read = self._gathers.recomputed if self._regathers else self._gathers.whole
         _parametrise(model, device, self._ranks, read)
         super().__init__(model, resolved)
@@ -185,14 +190,6 @@ class SimpleFsdpEngine(StockEngine):
         if self._regathers:
             whole = self._gathers.most_bytes if self._backend == "none" else None
         return self.persistent_bytes() | {"compute_weights": whole}
-
-    def wire_bytes(self) -> int | None:
-        """Counted as weights are read and their gradients come; unknown in a compiled graph."""
-        return self._gathers.ring.sent_bytes if self._backend == "none" else None
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Counted as `wire_bytes`."""
-        return dict(self._gathers.ring.gathered_bytes) if self._backend == "none" else None
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

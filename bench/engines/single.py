@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
+from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.spec import ResolvedRun
@@ -18,6 +19,7 @@ class SingleEngine(StockEngine):
         super().__init__(model.to(main_dtype(resolved.dtypes)), resolved)
         self._dtypes = resolved.dtypes
         self._device = device
+        self._ring = RingBytes(1)  # nothing is sent
 
     def forward_backward(
         self,
@@ -34,14 +36,6 @@ class SingleEngine(StockEngine):
     def memory_by_category(self) -> dict[str, int]:
         """Measured on the tensors themselves; autocast's short-lived casts are not in it."""
         return self.persistent_bytes()
-
-    def wire_bytes(self) -> int | None:
-        """Nothing is sent."""
-        return 0
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """Weights are whole."""
-        return {}
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

@@ -23,6 +23,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.local_tensor import local_tensor
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
 from bench.engines.protocol import Engine
+from bench.engines.ring_bytes import RingBytes
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedDtypes, ResolvedRun, TrainSpec
 
@@ -30,10 +31,14 @@ _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
 
 
 class StockEngine(Engine):
-    """Base of engines with a wrapped `model`, which holds the main weights, and an `optimizer`."""
+    """Base of engines with a wrapped `model`, which holds the main weights, and an `optimizer`.
+
+    _ring: counts what the engine sends; None where nobody can.
+    """
 
     model: nn.Module
     optimizer: Any
+    _ring: RingBytes | None = None
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
         self.model = model
@@ -75,6 +80,14 @@ class StockEngine(Engine):
             # A single process is what the engine `single` is.
             warnings.filterwarnings("ignore", message="torch.distributed is disabled")
             save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
+
+    def wire_bytes(self) -> int | None:
+        """As counted where the engine communicates."""
+        return None if self._ring is None else self._ring.sent_bytes
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """Counted as `wire_bytes`."""
+        return None if self._ring is None else dict(self._ring.gathered_bytes)
 
     def persistent_bytes(self) -> dict[str, int]:
         """Main weights, their gradients (same dtype and placement) and optimizer state."""
