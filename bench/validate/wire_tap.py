@@ -21,21 +21,6 @@ from bench.validate.observation import Sent
 
 #: Operators that move no payload.
 _SILENT = frozenset({"barrier", "monitored_barrier_"})
-#: Times that a ring sends the full buffer, (n-1)/n of it each.
-_PASSES = {
-    "allreduce_": 2,
-    "allreduce_coalesced_": 2,
-    "_reduce_scatter_base_": 1,
-    "reduce_scatter_": 1,
-    "reduce_scatter_tensor_coalesced_": 1,
-    "_allgather_base_": 1,
-    "allgather_": 1,
-    "allgather_into_tensor_coalesced_": 1,
-    "broadcast_": 1,
-    "alltoall_base_": 1,
-    "alltoall_": 1,
-}
-
 #: Functional operators by the name of what they call, which no mode sees.
 _FUNCTIONAL = {
     "all_reduce": "allreduce_",
@@ -118,8 +103,11 @@ def _group(args: tuple[Any, ...]) -> tuple[int, str]:
 
 
 def ring_bytes(sent: Sent) -> int:
-    """Bytes that a rank sends for it, by the ring convention; a message is its own size."""
+    """Bytes that a rank sends for it, by the ring convention; a message is its own size.
+
+    A ring passes the full buffer on once, and twice to reduce it on all ranks; (n-1)/n of it each.
+    """
     if sent.operation == "send":
         return sent.payload_bytes
-    passes = _PASSES.get(sent.operation, 1)
+    passes = 2 if sent.operation.startswith("allreduce") else 1
     return passes * sent.payload_bytes * (sent.ranks - 1) // max(1, sent.ranks)
