@@ -23,15 +23,16 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.algorithms._comm_hooks import default_hooks
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, ShardingStrategy
 from torch.distributed.fsdp.wrap import CustomPolicy
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.fsdp1_inspection import Fsdp1Inspection, flat_parameters
+from bench.engines.optimizer import clip_shards
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
+from bench.models.meshes import mesh_of
 from bench.models.units import units
 from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun, StrategyName
 
@@ -87,12 +88,9 @@ class Fsdp1Engine(StockEngine):
     def _clip_fp64(self, max_norm: float) -> Tensor:
         """As torch's own, which refuses FP64."""
         gradients = [p.grad for p in self.parameters if p.grad is not None]
-        square = torch.nn.utils.get_total_norm(gradients).double().square()
-        if self._sharded:
-            dist.all_reduce(square, group=self._fsdp.process_group)  # noqa: TID251
-        norm = square.sqrt()
-        torch.nn.utils.clip_grads_with_norm_(self.parameters, max_norm, norm)
-        return norm
+        own = self._fsdp.process_group
+        groups = [own] if self._sharded and own is not None else []
+        return clip_shards(gradients, max_norm, groups, self.parameters[0].device)
 
     def memory_by_category(self) -> dict[str, int]:
         """Flat shards as they are; gathered weights by the schedule.
@@ -120,7 +118,7 @@ class Fsdp1Engine(StockEngine):
 def _wrapped(
     model: nn.Module, resolved: ResolvedRun, device: torch.device
 ) -> FullyShardedDataParallel:
-    outer, ranks = resolved.engine.outer_size, dist.get_world_size()
+    outer = resolved.engine.outer_size
     table = _HYBRID if outer > 1 else _SHARDING
     if resolved.strategy not in table:
         raise UnsupportedError(
@@ -128,10 +126,7 @@ def _wrapped(
             f"fsdp1 offers {' and '.join(table)}"
             f"{' with an outer axis' if outer > 1 else ''}, not {resolved.strategy}",
         )
-    mesh = None
-    if outer > 1:
-        names = ("dp_outer", "dp")
-        mesh = init_device_mesh(device.type, (outer, ranks // outer), mesh_dim_names=names)
+    mesh = mesh_of(device, dist.get_world_size(), outer=outer) if outer > 1 else None
     own = set(units(model))
     with warnings.catch_warnings():
         # NO_SHARD is deprecated in favour of ddp, and what one rank gets; here they are compared.

@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate
 
 from bench.engines.dtypes import TORCH_DTYPES
@@ -34,10 +33,9 @@ from bench.engines.optimizer import (
 from bench.engines.protocol import UNTOLD
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
+from bench.models.meshes import DATA, OUTER, mesh_of
 from bench.models.units import unit_classes
 from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
-
-_INNER, _OUTER = "dp", "dp_outer"
 
 
 class MegatronFsdpEngine(StockEngine):
@@ -182,17 +180,11 @@ def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:
 
 def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
     """One mesh dimension, or two where an outer data-parallel axis is asked for."""
-    ranks, outer = dist.get_world_size(), engine.outer_size
-    if outer == 1:
-        mesh = init_device_mesh(device.type, (ranks,), mesh_dim_names=(_INNER,))
-        return {"device_mesh": mesh, "dp_shard_dim": _INNER}
-    names = (_OUTER, _INNER)
-    return {
-        "device_mesh": init_device_mesh(device.type, (outer, ranks // outer), mesh_dim_names=names),
-        "dp_shard_dim": _INNER,
-        "dp_outer_dim": _OUTER,
-        "hybrid_fsdp_group": dist.group.WORLD,
-    }
+    mesh = mesh_of(device, dist.get_world_size(), outer=engine.outer_size)
+    own = {"device_mesh": mesh, "dp_shard_dim": DATA}
+    if engine.outer_size == 1:
+        return own
+    return own | {"dp_outer_dim": OUTER, "hybrid_fsdp_group": dist.group.WORLD}
 
 
 def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:

@@ -16,16 +16,15 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
 from bench.engines.inspection import Inspectable, Inspection, LocalRows
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
-from bench.models.meshes import DATA, EXPERT, TENSOR
+from bench.models.meshes import EXPERT, TENSOR, mesh_of
 from bench.spec import DtypeName
 from bench.testing.load_clock import LoadClock
-from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, Case
+from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, TENSOR_PARALLEL, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
 from bench.validate.traces import say, say_event
@@ -210,14 +209,11 @@ def starting_dtype(case: Case) -> torch.dtype:
 
 def _cut_over_meshes(model: nn.Module, case: Case, device: torch.device) -> None:
     """Cut the toy model by tensor parallelism, or spread its experts, where the case says so."""
-    if case.tensor > 1:
-        shape = (case.data_ranks, case.tensor)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, TENSOR))
+    if size := TENSOR_PARALLEL.get(case.model):
+        mesh = mesh_of(device, case.ranks, outer=1, last=TENSOR, last_size=size)
         model.cut(mesh)  # type: ignore[operator]
-    elif case.model in EXPERT_PARALLEL:
-        size = EXPERT_PARALLEL[case.model]
-        shape = (case.ranks // size, size)
-        mesh = init_device_mesh(device.type, shape, mesh_dim_names=(DATA, EXPERT))
+    elif size := EXPERT_PARALLEL.get(case.model):
+        mesh = mesh_of(device, case.ranks, outer=1, last=EXPERT, last_size=size)
         model.spread(mesh)  # type: ignore[operator]
 
 
