@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from math import prod
 from typing import Final, Literal
 
 from pydantic import Field
 
 from bench.spec.names import Frozen, LinearName, Recompute
+
+_Layer = list[tuple[str, tuple[int, ...]]]
 
 
 class ModelSpec(Frozen):
@@ -150,8 +154,22 @@ class ModelShape(Frozen):
     @property
     def parameters(self) -> int:
         """Number of distinct parameters (a tied embedding counts once)."""
-        embeddings = self.vocab * self.hidden * (1 if self.tie_embeddings else 2)
-        return self._block_parameters() + embeddings + self.hidden
+        return sum(prod(size) for _, _, size in self.tensors())
+
+    def tensors(self) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
+        """Names, unit and shape of every parameter, in registration order.
+
+        Those of `bench.models.build.empty_model`. The layers are the units; "" is the root.
+        """
+        matrix = (self.vocab, self.hidden)
+        tied = ("head.weight",) if self.tie_embeddings else ()
+        yield ("embedding.weight", *tied), "", matrix
+        for index, layer in enumerate(_layers(self)):
+            unit = f"layers.{index}"
+            yield from (((f"{unit}.{name}",), unit, size) for name, size in layer)
+        yield ("norm.weight",), "", (self.hidden,)
+        if not tied:
+            yield ("head.weight",), "", matrix
 
     @property
     def attention_weights(self) -> int:
@@ -160,22 +178,67 @@ class ModelShape(Frozen):
         kv = self.kv_heads * self.head_dim
         return self.hidden * (query + 2 * kv) + query * self.hidden
 
-    def _block_parameters(self) -> int:
-        hidden, hybrid = self.hidden, self.hybrid
-        if hybrid is None:
-            layer = self.attention_weights + 3 * hidden * self.ffn_hidden + 2 * hidden
-            layer += self.qkv_bias * (self.heads + 2 * self.kv_heads) * self.head_dim
-            return self.layers * layer
-        inner, convolved = hybrid.mamba_inner, hybrid.mamba_convolved
-        mamba = hidden * (inner + convolved + hybrid.mamba_heads) + inner * hidden + inner
-        mamba += convolved * (hybrid.conv_kernel + 1) + 3 * hybrid.mamba_heads
-        expert_widths = hybrid.experts * hybrid.expert_hidden + hybrid.shared_expert_hidden
-        each = {
-            "M": mamba,
-            "*": self.attention_weights,
-            "E": hidden * hybrid.experts + 2 * hidden * expert_widths,
-            "-": 2 * hidden * self.ffn_hidden,
-            "/": 2 * hidden * hidden + hidden,
-        }
-        # One norm before every block.
-        return sum(each[letter] + hidden for letter in hybrid.pattern)
+
+def _layers(shape: ModelShape) -> list[_Layer]:
+    if shape.hybrid is None:
+        return [_llama_layer(shape)] * shape.layers
+    norm: _Layer = [("norm.weight", (shape.hidden,))]
+    mixers = {
+        "M": _mamba(shape.hidden, shape.hybrid),
+        "*": _attention(shape),
+        "E": _experts(shape.hidden, shape.hybrid),
+        "-": _feed_forward("feed_forward", shape.hidden, shape.ffn_hidden),
+        "/": [
+            ("embedded_norm.weight", (shape.hidden,)),
+            ("join.weight", (shape.hidden, 2 * shape.hidden)),
+        ],
+    }
+    return [norm + mixers[letter] for letter in shape.hybrid.pattern]
+
+
+def _llama_layer(shape: ModelShape) -> _Layer:
+    hidden, ffn = shape.hidden, shape.ffn_hidden
+    return [
+        ("attention_norm.weight", (hidden,)),
+        *_attention(shape),
+        ("feed_forward_norm.weight", (hidden,)),
+        ("feed_forward.gate.weight", (ffn, hidden)),
+        *_feed_forward("feed_forward", hidden, ffn),
+    ]
+
+
+def _attention(shape: ModelShape) -> _Layer:
+    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
+    found: _Layer = []
+    for name, size in (("query", query), ("key", kv), ("value", kv)):
+        found.append((f"attention.{name}.weight", (size, shape.hidden)))
+        found += [(f"attention.{name}.bias", (size,))] if shape.qkv_bias else []
+    return [*found, ("attention.output.weight", (shape.hidden, query))]
+
+
+def _feed_forward(name: str, hidden: int, width: int) -> _Layer:
+    return [(f"{name}.up.weight", (width, hidden)), (f"{name}.down.weight", (hidden, width))]
+
+
+def _mamba(hidden: int, hybrid: HybridShape) -> _Layer:
+    inner, convolved, heads = hybrid.mamba_inner, hybrid.mamba_convolved, hybrid.mamba_heads
+    return [
+        ("mamba.conv_weight", (convolved, 1, hybrid.conv_kernel)),
+        ("mamba.conv_bias", (convolved,)),
+        ("mamba.log_decay", (heads,)),
+        ("mamba.step_bias", (heads,)),
+        ("mamba.skip", (heads,)),
+        ("mamba.input.weight", (inner + convolved + heads, hidden)),
+        ("mamba.norm.weight", (inner,)),
+        ("mamba.output.weight", (hidden, inner)),
+    ]
+
+
+def _experts(hidden: int, hybrid: HybridShape) -> _Layer:
+    width = hybrid.shared_expert_hidden
+    return [
+        ("experts.up", (hybrid.experts * hybrid.expert_hidden, hidden)),
+        ("experts.down", (hybrid.experts * hidden, hybrid.expert_hidden)),
+        ("experts.router.weight", (hybrid.experts, hidden)),
+        *(_feed_forward("experts.shared", hidden, width) if width else []),
+    ]
