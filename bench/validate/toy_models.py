@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
+from bench.spec.engine_table import TABLE
 from bench.testing.toy_models import (
     HIDDEN,
     VOCABULARY,
@@ -245,18 +246,7 @@ class ToyModel:
 
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
-_OTHER_ENGINES = (
-    "single",
-    "ddp",
-    "ddp_zero",
-    "fsdp1",
-    "fsdp2",
-    "simple_fsdp",
-    "deepspeed",
-    "megatron_fsdp",
-    "megatron_fsdp_v2",
-)
-_NOWHERE_ELSE = dict.fromkeys(_OTHER_ENGINES, _NO_MESHES)
+_NOWHERE_ELSE = {row.name: _NO_MESHES for row in TABLE if "expert_parallel" not in row.parallel}
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
 _UNUSED = dict.fromkeys(("ddp", "ddp_zero"), _UNUSED_BY_DDP)
 _DENSE_ADAM = dict.fromkeys(("single", "ddp", "ddp_zero"), "torch's AdamW takes no sparse gradient")
