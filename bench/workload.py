@@ -148,3 +148,14 @@ class ImportedStep:
     device_reserved_bytes: int | None = None
     extra: dict[str, float | str] = field(default_factory=dict)
     lines: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ImportedRun:
+    """One run of another framework. nccl: its lines of NCCL as they stand."""
+
+    id: str
+    workload: Workload
+    provenance: Provenance
+    steps: tuple[ImportedStep, ...]
+    nccl: tuple[str, ...] = ()

@@ -21,7 +21,7 @@ from bench.errors import UsageError
 from bench.record import RunRecord, RunSummary
 from bench.redaction import redact
 from bench.store import DamagedRecordError, DamagedRun, ResultsStore
-from bench.store.imports import ImportedRun
+from bench.workload import ImportedRun
 from reports.comparisons.imported import of_import
 
 if TYPE_CHECKING:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.cli import console
 from bench.cli.answer import Answer
 from bench.cli.verbs.read import ImportRequest
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers.table import ReadRun, read_text
+from bench.importers.table import read_text
 from bench.store import ResultsStore
-from bench.store.imports import ImportedRun
+from bench.workload import ImportedRun
 from reports.comparisons.imported import Shown, absences, of_import, side_by_side, to_data
 from reports.nccl.source import LogSource, StoppedError, find_sources, read_lines
 from reports.renderers import terminal
@@ -37,20 +38,16 @@ def import_logs(asked: ImportRequest) -> Answer:
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
-    named = [(one, run) for stem, runs in read for one, run in _named(name or stem, runs)]
-    for run_name, _ in named:
-        if run_name in store.sweeps():
-            raise UsageError(f"{run_name} is the name of a sweep in {results}; choose by --name")
-    kept = [
-        store.imports.write(run_name, run.workload, run.provenance, run.steps, run.nccl)
-        for run_name, run in named
-    ]
-    return _shown(kept, results)
+    named = [run for stem, runs in read for run in _named(name or stem, runs)]
+    for run in named:
+        if run.id in store.sweeps():
+            raise UsageError(f"{run.id} is the name of a sweep in {results}; choose by --name")
+    return _shown([store.imports.write(run) for run in named], results)
 
 
 def read_logs(
     logs: Sequence[str], form: str | None, facts: dict[str, str]
-) -> list[tuple[str, list[ReadRun]]]:
+) -> list[tuple[str, list[ImportedRun]]]:
     """Of files, folders and standard input: what each is called, and its runs.
 
     A text without a run is left out with a remark, as long as another has one.
@@ -62,7 +59,7 @@ def read_logs(
     sources, remarks = find_sources(logs)
     for remark in remarks:
         console.note(remark)
-    found: list[tuple[str, list[ReadRun]]] = []
+    found: list[tuple[str, list[ImportedRun]]] = []
     without: list[str] = []
     for source in sources:
         shown = source.path.name if source.path else source.name
@@ -98,10 +95,9 @@ def _stem(source: LogSource) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or STANDARD_INPUT
 
 
-def _named(stem: str, runs: list[ReadRun]) -> list[tuple[str, ReadRun]]:
-    if len(runs) == 1:
-        return [(stem, runs[0])]
-    return [(f"{stem}.{run.name}", run) for run in runs]
+def _named(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
+    alone = len(runs) == 1
+    return [replace(run, id=stem if alone else f"{stem}.{run.id}") for run in runs]
 
 
 def _fact(text: str) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.cli import console, exit_codes
@@ -13,7 +14,6 @@ from bench.errors import NothingMeasuredError
 from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
-from bench.store.imports import ImportedRun
 from reports.lint import presentation
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.rules import Subject
@@ -74,14 +74,5 @@ def _of_text(source: LogSource) -> Subject:
     except NothingMeasuredError:
         console.note(f"{shown} holds no run: there is nothing to look at")
         return Subject(())
-    runs = [
-        ImportedRun(
-            one.name if len(read) > 1 else Path(shown).stem,
-            one.workload,
-            one.provenance,
-            one.steps,
-            one.nccl,
-        )
-        for one in read
-    ]
+    runs = read if len(read) > 1 else [replace(read[0], id=Path(shown).stem)]
     return lint_text(runs, text.decode(errors="replace").split("\n"), PRESETS)

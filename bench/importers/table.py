@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from pydantic import ValidationError
@@ -13,7 +12,7 @@ from pydantic import ValidationError
 from bench.errors import NothingMeasuredError, UsageError
 from bench.importers import deepspeed, labels, megatron, nemo, text, torchtitan, trainer
 from bench.importers.parsed import Line, Parsed
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 _READERS: dict[str, Line] = {
     "megatron": megatron.line,
@@ -41,21 +40,10 @@ _OF_WORKLOAD = {
 _LONGEST_UNBROKEN = 1 << 28
 
 
-@dataclass(frozen=True)
-class ReadRun:
-    """One run of a text, and what it can be called; nccl: its lines of NCCL as they stand."""
-
-    name: str
-    workload: Workload
-    provenance: Provenance
-    steps: tuple[ImportedStep, ...]
-    nccl: tuple[str, ...] = ()
-
-
 def read_text(
     source: str, blocks: Iterable[bytes], form: str | None, facts: dict[str, str]
-) -> list[ReadRun]:
-    """The runs of a text, in its order.
+) -> list[ImportedRun]:
+    """The runs of a text, in its order, by what each can be called.
 
     Args:
         source: what the text is called.
@@ -78,7 +66,7 @@ def read_text(
             " Is it the log of the rank that prints? A table of steps can be imported from any"
             " framework: step,loss,milliseconds"
         )
-    found: list[ReadRun] = []
+    found: list[ImportedRun] = []
     for run in parsed:
         steps = run.steps()
         workload = _workload(run, facts)
@@ -94,8 +82,8 @@ def read_text(
             absent=_absent(workload, steps),
             remarks=tuple(run.remarks),
         )
-        name = _unused(run.label, [one.name for one in found])
-        found.append(ReadRun(name, workload, provenance, steps, tuple(run.nccl)))
+        name = _unused(run.label, [one.id for one in found])
+        found.append(ImportedRun(name, workload, provenance, steps, tuple(run.nccl)))
     return found
 
 

@@ -11,8 +11,7 @@ import dataclasses
 import hashlib
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from bench.errors import UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
 from bench.store.errors import DamagedRecordError
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 _WORKLOAD = "workload.json"
 _STEPS = "steps.jsonl"
@@ -29,48 +28,30 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
 
 
-@dataclass(frozen=True)
-class ImportedRun:
-    """One run of another framework, as it was imported."""
-
-    id: str
-    workload: Workload
-    provenance: Provenance
-    steps: tuple[ImportedStep, ...]
-    nccl: tuple[str, ...] = ()
-
-
 class Imports:
     """All imported runs of a results folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def write(
-        self,
-        name: str,
-        workload: Workload,
-        provenance: Provenance,
-        steps: Sequence[ImportedStep],
-        nccl: Sequence[str] = (),
-    ) -> ImportedRun:
-        """Keep a run under a name; nothing happens where it was imported before.
+    def write(self, run: ImportedRun) -> ImportedRun:
+        """Keep a run; nothing happens where it was imported before.
 
         Raises:
             UsageError: the provenance says that it was measured here; the name is none, or that of
                 a run of another log; the folder may not be written.
             StoreFullError: no space; nothing that was there before is touched.
         """
-        if provenance.kind != "imported":
+        name, kind = run.id, run.provenance.kind
+        if kind != "imported":
             raise UsageError(
-                f"provenance.kind: expected imported, found {provenance.kind}; a run that is"
+                f"provenance.kind: expected imported, found {kind}; a run that is"
                 " measured here gets its record from its launch"
             )
         if not _NAME.fullmatch(name):
             raise UsageError(
                 f"--name: expected letters, digits, dots, dashes and underscores, found {name!r}"
             )
-        run = ImportedRun(name, workload, provenance, tuple(steps), tuple(nccl))
         if name in self.ids():
             before = self.read(name)
             if _identity(before) == _identity(run):
@@ -82,16 +63,16 @@ class Imports:
         folder = self.folder / run.id
         with reporting_failed_writes(folder):
             folder.mkdir(parents=True, exist_ok=True)
-        lines = (json.dumps(dataclasses.asdict(step), allow_nan=False) for step in steps)
+        lines = (json.dumps(dataclasses.asdict(step), allow_nan=False) for step in run.steps)
         text = "".join(f"{line}\n" for line in lines)
         write_text_atomically(folder / _STEPS, text)
-        shown = "".join(f"{line}\n" for line in nccl)
+        shown = "".join(f"{line}\n" for line in run.nccl)
         if shown:
             write_text_atomically(folder / _NCCL, shown)
         # Last: a run without it was never finished, and is not listed.
         document = {
-            "workload": workload.model_dump(mode="json"),
-            "provenance": provenance.model_dump(mode="json"),
+            "workload": run.workload.model_dump(mode="json"),
+            "provenance": run.provenance.model_dump(mode="json"),
             "steps_sha256": _hash(text),
             "nccl_sha256": _hash(shown),
         }

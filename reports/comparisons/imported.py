@@ -12,8 +12,7 @@ from statistics import median
 from typing import Any
 
 from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, THROUGHPUT
-from bench.store.imports import ImportedRun
-from bench.workload import ImportedStep, Workload
+from bench.workload import ImportedRun, ImportedStep, Workload
 from reports.renderers import quantity
 from reports.renderers.table import Table
 from reports.views.cells import Cell

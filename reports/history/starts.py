@@ -21,7 +21,7 @@ from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, THROUGHPUT, ju
 from bench.errors import UsageError
 from bench.record import RunRecord
 from bench.store import ResultsStore
-from bench.store.imports import ImportedRun
+from bench.workload import ImportedRun
 from reports.comparisons.imported import of_import
 from reports.comparisons.parity import tolerance_for
 from reports.views.cells import Run

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from bench.errors import UsageError
 from bench.spec import ModelShape
-from bench.store.imports import ImportedRun
+from bench.workload import ImportedRun
 from reports.lint.evidence import Evidence, model_in, of_cell, of_import
 from reports.lint.pairs import EvidencePair
 from reports.lint.rules import RULES, LintFinding, Subject

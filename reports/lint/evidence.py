@@ -11,7 +11,7 @@ from statistics import median
 from bench.derive.flops import flops_per_global_batch
 from bench.derive.metrics import ALLOCATOR_PEAK, GRAD_NORM, LOSS, STEP_TIME, TFLOPS
 from bench.spec import ModelShape
-from bench.store.imports import ImportedRun
+from bench.workload import ImportedRun
 from reports.comparisons.imported import counted
 from reports.comparisons.imported import of_import as of_log
 from reports.nccl import grammar

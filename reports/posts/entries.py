@@ -18,8 +18,7 @@ from bench.derive.metrics import (
     THROUGHPUT,
 )
 from bench.spec import ModelShape
-from bench.store.imports import ImportedRun
-from bench.workload import ImportedStep, Workload
+from bench.workload import ImportedRun, ImportedStep, Workload
 from reports.comparisons.imported import of_import as shown_import
 from reports.lint import evidence
 from reports.lint.evidence import Evidence

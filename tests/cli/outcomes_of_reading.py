@@ -22,7 +22,7 @@ from outcome_scenarios import (
 )
 from recorded_runs import Arm, record_arms
 
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 ALL_CRASHED = swept(ddp="crashed", mfsdp="crashed")
 GOOD = swept()
@@ -214,8 +214,8 @@ LINT: Scenarios = {
 def import_theirs(world: World) -> None:
     theirs = Workload(framework="megatron-lm", ranks=64)
     log = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
-    steps = [ImportedStep(1, milliseconds=812.5)]
-    world.theirs = world.store.imports.write("theirs", theirs, log, steps).id
+    steps = (ImportedStep(1, milliseconds=812.5),)
+    world.theirs = world.store.imports.write(ImportedRun("theirs", theirs, log, steps)).id
 
 
 def lose_runs_of_planned(world: World) -> None:

@@ -20,7 +20,7 @@ from recorded_runs import (
 from bench.cli.comparing import show_comparison
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_sweeps
 from reports.gates.policy import Policy
@@ -54,7 +54,8 @@ def test_what_is_odd_about_a_log_is_said_where_it_is_compared(store, capsys):
     odd = "3 values that cannot be were dropped: loss nan (line 7)"
     for name, remarks in (("good", ()), ("diverged", (odd,))):
         log = Provenance(kind="imported", source=name, remarks=remarks)
-        store.imports.write(name, Workload(framework="x"), log, [ImportedStep(1, loss=2.0)])
+        steps = (ImportedStep(1, loss=2.0),)
+        store.imports.write(ImportedRun(name, Workload(framework="x"), log, steps))
     assert f"\ndiverged: {odd}\n" in shown(store, capsys, "good", "diverged")
 
 

@@ -14,7 +14,7 @@ from recorded_runs import Recorded, record_run, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, LOSS, MEMORY, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import HTML_NAME, write_document
 from reports.history import change_points
 from reports.history.change_points import levels
@@ -92,12 +92,13 @@ def test_a_results_folder_is_an_archive_without_runs_that_did_not_finish(store, 
 
 def test_imported_runs_are_starts_under_their_labels(store):
     for name, label in (("x.one", "main"), ("x.two", "pull request")):
-        store.imports.write(
+        run = ImportedRun(
             name,
             Workload(framework="torchtitan", model="llama", ranks=8, seq_len=8192),
             Provenance(kind="imported", label=label, imported_utc="2026-03-01T00:00:00Z"),
-            [ImportedStep(3, milliseconds=250.0, loss=2.0)],
+            (ImportedStep(3, milliseconds=250.0, loss=2.0),),
         )
+        store.imports.write(run)
     (series,) = series_of(starts_of(store), STEP_TIME)
     assert [point.commit for point in series.points] == ["main", "pull request"]
     assert series.name == "imported: torchtitan llama"

@@ -7,8 +7,7 @@ import math
 import pytest
 from recorded_runs import findings_of, resolved_run
 
-from bench.store.imports import ImportedRun
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import write_report
 from reports.comparisons.imported import (
     of_import,
@@ -33,7 +32,7 @@ def report(store, tmp_path) -> str:
 def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -> None:
     findings_of(store, {"ours": resolved_run()})
     assert "Imported runs" not in report(store, tmp_path)
-    one = store.imports.write("theirs", THEIRS, LOG, STEPS)
+    one = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     text = report(store, tmp_path)
     row = next(line for line in text.splitlines() if line.startswith(f"| {one.id}"))
     fields = [field.strip() for field in row.strip("|").split("|")]
@@ -50,21 +49,21 @@ def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -
     assert "megatron 1: train.log" not in text
 
 
-def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none(store) -> None:
-    full = of_import(store.imports.write("theirs", THEIRS, LOG, STEPS))
+def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none() -> None:
+    full = of_import(ImportedRun("theirs", THEIRS, LOG, STEPS))
     # The line of iteration 2 of Megatron-LM is a mean over both of the first.
     assert (full.milliseconds, full.loss) == (803.0, 2.7)
     assert full.tokens_per_second == pytest.approx(256 * 4096 / 0.803)
     titan = THEIRS.model_copy(update={"framework": "torchtitan"})
-    assert of_import(store.imports.write("titan", titan, LOG, STEPS)).milliseconds == 802.0
-    bare = of_import(store.imports.write("bare", Workload(framework="x"), LOG, [ImportedStep(1)]))
+    assert of_import(ImportedRun("titan", titan, LOG, STEPS)).milliseconds == 802.0
+    bare = of_import(ImportedRun("bare", Workload(framework="x"), LOG, (ImportedStep(1),)))
     assert (bare.milliseconds, bare.tokens_per_second, bare.loss) == (None, None, None)
     assert side_by_side([bare]).rows[0].cells[-3:] == ("absent",) * 3
     assert to_data([bare])[0]["tokens_per_second"] is None
 
 
 def test_a_folder_with_imported_runs_alone_has_a_report(store, tmp_path) -> None:
-    store.imports.write("theirs", THEIRS, LOG, STEPS)
+    store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     paths = write_report(store, [], tmp_path / "report")
     assert (paths.measured_cells, paths.planned_cells, paths.imported_runs) == (0, 0, 1)
     text = paths.markdown.read_text()
@@ -74,7 +73,7 @@ def test_a_folder_with_imported_runs_alone_has_a_report(store, tmp_path) -> None
 
 def test_imported_runs_are_rows_of_the_frames(store) -> None:
     step = ImportedStep(1, milliseconds=800.0, extra={"num zeros": 3.0}, lines=(7,))
-    store.imports.write("theirs", THEIRS, LOG, [step])
+    store.imports.write(ImportedRun("theirs", THEIRS, LOG, (step,)))
     frames = read_frames(store.root)
     (run,) = frames.runs.to_dict("records")
     assert (run["run_id"], run["state"], run["step_milliseconds_median"]) == (

@@ -10,7 +10,6 @@ from recorded_runs import recorded_cell, resolved_run
 from bench.cli.linting import PRESETS
 from bench.errors import UsageError
 from bench.importers.table import read_text
-from bench.store.imports import ImportedRun
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.presentation import to_data, to_github, to_markdown, to_terminal
 from reports.lint.rules import RULES, LintFinding
@@ -23,10 +22,7 @@ LINE = (
 
 
 def linted(text: str, *ignore: str, **facts: str) -> Linted:
-    runs = [
-        ImportedRun(one.name, one.workload, one.provenance, one.steps, one.nccl)
-        for one in read_text("page", [text.encode()], None, facts)
-    ]
+    runs = read_text("page", [text.encode()], None, facts)
     return lint([lint_text(runs, text.split("\n"), PRESETS)], [silence(one) for one in ignore])
 
 

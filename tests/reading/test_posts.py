@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,8 +26,7 @@ def imported(store: ResultsStore, *names: str) -> ResultsStore:
     for name in names:
         text = (LOGS / f"{name}.txt").read_bytes()
         for one in read_text(f"{name}.txt", [text], None, {}):
-            run = f"{name}.{one.name}"
-            store.imports.write(run, one.workload, one.provenance, one.steps, one.nccl)
+            store.imports.write(replace(one, id=f"{name}.{one.id}"))
     return store
 
 
@@ -139,7 +139,7 @@ def test_names_of_labels_cannot_break_out_of_the_block(store) -> None:
     line = "iteration 1/ 5 | elapsed time per iteration (ms): 5.0 | lm loss: 2.0 |\n"
     bad = "# a ``` <script> | x\n" + line + "# b @someone #1\n" + line
     for one in read_text("x", [bad.encode()], None, {}):
-        store.imports.write(f"x.{one.name}", one.workload, one.provenance, one.steps)
+        store.imports.write(replace(one, id=f"x.{one.id}"))
     html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(pr(store))
     assert "<script>" not in html
     assert html.count("<pre>") == 2

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.errors import BenchError, NothingMeasuredError, UsageError
-from bench.importers.table import ReadRun, read_text
+from bench.importers.table import read_text
+from bench.workload import ImportedRun
 
 # As Megatron-LM prints them; the numbers are made up.
 ITERATION = (
@@ -56,7 +57,7 @@ TITAN = (
 )
 
 
-def runs_of(text: str | bytes, form: str | None = None, **facts: str) -> list[ReadRun]:
+def runs_of(text: str | bytes, form: str | None = None, **facts: str) -> list[ImportedRun]:
     return read_text("train.log", [text.encode() if isinstance(text, str) else text], form, facts)
 
 

@@ -9,7 +9,8 @@ import pytest
 
 from bench.errors import NothingMeasuredError
 from bench.importers.labels import facts_of, label_of
-from bench.importers.table import ReadRun, read_text
+from bench.importers.table import read_text
+from bench.workload import ImportedRun
 
 LOGS = Path(__file__).parent / "logs"
 LINE = "iteration {:4d}/ 500 | elapsed time per iteration (ms): {} | lm loss: 2.0 |\n"
@@ -18,7 +19,7 @@ NCCL = (
 )
 
 
-def read(text: str | bytes) -> list[ReadRun]:
+def read(text: str | bytes) -> list[ImportedRun]:
     return read_text("page", [text.encode() if isinstance(text, str) else text], None, {})
 
 
@@ -26,7 +27,7 @@ def labels(text: str) -> list[tuple[str, list[int]]]:
     return [(run.provenance.label, [step.step for step in run.steps]) for run in read(text)]
 
 
-def file(name: str) -> list[ReadRun]:
+def file(name: str) -> list[ImportedRun]:
     return read((LOGS / name).read_bytes())
 
 
@@ -73,7 +74,7 @@ def test_every_line_of_the_pull_requests_is_imported_under_its_label() -> None:
 
 
 def test_the_words_in_brackets_are_the_stated_configuration() -> None:
-    runs = {run.name: run for run in file("pr3067.txt")}
+    runs = {run.id: run for run in file("pr3067.txt")}
     four = runs["hfsdp-4-node-bf16-comm-fp32-reduce-accum-nccl"]
     assert four.provenance.stated == ("DP-Outer=2, DP-Shard=16",)
     assert (runs["main"].workload.model, runs["main"].workload.seq_len) == ("Llama 8B", 1024)
@@ -157,7 +158,7 @@ def test_carriage_returns_colours_and_bad_bytes_are_passed_over() -> None:
     assert [step.milliseconds for step in run.steps] == [5.0]
 
 
-def public(name: str) -> list[ReadRun]:
+def public(name: str) -> list[ImportedRun]:
     return read((LOGS / "public" / name).read_bytes())
 
 

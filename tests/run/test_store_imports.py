@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from small_runs import RUN
 from stand_in_runs import finished_run
 
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
-from bench.workload import ImportedStep, Provenance, Workload
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 THEIRS = Workload(framework="megatron-lm", engine="megatron-fsdp", ranks=64, global_batch=256)
 LOG = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
@@ -16,7 +18,7 @@ STEPS = (ImportedStep(1, milliseconds=812.5), ImportedStep(2, milliseconds=799.0
 
 
 def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: ResultsStore) -> None:
-    written = store.imports.write("theirs", THEIRS, LOG, STEPS)
+    written = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     (found,) = store.imports.all()
     assert found == written
     assert (found.workload.seq_len, found.workload.tokens_per_step) == (None, None)
@@ -25,7 +27,7 @@ def test_an_imported_run_is_read_back_with_its_absent_fields_absent(store: Resul
 
 def test_imported_runs_are_never_among_the_measured_ones(store: ResultsStore) -> None:
     measured = finished_run(store, steps=20)
-    store.imports.write("theirs", THEIRS, LOG, STEPS)
+    store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     (record,) = store.records()
     assert record.run_id == measured.run_id
     assert record.provenance.kind == "measured"
@@ -43,11 +45,11 @@ def test_a_measured_run_says_its_workload_in_the_same_terms(store: ResultsStore)
 
 def test_what_was_measured_here_cannot_be_imported(store: ResultsStore) -> None:
     with pytest.raises(UsageError, match=r"provenance\.kind: expected imported, found measured"):
-        store.imports.write("theirs", THEIRS, Provenance(), STEPS)
+        store.imports.write(ImportedRun("theirs", THEIRS, Provenance(), STEPS))
 
 
 def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> None:
-    run = store.imports.write("theirs", THEIRS, LOG, STEPS)
+    run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     file = store.root / "imports" / run.id / "steps.jsonl"
     file.write_text(file.read_text().replace("812.5", "12.5"))
     with pytest.raises(DamagedRecordError, match="was changed after it was imported"):
@@ -56,7 +58,7 @@ def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> Non
 
 
 def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsStore) -> None:
-    run = store.imports.write("theirs", THEIRS, LOG, STEPS, ["a line", "another"])
+    run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS, ("a line", "another")))
     assert store.imports.read("theirs").nccl == ("a line", "another")
     (store.imports.folder / run.id / "nccl.log").write_text("edited\n")
     with pytest.raises(DamagedRecordError, match=r"nccl\.log was changed"):
@@ -65,5 +67,5 @@ def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsS
 
 def test_no_file_holds_a_number_that_json_has_not(store: ResultsStore) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        store.imports.write("theirs", THEIRS, LOG, [ImportedStep(1, loss=float("nan"))])
+        store.imports.write(ImportedRun("theirs", THEIRS, LOG, (ImportedStep(1, loss=math.nan),)))
     assert store.imports.ids() == []
