@@ -106,7 +106,8 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
         look = look_of[name]
         axes.plot(
             range(1, len(curve) + 1),
-            [max(value, floor) for value in curve],
+            # Beyond every scale where the reference is 0: a gap, as of what is not a number.
+            [max(value, floor) if math.isfinite(value) else math.nan for value in curve],
             color=look.colour,
             linestyle=look.dash,
             linewidth=1.3,
@@ -134,5 +135,5 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
 
 def _floor(differences: Sequence[float]) -> float:
     """Where exact agreement, which has no place on a logarithmic axis, is drawn."""
-    positive = [value for value in differences if value > 0]
+    positive = [value for value in differences if 0 < value < math.inf]
     return max(_LOWEST_FLOOR, min(positive, default=1e-9) / 5)

@@ -106,7 +106,7 @@ def _top(shown: Sequence[tuple[Cell, Run]], times: Sequence[list[float]]) -> flo
     for (_, run), values in zip(shown, times, strict=True):
         steady = run.summary.steady
         counted = values[steady.first - 1 : steady.last] if steady and steady.first else values
-        ordered = sorted(counted or values)
+        ordered = sorted(filter(isfinite, counted or values))
         if ordered:
             highest = max(highest, ordered[int(0.9 * (len(ordered) - 1))], 1.6 * median(ordered))
     return 1.15 * highest or 1.0

@@ -63,11 +63,14 @@ def test_every_cell_looks_different_and_colours_that_count_are_not_called_engine
 
 
 @pytest.mark.parametrize(
-    ("shift", "time"), [(0.0, 0.0), (math.nan, math.nan), (math.inf, 1e-6), (1e300, 1e12)]
+    ("shift", "time"),
+    [(0.0, 0.0), (math.nan, math.nan), (math.inf, 1e-6), (1e300, 1e12), (0.0, math.inf)],
 )
-def test_what_is_no_usual_number_is_drawn_without_a_warning(store, shift, time):
+@pytest.mark.parametrize("of_both", [True, False])
+def test_what_is_no_usual_number_is_drawn_without_a_warning(store, shift, time, of_both):
     cells = [
-        recorded_cell(store, *one, loss_shift=shift, milliseconds=lambda _: time) for one in TWO
+        recorded_cell(store, *one, loss_shift=shift * where, milliseconds=lambda _: time)
+        for one, where in zip(TWO, (1, of_both), strict=True)
     ]
     assert loss_figure(parity_groups(cells), looks(cells)).startswith("<svg")
     assert step_time_figure(cells, looks(cells)).startswith("<svg")
