@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import ALLOCATOR_PEAK, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
+from bench.derive.metrics import ALLOCATOR_PEAK, HOST_TIME, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from reports.gates.cell_samples import CellSamples, LossCurve
@@ -55,7 +55,7 @@ class _CellDocument(BaseModel):
     code: str
     commit: str
     tokens_per_step: float
-    values: dict[str, list[Annotated[float, Field(ge=0)]]]
+    values: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
     not_steady: int
     loss_bound: float
     losses: list[_Losses]
@@ -64,9 +64,13 @@ class _CellDocument(BaseModel):
 
     @field_validator("values")
     @classmethod
-    def _times_are_positive(cls, values: dict[str, list[float]]) -> dict[str, list[float]]:
+    def _are_possible(cls, values: dict[str, list[float]]) -> dict[str, list[float]]:
         if any(value <= 0 for value in values.get(STEP_TIME.name, ())):
             raise ValueError("a step time that is not positive")
+        for name, numbers in values.items():
+            # The host time of a model alone is subtracted, which can leave less than nothing.
+            if name != HOST_TIME.name and min(numbers, default=0.0) < 0:
+                raise ValueError(f"a {name} below zero")
         return values
 
     @classmethod
