@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
@@ -123,4 +124,6 @@ def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metri
 
 def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
     found = {run.record.status.repeat: run.value(metric) for run in runs}
-    return {block: value for block, value in found.items() if value is not None}
+    return {
+        block: value for block, value in found.items() if value is not None and isfinite(value)
+    }

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
-from bench.record import FINISHED_GOOD, RunRecord
+from bench.record import RunRecord
 from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples, cell_samples
@@ -321,6 +321,8 @@ def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
 
 def _state(run: Run) -> str:
     status = run.record.status
+    if run.kind == "damaged":
+        return f"damaged: {next(iter((*run.record.damage, *run.record.problems)))}"
     return f"{status.state}: {status.reason}".rstrip(": ")
 
 
@@ -346,11 +348,11 @@ def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
     parts = []
     for arm in (base, head):
         runs = [record for record in members if record.status.arm == arm]
-        bad = [r for r in runs if r.status.state not in FINISHED_GOOD]
+        bad = [r for r in runs if not r.is_whole]
         if not runs:
             parts.append(f"{arm} has not run")
         elif bad:
-            parts.append(f"{arm}: {bad[-1].status.state}: {bad[-1].status.reason}".rstrip(": "))
+            parts.append(f"{arm}: {_state(Run.of(bad[-1]))}")
     return "no complete block (" + ("; ".join(parts) or "the arms never finished together") + ")"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
@@ -10,7 +11,7 @@ from xml.etree import ElementTree as ET
 import pytest
 from recorded_runs import CELLS, Arm, judged_arms, on_nodes, record_arms
 
-from bench.derive.metrics import MetricRule, default_rules
+from bench.derive.metrics import CPU_TIME, STEP_TIME, MetricRule, default_rules
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.gates import ci
@@ -76,6 +77,22 @@ def test_a_block_that_lost_a_run_is_left_out_and_that_is_said(store):
     sides = judged_arms(store, states={3: "crashed"}).sides
     assert all(len(pair.base.step_milliseconds) == 7 for pair in sides.pairs)
     assert "ddp: 1 of its blocks are not complete and are left out" in sides.notes
+
+
+def test_a_side_of_which_every_run_is_damaged_says_so(store):
+    record_arms(store, {"base": Arm(), "head": Arm()}, blocks=1)
+    for record in store.records(sweep="gate"):
+        if record.status.arm == "head":
+            _, folder = store.find(record.run_id)
+            next(folder.glob("steps.*")).write_text("")
+    failed = dict(sides_of_arms(store, "gate", "base", "head").failed)
+    assert set(failed) == set(CELLS)
+    assert {*failed.values()} == {"no complete block (head: damaged: no samples of rank 0, 1)"}
+
+
+def test_a_number_that_is_none_is_not_measured(store):
+    sides = judged_arms(store, blocks=1, cpu_noise=math.nan).sides
+    assert all(pair.head.of(STEP_TIME) and not pair.head.of(CPU_TIME) for pair in sides.pairs)
 
 
 def test_arms_are_base_and_head_or_the_first_two_or_named(store):
