@@ -62,9 +62,12 @@ def _gathered(
     problems: list[str] = []
     if append is not None:
         kept, problems = read_archive(append) if append.exists() else ([], [])
-        before = {start.id for start in kept}
-        new = [start for start in each_once(starts) if start.id not in before]
+        # A log of another night may be imported under the same name into a fresh folder.
+        before = {(start.id, start.utc) for start in kept}
+        new = [start for start in each_once(starts) if (start.id, start.utc) not in before]
         text = append.read_text() if append.exists() else ""
+        if text and not text.endswith("\n"):
+            text += "\n"
         console.write_file(append, text + "".join(to_lines(new)))
         console.note(f"{append}: {len(new)} starts added to {len(kept)}")
         starts = kept + starts

@@ -12,8 +12,11 @@ from dataclasses import asdict, replace
 import pytest
 from recorded_runs import Recorded, record_run, resolved_run
 
+from bench.cli.histories import show_history
+from bench.cli.verbs.read import HistoryRequest
 from bench.derive.metrics import LEDGER_PEAK, LOSS, MEMORY, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
+from bench.store import ResultsStore
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import HTML_NAME, write_document
 from reports.history import change_points
@@ -88,6 +91,30 @@ def test_a_results_folder_is_an_archive_without_runs_that_did_not_finish(store, 
     assert found.cell == "ok"
     assert found.values.keys() >= {"step_time", "throughput", "loss", "ledger_peak", "wire_bytes"}
     assert (found.commit, found.day) == ("0123456789ab", "2026-03-01")
+
+
+def appended(store, file) -> list[Start]:
+    show_history(HistoryRequest(metric="step_time", results=store.root, append=file))
+    kept, problems = read_archive(file)
+    assert problems == []
+    return kept
+
+
+def test_an_archive_whose_last_line_has_no_end_loses_no_start(store, tmp_path):
+    file = tmp_path / "history.jsonl"
+    file.write_text("".join(to_lines([start(1)])).rstrip("\n"))
+    record_run(store, Recorded(resolved_run(), cell="a"))
+    assert len(appended(store, file)) == 2
+
+
+def test_a_log_of_every_night_under_one_name_is_a_start_of_every_night(tmp_path):
+    file = tmp_path / "history.jsonl"
+    for night in range(1, 4):
+        fresh = ResultsStore.open(tmp_path / str(night), create=True)
+        log = Provenance(kind="imported", imported_utc=f"2026-03-0{night}T10:00:00+00:00")
+        step = ImportedStep(1, milliseconds=800.0)
+        fresh.imports.write(ImportedRun("nightly", Workload(framework="x"), log, (step,)))
+        assert len(appended(fresh, file)) == len(appended(fresh, file)) == night
 
 
 def test_imported_runs_are_starts_under_their_labels(store):
