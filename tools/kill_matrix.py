@@ -34,7 +34,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -311,6 +311,28 @@ def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Exe
     return on_cases(server, wanted), executed_by(folder, name, trace)
 
 
+@dataclass(frozen=True)
+class Questions:
+    """Asks one detector, until `deadline` (of `time.monotonic`), with so many ids of each change."""
+
+    first_failure: Detector
+    lines: Executed
+    most: int
+    deadline: float
+
+    def answer(self, change: Change) -> dict[str, Any] | None:
+        """What it says of a change; None where the time is up."""
+        start = time.monotonic()
+        if start > self.deadline:
+            return None
+        ids = change.executing(self.lines)
+        with change.core() as core:
+            told = self.first_failure(core, ids[: self.most]) if ids else {}
+        outcome = {"outcome": "caught" if told else "survived", **told}
+        seconds = round(time.monotonic() - start, 1)
+        return {"change": change.id, "of": len(ids), **outcome, "seconds": seconds}
+
+
 def ask(folder: Path, options: argparse.Namespace) -> None:
     """Every question that has no answer yet, patches before mutants; answers are appended."""
     deadline = time.monotonic() + 60 * options.minutes
@@ -322,22 +344,11 @@ def ask(folder: Path, options: argparse.Namespace) -> None:
             left = [change for change in wanted if (change.id, name) not in known]
             if not left or time.monotonic() > deadline:
                 continue
-            first_failure, lines = detector(name, folder, server)
-
-            def answer(change: Change, ask: Detector = first_failure, of: Executed = lines) -> Any:
-                start = time.monotonic()
-                if start > deadline:
-                    return None
-                ids = change.executing(of)
-                with change.core() as core:
-                    told = ask(core, ids[: options.most]) if ids else {}
-                outcome = {"outcome": "caught" if told else "survived", **told}
-                seconds = round(time.monotonic() - start, 1)
-                return {"change": change.id, "of": len(ids), **outcome, "seconds": seconds}
-
+            questions = Questions(*detector(name, folder, server), options.most, deadline)
             # Tests are asked in processes of their own, cases on ranks that all changes share.
             with ThreadPoolExecutor(_PROCESSES if name == "tests" else 1) as pool:
-                for told in filter(None, pool.map(answer, left)):
+                asked = [pool.submit(questions.answer, change) for change in left]
+                for told in filter(None, (one.result() for one in as_completed(asked))):
                     with (folder / "answers.jsonl").open("a") as out:
                         out.write(json.dumps({"detector": name, **told}) + "\n")
                     said = f"{told['outcome']} ({told['seconds']} s) {told['change']}"

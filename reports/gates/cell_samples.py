@@ -124,6 +124,4 @@ def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metri
 
 def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
     found = {run.record.status.repeat: run.value(metric) for run in runs}
-    return {
-        block: value for block, value in found.items() if value is not None and isfinite(value)
-    }
+    return {block: value for block, value in found.items() if value is not None and isfinite(value)}
