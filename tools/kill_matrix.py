@@ -313,7 +313,7 @@ def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Exe
 
 @dataclass(frozen=True)
 class Questions:
-    """Asks one detector, until `deadline` (of `time.monotonic`), with so many ids of each change."""
+    """Asks one detector, until `deadline` (`time.monotonic`), with so many ids of each change."""
 
     first_failure: Detector
     lines: Executed
