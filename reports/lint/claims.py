@@ -13,11 +13,13 @@ Kind = Literal["time", "throughput", "speed-up", "memory"]
 _ABOVE = 6
 """Lines of text, at most, between a claim and the run that it is about."""
 
+# `1,000 %` and, of a decimal comma, `11,1 %`: neither is 0 or 1 per cent.
+_AMOUNT = r"(?P<number>\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[.,]\d+)?)"
 _PERCENT = re.compile(
-    r"(?P<about>~|≈|about |around |roughly |nearly |circa )?\s*[+\-\u2212]?"
-    r"(?P<number>\d+(?:\.\d+)?)\s?%"
+    r"(?P<about>~|≈|about |around |roughly |nearly |circa )?\s*[+\-\u2212]?(?<![\d.,])"
+    rf"{_AMOUNT}\s?%"
 )
-_TIMES = re.compile(r"(?<![\w.])(?P<number>\d+(?:\.\d+)?)\s?[x×](?![\w/])")  # noqa: RUF001
+_TIMES = re.compile(rf"(?<![\w.,]){_AMOUNT}\s?[x×](?![\w/])")  # noqa: RUF001
 _NUMBER = re.compile(r"[+\-]?\d+(?:\.\d+)?[x×]?")  # noqa: RUF001
 _SPEED_UP = re.compile(r"speed\s?-?\s?up", re.IGNORECASE)
 _WORDS: tuple[tuple[Kind, re.Pattern[str]], ...] = (
@@ -147,12 +149,19 @@ def _claims(at: int, line: str) -> list[Claim]:
     for match in _PERCENT.finditer(line):
         clause = line[max(0, match.start() - 40) : match.end() + 40]
         own: Kind = next((one for one, words in _WORDS if words.search(clause)), kind)
-        half = _half(match["number"]) * (2 if match["about"] else 1)
-        found.append(Claim(at, line.strip(), own, "%", float(match["number"]), half))
+        number = _plain(match["number"])
+        half = _half(number) * (2 if match["about"] else 1)
+        found.append(Claim(at, line.strip(), own, "%", float(number), half))
     for match in _TIMES.finditer(line) if speed is not None else ():
-        number = float(match["number"])
-        found.append(Claim(at, line.strip(), "speed-up", "x", number, _half(match["number"])))
+        number = _plain(match["number"])
+        found.append(Claim(at, line.strip(), "speed-up", "x", float(number), _half(number)))
     return found
+
+
+def _plain(text: str) -> str:
+    """Without commas between thousands, and with a point for a decimal one."""
+    thousands = re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", text)
+    return text.replace(",", "" if thousands else ".")
 
 
 def _half(text: str) -> float:

@@ -178,6 +178,13 @@ def test_a_loss_after_which_there_is_none_is_not_compared_with_a_later_one() -> 
 PAIR = "# base\n" + line() + "# head\n"
 
 
+def test_a_claim_of_thousands_is_not_read_from_behind_its_comma() -> None:
+    (claim,) = found(
+        linted(f"# base\n{line()}# 1,000 % faster\n{line(ms=800.0)}"), "claim_mismatch"
+    )
+    assert claim.values["claimed"] == 1000.0
+
+
 def test_a_tradeoff_that_is_named_is_none() -> None:
     memory = "[Rank 0] (after 2 iterations) memory (MB) | allocated: 1.0 | max allocated: {} |\n"
     text = "# base\n" + memory.format(100.0) + line() + "- {}\n# head\n" + memory.format(150.0)
@@ -213,6 +220,9 @@ TITAN = "".join(
                 ("20 % faster", "time"),
                 ("25 % faster", None),
                 ("20 % less time", None),
+                ("25,0 % faster", None),
+                ("1,25x faster", None),
+                ("1,025 % faster", "none"),
                 ("25 % less time", "throughput"),
                 ("30 % faster", "none"),
                 ("1.25x faster", None),
