@@ -17,6 +17,7 @@ from typing import Any
 
 from bench.launch.agent import OUTCOME_GLOB
 from bench.launch.first_to_break import RankFailure, first_to_break
+from bench.launch.process import signal_name
 from bench.launch.protocol import JobState
 from bench.launch.rank_entry.mfsdp_bench_rank import PROOFS_GLOB
 from bench.record import RunState
@@ -208,14 +209,6 @@ def _agent_fault(evidence: EndEvidence) -> Outcome:
     where = f" {evidence.agent_place}" if evidence.agent_place else ""
     reason = f"the process that starts the ranks{where} {how}; see logs/agent*.log"
     return Outcome("crashed", reason, None, code)
-
-
-def signal_name(number: int) -> str:
-    """`SIGKILL` for 9; `signal 77` for one without a name."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _of_ranks(agents: Iterable[Mapping[str, Any]], name: str) -> dict[int, float]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+from pathlib import Path
 from typing import Final
 
 AGENT_PID_VARIABLE: Final = "MFSDP_BENCH_AGENT_PID"
@@ -49,3 +50,19 @@ def end_by_signal_alone() -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_DFL)
+
+
+def print_into(path: Path) -> None:
+    """Send what this process prints, from Python or from C, to `path`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def signal_name(number: int) -> str:
+    """`SIGKILL` for 9; `signal 77` for one without a name."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

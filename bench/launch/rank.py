@@ -18,7 +18,12 @@ from pathlib import Path
 from typing import NoReturn
 
 from bench.launch.nccl_logs import give_nccl_a_log
-from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent, end_by_signal_alone
+from bench.launch.process import (
+    AGENT_PID_VARIABLE,
+    die_with_parent,
+    end_by_signal_alone,
+    print_into,
+)
 
 
 def main(arguments: list[str]) -> None:
@@ -27,7 +32,7 @@ def main(arguments: list[str]) -> None:
     die_with_parent(int(os.environ[AGENT_PID_VARIABLE]))
     end_by_signal_alone()
     rank = int(os.environ["RANK"])
-    _print_into(Path(run_dir) / "logs" / f"rank{rank}.log")
+    print_into(Path(run_dir) / "logs" / f"rank{rank}.log")
     give_nccl_a_log(Path(run_dir), rank, os.environ)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR1, all_threads=True)
@@ -60,14 +65,6 @@ def run(arguments: list[str]) -> NoReturn:
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)
-
-
-def _print_into(path: Path) -> None:
-    """Send what this process prints, from Python or from C, to `path`."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)
 
 
 if __name__ == "__main__":

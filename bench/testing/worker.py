@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from bench.launch.process import print_into
 from bench.testing.call import FunctionCall
 from bench.testing.serialization import packed, unpacked
 from bench.testing.worker_group import WorkerGroup, World
@@ -33,7 +34,7 @@ class CallResult:
 
 def serve(group: WorkerGroup, rank: int) -> None:
     """Answer calls until the other end closes."""
-    _print_into(log_file(group.folder, rank))
+    print_into(log_file(group.folder, rank))
     # A fatal signal leaves the stack in the log.
     faulthandler.enable(sys.stderr, all_threads=False)
     # gloo's thread, once woken, spins on a lock that it would otherwise have taken the core from.
@@ -105,10 +106,3 @@ def _check_core(core: Path | None) -> None:
     found = Path(str(module.__file__)).resolve()
     if not found.is_relative_to(core.resolve()):
         raise RuntimeError(f"this rank imports {found}; expected mfsdp_core from {core}")
-
-
-def _print_into(path: Path) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(descriptor, 1)
-    os.dup2(descriptor, 2)
-    os.close(descriptor)

@@ -22,6 +22,7 @@ from typing import Any, Literal, Self
 
 from bench.errors import BenchError
 from bench.launch.code import checkout_root
+from bench.launch.process import signal_name
 from bench.testing.call import FunctionCall
 from bench.testing.load_clock import LoadClock
 from bench.testing.serialization import unpacked
@@ -265,7 +266,8 @@ class Workers:
             if a.error
         }
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
-            found[rank] = WorkerFailure(rank, "died", f"died with {_ending(code)}", self._log(rank))
+            ending = f"exit code {code}" if code >= 0 else signal_name(-code)
+            found[rank] = WorkerFailure(rank, "died", f"died with {ending}", self._log(rank))
         silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
         for rank, stack in zip(silent, self._stacks(silent), strict=True):
             text = f"no answer (limit {limit}), was in\n{stack}"
@@ -292,15 +294,6 @@ def _processor_seconds(pid: int) -> float:
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-def _ending(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return signal.Signals(-code).name
-    except ValueError:
-        return f"signal {-code}"
 
 
 def _environment(device: str) -> dict[str, str]:

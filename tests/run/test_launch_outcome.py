@@ -11,7 +11,8 @@ from small_runs import RUN
 
 from bench.launch.first_to_break import RankFailure
 from bench.launch.local.kernel_memory import out_of_memory_kills
-from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence, signal_name
+from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence
+from bench.launch.process import signal_name
 from bench.launch.protocol import JobState
 from bench.store import ResultsStore, RunFolder
 
