@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from math import prod
 
 import torch
 from torch import Tensor
 
 from bench.engines.inspection import LocalRows
-
-RowsByName = Mapping[str, LocalRows | None]
 
 
 class JoiningError(Exception):

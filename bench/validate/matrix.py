@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from itertools import product
+from operator import attrgetter
 from typing import Any
 
 from bench.errors import UsageError
@@ -72,11 +73,7 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
     programs = [one for one in FIXED if one.engine == engine]
-    return sorted([*on_axes, *programs], key=_ranks)
-
-
-def _ranks(case: AnyCase) -> int:
-    return case.ranks
+    return sorted([*on_axes, *programs], key=attrgetter("ranks"))
 
 
 def select(found: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:

@@ -311,12 +311,9 @@ def build_toy_model(
     return build(TOY_MODELS[name].build, dtype, seed, _DEVIATION).to(device)
 
 
-def microbatch(
-    rank: int, index: int, step: int, device: torch.device, size: int = BATCH
-) -> tuple[Tensor, Tensor]:
+def microbatch(rank: int, index: int, step: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Tokens and targets: different for every rank, microbatch and step."""
-    drawn = torch.randint(
-        VOCABULARY, (2, size, POSITIONS), generator=generator_of(rank, index, step)
-    )
+    shape, generator = (2, BATCH, POSITIONS), generator_of(rank, index, step)
+    drawn = torch.randint(VOCABULARY, shape, generator=generator)
     tokens, targets = drawn.to(device)
     return tokens, targets

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class WeightSpy:
         def look(module: nn.Module, _inputs: Any) -> None:
             with torch.no_grad():
                 for name, first in read.items():
-                    self._note(first, _attribute(module, name))
+                    self._note(first, attrgetter(name)(module))
 
         return look
 
@@ -61,11 +62,3 @@ class WeightSpy:
             entry = (self._microbatch, name)
             if entry not in self.changed:
                 self.changed.append(entry)
-
-
-def _attribute(module: nn.Module, path: str) -> Tensor:
-    for part in path.split("."):
-        module = getattr(module, part)
-    found: Any = module
-    tensor: Tensor = found
-    return tensor

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 from torch import Tensor
@@ -20,10 +18,6 @@ class Ddp(Driver):
         """Wrapped whole."""
         model = DistributedDataParallel(module, **self.options)
         return model, self.sgd(model.parameters())
-
-    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """By `no_sync`."""
-        return contextlib.nullcontext() if last else model.no_sync()
 
     def sharded(self, model: Any) -> dict[str, Any]:
         """Those of the bare model."""

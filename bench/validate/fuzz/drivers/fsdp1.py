@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -32,10 +30,6 @@ class Fsdp1(Driver):
             use_orig_params=True,
         )
         return model, self.sgd(model.parameters())
-
-    def accumulating(self, model: Any, last: bool) -> AbstractContextManager[object]:
-        """By `no_sync`."""
-        return contextlib.nullcontext() if last else model.no_sync()
 
     def sharded(self, model: Any) -> dict[str, Any]:
         """Gathered, both."""

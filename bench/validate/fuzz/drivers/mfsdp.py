@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import shutil
 import tempfile
@@ -55,11 +54,9 @@ class Mfsdp(Driver):
 
     def accumulating(self, model: Any, last: bool) -> AbstractContextManager[object]:
         """By `sync` and `no_sync`; where every pass completes the gradients, by `no_sync` alone."""
-        if not last:
-            return model.no_sync()  # type: ignore[no-any-return]
-        if self.options["sync_model_each_microbatch"]:
-            return contextlib.nullcontext()
-        return model.sync()  # type: ignore[no-any-return]
+        if last and not self.options["sync_model_each_microbatch"]:
+            return model.sync()  # type: ignore[no-any-return]
+        return super().accumulating(model, last)
 
     def finish(self, model: Any, end: str) -> None:
         """At once, or begun before."""
