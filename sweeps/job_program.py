@@ -22,10 +22,9 @@ from bench.launch.slurm.queue import QueuedJob
 from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.watch import StopRequest
 from bench.record import FINISHED_GOOD, RunOutline
-from bench.store import RunFolder
 from bench.store.results_store import ResultsStore
 from sweeps.execution import RunMaker, Side
-from sweeps.jobs import Codes, JobArray, cut_off, read_array
+from sweeps.jobs import Codes, JobArray, JobsSeen, read_array, settle
 from sweeps.progress import Progress, RunEnded, RunStarted
 from sweeps.resume import PastRun, RunOptions, compare_with_records
 from sweeps.runner import BlockRunner
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
     sys.argv = list(array.argv) or sys.argv  # records say what was typed
     stop = StopRequest()
     _heed_slurm(stop)
-    _settle_own_runs(store, array)
+    _settle_own_runs(store, array.plan.id)
     cell = array.cells[int(os.environ.get("SLURM_ARRAY_TASK_ID") or 0)]
     runs = make_cell(array, cell, store, stop)
     return 0 if all(run.state in FINISHED_GOOD for run in runs) and not stop.is_set() else 1
@@ -63,13 +62,11 @@ def _heed_slurm(stop: StopRequest) -> None:
         signal.signal(number, on_signal)
 
 
-def _settle_own_runs(store: ResultsStore, array: JobArray) -> None:
+def _settle_own_runs(store: ResultsStore, sweep: str) -> None:
     """A run of this job that is not over is of its last start: nothing of it lives."""
-    job = own_job()
-    for run_id, path, status in store.statuses(array.plan.id):
-        if status.job == job and job is not None and status.state == "running":
-            look = QueuedJob("ended", "", "", "interrupted", f"job {job} lost its first node")
-            RunFolder.left_behind(path, run_id, status).finish(cut_off(status, look))
+    if job := own_job():
+        look = QueuedJob("ended", "", "", "interrupted", f"job {job} lost its first node")
+        settle(store, sweep, JobsSeen((), {job: look}))
 
 
 def make_cell(

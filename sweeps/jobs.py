@@ -228,13 +228,13 @@ def settle(store: ResultsStore, sweep: str, seen: JobsSeen) -> None:
     for run_id, path, status in store.statuses(sweep):
         look = seen.looks.get(status.job or "")
         if status.state == "running" and look is not None and look.phase != "running":
-            RunFolder.left_behind(path, run_id, status).finish(cut_off(status, look))
+            RunFolder.left_behind(path, run_id, status).finish(_cut_off(status, look))
     for array in seen.arrays:
         if not array.over and not any(job in seen.alive for job in array.jobs):
             replace(array, over=True).write(store)
 
 
-def cut_off(status: RunStatus, look: QueuedJob) -> RunStatus:
+def _cut_off(status: RunStatus, look: QueuedJob) -> RunStatus:
     """The status of a run that its job has left behind."""
     state, reason = look.state, look.detail
     if look.phase == "queued":

@@ -108,14 +108,15 @@ def run_sides(
             total, again = 0, ()  # nobody knows how many blocks it will take
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
-        ran = BlockRunner(maker, options, plan, total, chooser).run(missing)
+        runner = BlockRunner(maker, options, plan, total, chooser)
+        ran = runner.run(missing)
         return SweepOutcome(
-            ran=tuple(ran.ended),
+            ran=ran.ended,
             done_before=found.done,
             failed_before=found.failed,
-            not_started=0 if chooser else total - ran.started,
+            not_started=0 if chooser else total - runner.started,
             interrupted=maker.stop.is_set(),
-            lost=tuple(ran.lost),
+            lost=ran.lost,
         )
 
 
@@ -137,12 +138,11 @@ class BlocksRun:
     """What a call did.
 
     ended: runs of complete blocks, and the one that ended each failed block. lost: all other runs
-    of blocks that were lost. started: runs of the blocks that were begun.
+    of blocks that were lost.
     """
 
-    ended: tuple[PastRun, ...] = ()
-    lost: tuple[PastRun, ...] = ()
-    started: int = 0
+    ended: tuple[PastRun, ...]
+    lost: tuple[PastRun, ...]
 
     @classmethod
     def of_all(cls, blocks: Sequence[BlocksRun]) -> BlocksRun:
@@ -150,12 +150,11 @@ class BlocksRun:
         return cls(
             tuple(run for one in blocks for run in one.ended),
             tuple(run for one in blocks for run in one.lost),
-            sum(one.started for one in blocks),
         )
 
 
 class BlockRunner:
-    """Runs blocks, and counts what comes of them.
+    """Runs blocks, and counts what comes of them. `started`: runs of the blocks that were begun.
 
     Args:
         maker: makes single runs.
@@ -178,7 +177,7 @@ class BlockRunner:
         self._options = options
         self._total = total
         self._chooser = chooser
-        self._position = 0
+        self.started = 0
         self._given_up: set[str] = set()
         self._failures = 0
         self._why_stop = ""
@@ -201,7 +200,7 @@ class BlockRunner:
                 if stop.is_set() or self._why_stop:
                     break
         result = BlocksRun.of_all([block() for block in begun])
-        is_early = self._wrong_code or self._chooser is not None or result.started < self._total
+        is_early = self._wrong_code or self._chooser is not None or self.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
             why = "interrupted" if stop.is_set() else self._why_stop
             self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
@@ -210,7 +209,7 @@ class BlockRunner:
     def _run_block(self, one: MissingBlock, share: Share | None) -> BlocksRun:
         """Run one block until it is complete or given up."""
         with self._lock:
-            first, self._position = self._position + 1, self._position + len(one.block.arms)
+            first, self.started = self.started + 1, self.started + len(one.block.arms)
         runs, lost = self._attempts(one, first, share)
         complete = _is_complete(one.block, runs)
         if self._chooser is not None:
@@ -218,12 +217,12 @@ class BlockRunner:
             for text in told:
                 self._maker.publish(Remark(text))
         if complete:
-            return BlocksRun(tuple(runs), tuple(lost), len(one.block.arms))
+            return BlocksRun(tuple(runs), tuple(lost))
         # A run that was stopped is reported where all were: then it is no fault of its block.
         stopped = [run for run in runs if run.state in STOPPED]
         ended = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
         lost += [run for run in runs if run not in ended]
-        return BlocksRun(tuple(ended), tuple(lost), len(one.block.arms))
+        return BlocksRun(tuple(ended), tuple(lost))
 
     def _attempts(
         self, one: MissingBlock, first: int, share: Share | None

@@ -41,12 +41,6 @@ def known_paths() -> tuple[str, ...]:
     return (*paths, *engines)
 
 
-@cache
-def section_names() -> tuple[str, ...]:
-    """The sections of a RunSpec: model, data, engine and so on."""
-    return tuple(RunSpec.model_fields)
-
-
 def _leaves(model: type[BaseModel], prefix: str) -> Iterator[str]:
     for name, field in model.model_fields.items():
         kind = field.annotation
@@ -70,7 +64,7 @@ def full_path(path: str) -> str:
         return full
     if full in known_paths():
         return full
-    if full in section_names():
+    if full in RunSpec.model_fields:
         raise SettingError(f"{path!r} is a section, expected a value in it such as '{_in(full)}'")
     hint = did_you_mean(path, [*known_paths(), "env.NCCL_DEBUG"])
     raise SettingError(f"unknown setting {path!r}{hint}")
@@ -158,7 +152,7 @@ def flattened(
         dotted = f"{prefix}{key}"
         if isinstance(value, Mapping):
             yield from flattened(value, (*path, key), f"{dotted}.")
-        elif value is None and (dotted in section_names() or dotted == "launch.env"):
+        elif value is None and (dotted in RunSpec.model_fields or dotted == "launch.env"):
             continue  # `train:` with nothing below it
         else:
             yield dotted, value, (*path, key)
