@@ -20,7 +20,7 @@ from sweeps.execution import Side
 from sweeps.packing import Resources
 from sweeps.plan import Plan
 from sweeps.progress import Remark
-from sweeps.runner import SweepOutcome
+from sweeps.runner import BlockRunner, SweepOutcome
 
 FOUR = Resources(("0", "1", "2", "3"), (), 2**40)
 SWEEP = """\
@@ -75,8 +75,10 @@ def go(store: ResultsStore, launch: StandIn, text: str = SWEEP, **options) -> Sw
 
 
 def test_runs_that_leave_cores_free_go_on_side_by_side_and_are_marked(store, stand_in):
-    outcome = go(store, stand_in)
     first, second, third, whole = plan_of().cells
+    both = threading.Barrier(2)
+    stand_in.during = lambda cell, _: cell in (first.id, second.id) and both.wait(5)
+    outcome = go(store, stand_in)
     assert max(map(len, stand_in.together)) == 2, "four cores hold two runs of two"
     shares = [stand_in.shares[cell.id] for cell in (first, second, third)]
     assert [len(share.names) for share in shares] == [2, 2, 2]
@@ -95,12 +97,16 @@ def test_what_is_known_to_be_too_much_memory_together_waits(store, stand_in, mon
     assert {len(going) for going in stand_in.together} == {1}
 
 
-def test_a_failure_touches_no_other_run_and_enough_of_them_stop_the_sweep(store, stand_in):
-    told = []
+def test_a_failure_touches_no_other_run_and_enough_of_them_stop_the_sweep(
+    store, stand_in, monkeypatch
+):
+    told, both, given_up = [], threading.Barrier(2), threading.Event()
+    give_up = BlockRunner._give_up
+    monkeypatch.setattr(BlockRunner, "_give_up", lambda *one: (give_up(*one), given_up.set()))
     text = SWEEP.replace("[1, 2, 3]", "[1, 2, 3, 5, 6, 7]")
     first = plan_of(text).cells[0].id
     stand_in.states = {first: "crashed"}
-    stand_in.during = lambda cell, _: time.sleep(0.05 if cell == first else 0.4)
+    stand_in.during = lambda cell, _: (both.wait(5), cell == first or given_up.wait(5))
     outcome = go(store, stand_in, text, max_failures=1, publish=told.append)
     assert [run.state for run in outcome.ran] == ["crashed", "ok"]
     assert outcome.not_started == 5
