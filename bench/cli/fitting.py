@@ -122,10 +122,10 @@ def _choices_text(choices: Sequence[Choice]) -> str:
                 for path, value in one.switches.items()
             ),
             "-" if one.prediction is None else gigabytes(one.prediction.peak_bytes),
-            _spare(one),
+            "-" if one.verdict is None else gigabytes(one.verdict.spare_bytes),
             f"{one.wire_bytes / 1e3:,.1f} kB",
             f"{one.recomputed_flops / 1e9:,.2f} G",
-            one.refusal or ("" if one.verdict is None or one.verdict.fits else _attack(one)),
+            one.refusal or _why_not(one.verdict),
         )
         for one in choices
     ]
@@ -134,13 +134,9 @@ def _choices_text(choices: Sequence[Choice]) -> str:
     return console.columns(titles, rows)
 
 
-def _spare(choice: Choice) -> str:
-    return "-" if choice.verdict is None else gigabytes(choice.verdict.spare_bytes)
-
-
-def _attack(choice: Choice) -> str:
-    assert choice.verdict is not None
-    verdict = choice.verdict
+def _why_not(verdict: Verdict | None) -> str:
+    if verdict is None or verdict.fits:
+        return ""
     return f"{gigabytes(verdict.largest_bytes)} are {verdict.largest.replace('_', ' ')}"
 
 

@@ -125,10 +125,6 @@ def main() -> None:
     sys.exit(run_command_line(sys.argv[1:]))
 
 
-if __name__ == "__main__":
-    main()
-
-
 def write_crash_report(error: BaseException, arguments: list[str]) -> Path | None:
     """Write the traceback to a new file in the temporary folder; None if that fails too."""
     lines = [
