@@ -123,42 +123,30 @@ def set_problem(names: Sequence[str]) -> str | None:
 
 
 def _pairs(text: str) -> dict[str, Any]:
+    """A part without a key belongs to the value before it, where that may hold commas."""
     if text == WORKING_TREE:
         return {}
     if _PAIR.match(text) is None:
         return {"git": text}
     values: dict[str, Any] = {}
-    for part in text.split(","):
-        pair = _PAIR.match(part.strip())
-        if pair is None:
+    key = ""
+    for part in map(str.strip, text.split(",")):
+        pair = _PAIR.match(part)
+        key, value = (key, part) if pair is None else pair.groups()
+        if key == "packages" and pair is None:
             # A pin may hold commas of its own: `packages:torch>=2.11,<2.12`.
-            _continue_last(values, part.strip())
-            continue
-        key, value = pair.groups()
-        if key == "packages":
+            values["packages"][-1] += f",{part}"
+        elif key == "packages":
             values.setdefault("packages", []).append(value)
         elif key == "set":
             values.setdefault("set", {}).update(_assigned(value))
+        elif pair is None:
+            raise ArmError(f"expected KEY:VALUE, found {part!r}")
         elif key in values:
             raise ArmError(f"{key} is given twice")
         else:
             values[key] = value
     return values
-
-
-def _continue_last(values: dict[str, Any], part: str) -> None:
-    """A part without a key of its own belongs to the value before it, where that may hold commas.
-
-    Raises:
-        ArmError: it may not.
-    """
-    last = next(reversed(values), "")
-    if last == "packages":
-        values["packages"][-1] += f",{part}"
-    elif last == "set":
-        values["set"].update(_assigned(part))
-    else:
-        raise ArmError(f"expected KEY:VALUE, found {part!r}")
 
 
 def _assigned(text: str) -> Settings:

@@ -151,18 +151,14 @@ def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as partition=gpu")
-        parsed = yaml_value(value)
         section, _, rest = key.partition(".")
-        if not rest:
-            found[key] = parsed
-            continue
-        inside = found.setdefault(section, {})
+        inside = found.setdefault(section, {}) if rest else found
         if not isinstance(inside, dict):
             raise UsageError(
                 f"{_OPTION} {text}: expected {section} to be a section, found {inside!r} given to"
                 f" it before; leave one of them out"
             )
-        inside[rest] = parsed
+        inside[rest or key] = yaml_value(value)
     return found
 
 

@@ -50,6 +50,12 @@ MATRIX = "matrix:\n  product: {engine.name: [ddp, mfsdp]}\n"
             {"settings": {"engine.name": "fsdp2", "engine.strategy": "optim_grads"}},
             "working tree, engine.name=fsdp2, engine.strategy=optim_grads",
         ),
+        # A comma goes on with what is before it, whatever was named first.
+        (
+            "packages:torch<3,set:train.steps=5,packages:numpy>=1,<3",
+            {"packages": ("torch<3", "numpy>=1,<3"), "settings": {"train.steps": 5}},
+            "working tree, torch<3, numpy>=1,<3, train.steps=5",
+        ),
     ],
 )
 def test_an_arm_of_the_command_line_is_read_and_described(text, expected, described) -> None:
