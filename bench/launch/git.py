@@ -83,7 +83,9 @@ def git_state(root: Path) -> dict[str, Any]:
         lines = ask("--no-optional-locks", "status", *form).stdout.split(b"\0")
         commit = next((line[len(_COMMIT) :] for line in lines if line.startswith(_COMMIT)), b"(")
         if any(line.startswith((b"1 ", b"u ")) for line in lines):
-            changes = ask("diff", "HEAD", "--binary").stdout
+            # A viewer that the user has set (`diff.external`) prints something else, or nothing.
+            plain = ("--no-ext-diff", "--no-textconv", "--no-color")
+            changes = ask("diff", *plain, "HEAD", "--binary").stdout
         if any(line.startswith(b"? ") for line in lines):
             listing = ("ls-files", "--others", "--exclude-standard", "-z", "--", ".", *_NO_CODE)
             untracked = ask(*listing).stdout
@@ -211,8 +213,10 @@ def merged(repository: Path, merge: Commit) -> list[Commit]:
 
 def _listed(repository: Path, tip: str, without: str) -> list[Commit]:
     form = "--format=%H%x1f%P%x1f%an%x1f%cs%x1f%s"
-    found = git(repository, "log", "--first-parent", "--reverse", form, tip, f"^{without}")
+    plain = ("--no-show-signature", "--first-parent", "--reverse")
+    found = git(repository, "log", *plain, form, tip, f"^{without}")
     if found.returncode != 0:
         raise UsageError(f"git cannot list the commits up to {tip[:12]}: {found.stderr.strip()}")
-    parts = (line.split("\x1f") for line in found.stdout.splitlines())
+    # Not `splitlines`: a subject may hold what ends a line for Python alone, as a form feed.
+    parts = (line.split("\x1f") for line in found.stdout.split("\n") if line)
     return [Commit(sha, tuple(parents.split()), *rest) for sha, parents, *rest in parts]
