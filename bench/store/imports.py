@@ -56,8 +56,10 @@ class Imports:
             before = self.read(name)
             if _identity(before) == _identity(run):
                 return before
+            same = before.provenance.sha256 == run.provenance.sha256
             raise UsageError(
-                f"{name} is already the name of an import, of {before.provenance.source}; choose"
+                f"{name} is already the name of an import, of {before.provenance.source}"
+                f"{', whose numbers this version reads otherwise' if same else ''}; choose"
                 f" another with --name, or delete {self.folder / name}"
             )
         folder = self.folder / run.id
@@ -120,7 +122,8 @@ class Imports:
 
 
 def _identity(run: ImportedRun) -> tuple[object, ...]:
-    return run.workload, run.provenance.sha256, run.provenance.label, run.provenance.lines
+    origin = run.provenance
+    return run.workload, run.steps, origin.sha256, origin.label, origin.lines
 
 
 def _hash(text: str) -> str:

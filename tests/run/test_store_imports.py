@@ -57,6 +57,16 @@ def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> Non
     assert list(store.imports.all()) == []
 
 
+def test_a_log_that_is_read_otherwise_than_before_does_not_keep_its_old_numbers(store) -> None:
+    before = ImportedRun("theirs", THEIRS, LOG, STEPS)
+    assert store.imports.write(before) == store.imports.write(before)
+    with pytest.raises(UsageError, match="whose numbers this version reads otherwise"):
+        store.imports.write(ImportedRun("theirs", THEIRS, LOG, (ImportedStep(1, loss=2.0),)))
+    other = LOG.model_copy(update={"sha256": "0"})
+    with pytest.raises(UsageError, match=r"of train\.log; choose"):
+        store.imports.write(ImportedRun("theirs", THEIRS, other, STEPS))
+
+
 def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsStore) -> None:
     run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS, ("a line", "another")))
     assert store.imports.read("theirs").nccl == ("a line", "another")
