@@ -33,7 +33,11 @@ def import_logs(asked: ImportRequest) -> Answer:
     if not asked.logs:
         if name or form or asked.facts:
             raise UsageError("--from, --name and --set say what a log is; name the log")
-        return _shown(list(ResultsStore.open(results, create=False).imports.all()), results)
+        damaged: list[str] = []
+        kept = list(ResultsStore.open(results, create=False).imports.all(damaged))
+        for problem in damaged:
+            console.note(f"warning: left out: {problem}")
+        return _shown(kept, results)
     read = read_logs(asked.logs, form, dict(map(_fact, asked.facts)))
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")

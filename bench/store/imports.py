@@ -96,6 +96,7 @@ class Imports:
             known = ", ".join(self.ids()) or "none"
             raise UsageError(f"no imported run {wanted!r} in {self.folder}; there are: {known}")
         folder = self.folder / wanted
+        remedy = "delete that folder, and import its log again"
         try:
             document = json.loads((folder / _WORKLOAD).read_text())
             text = (folder / _STEPS).read_text()
@@ -105,20 +106,25 @@ class Imports:
             kept = document["steps_sha256"]
             nccl = (folder / _NCCL).read_text() if (folder / _NCCL).is_file() else ""
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
-            raise DamagedRecordError(f"{folder} cannot be understood: {error}") from error
-        if kept != _hash(text):
-            raise DamagedRecordError(f"{folder / _STEPS} was changed after it was imported")
-        if document.get("nccl_sha256", _hash("")) != _hash(nccl):
-            raise DamagedRecordError(f"{folder / _NCCL} was changed after it was imported")
+            raise DamagedRecordError(f"{folder} cannot be understood: {error}; {remedy}") from error
+        for name, is_kept in (
+            (_STEPS, kept == _hash(text)),
+            (_NCCL, document.get("nccl_sha256", _hash("")) == _hash(nccl)),
+        ):
+            if not is_kept:
+                raise DamagedRecordError(
+                    f"{folder / name} was changed after it was imported; {remedy}"
+                )
         return ImportedRun(wanted, workload, provenance, steps, tuple(nccl.splitlines()))
 
-    def all(self) -> Iterator[ImportedRun]:
-        """Every readable one."""
+    def all(self, damaged: list[str] | None = None) -> Iterator[ImportedRun]:
+        """Every readable one; why others had to be left out is added to `damaged`."""
         for one in self.ids():
             try:
                 yield self.read(one)
-            except DamagedRecordError:
-                continue
+            except DamagedRecordError as error:
+                if damaged is not None:
+                    damaged.append(str(error))
 
 
 def _identity(run: ImportedRun) -> tuple[object, ...]:

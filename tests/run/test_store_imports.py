@@ -8,6 +8,8 @@ import pytest
 from small_runs import RUN
 from stand_in_runs import finished_run
 
+from bench.cli.importing import import_logs
+from bench.cli.verbs.read import ImportRequest
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -48,13 +50,19 @@ def test_what_was_measured_here_cannot_be_imported(store: ResultsStore) -> None:
         store.imports.write(ImportedRun("theirs", THEIRS, Provenance(), STEPS))
 
 
-def test_an_imported_step_that_was_edited_is_damaged(store: ResultsStore) -> None:
+def test_an_imported_step_that_was_edited_is_damaged_and_named(store, capsys) -> None:
     run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
     file = store.root / "imports" / run.id / "steps.jsonl"
     file.write_text(file.read_text().replace("812.5", "12.5"))
     with pytest.raises(DamagedRecordError, match="was changed after it was imported"):
         store.imports.read(run.id)
-    assert list(store.imports.all()) == []
+    damaged: list[str] = []
+    assert list(store.imports.all(damaged)) == []
+    assert damaged == [
+        f"{file} was changed after it was imported; delete that folder, and import its log again"
+    ]
+    import_logs(ImportRequest(results=store.root))
+    assert f"left out: {damaged[0]}" in capsys.readouterr().err
 
 
 def test_a_log_that_is_read_otherwise_than_before_does_not_keep_its_old_numbers(store) -> None:
