@@ -81,7 +81,8 @@ def make_cell(
     records, _ = store.outlines(plan.id)
     found = compare_with_records(plan, records, maker.code_before(), options, counts)
     total = len(found.missing_runs)
-    return BlockRunner(maker, options, plan, total).run(found.missing).ended
+    ended, _ = BlockRunner(maker, options, plan, total).run(found.missing)
+    return ended
 
 
 def _sides(codes: Codes, settings: SlurmSettings) -> dict[str | None, Side]:

@@ -109,14 +109,14 @@ def run_sides(
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
         runner = BlockRunner(maker, options, plan, total, chooser)
-        ran = runner.run(missing)
+        ended, lost = runner.run(missing)
         return SweepOutcome(
-            ran=ran.ended,
+            ran=tuple(ended),
             done_before=found.done,
             failed_before=found.failed,
             not_started=0 if chooser else total - runner.started,
             interrupted=maker.stop.is_set(),
-            lost=ran.lost,
+            lost=tuple(lost),
         )
 
 
@@ -131,26 +131,6 @@ def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
     """The blocks of a plan, by what the results folder knows of them."""
     records, _ = maker.store.outlines(plan.id)
     return compare_with_records(plan, records, maker.code_before(), options)
-
-
-@dataclass(frozen=True)
-class BlocksRun:
-    """What a call did.
-
-    ended: runs of complete blocks, and the one that ended each failed block. lost: all other runs
-    of blocks that were lost.
-    """
-
-    ended: tuple[PastRun, ...]
-    lost: tuple[PastRun, ...]
-
-    @classmethod
-    def of_all(cls, blocks: Sequence[BlocksRun]) -> BlocksRun:
-        """All of them, in their order."""
-        return cls(
-            tuple(run for one in blocks for run in one.ended),
-            tuple(run for one in blocks for run in one.lost),
-        )
 
 
 class BlockRunner:
@@ -184,10 +164,13 @@ class BlockRunner:
         self._wrong_code = False
         self._lock = Lock()
 
-    def run(self, missing: Iterable[MissingBlock]) -> BlocksRun:
+    def run(self, missing: Iterable[MissingBlock]) -> tuple[list[PastRun], list[PastRun]]:
         """In order, until there are no more or there is a reason to stop.
 
         missing: may be decided on while it runs.
+
+        Returns:
+            Runs of complete blocks with the one that ended each failed block, and all other runs.
         """
         stop, begun = self._maker.stop, []
         with self._slots as slots:
@@ -199,14 +182,17 @@ class BlockRunner:
                     begun.append(slots.start(number, share, partial(self._run_block, one)))
                 if stop.is_set() or self._why_stop:
                     break
-        result = BlocksRun.of_all([block() for block in begun])
+        blocks = [block() for block in begun]
         is_early = self._wrong_code or self._chooser is not None or self.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
             why = "interrupted" if stop.is_set() else self._why_stop
             self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
-        return result
+        ended = [run for ended_here, _ in blocks for run in ended_here]
+        return ended, [run for _, lost_here in blocks for run in lost_here]
 
-    def _run_block(self, one: MissingBlock, share: Share | None) -> BlocksRun:
+    def _run_block(
+        self, one: MissingBlock, share: Share | None
+    ) -> tuple[list[PastRun], list[PastRun]]:
         """Run one block until it is complete or given up."""
         with self._lock:
             first, self.started = self.started + 1, self.started + len(one.block.arms)
@@ -217,12 +203,11 @@ class BlockRunner:
             for text in told:
                 self._maker.publish(Remark(text))
         if complete:
-            return BlocksRun(tuple(runs), tuple(lost))
+            return runs, lost
         # A run that was stopped is reported where all were: then it is no fault of its block.
         stopped = [run for run in runs if run.state in STOPPED]
         ended = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
-        lost += [run for run in runs if run not in ended]
-        return BlocksRun(tuple(ended), tuple(lost))
+        return ended, lost + [run for run in runs if run not in ended]
 
     def _attempts(
         self, one: MissingBlock, first: int, share: Share | None
