@@ -120,8 +120,8 @@ def _memory(found: re.Match[str]) -> Said:
     said: dict[str, Value] = {}
     for part in found[4].split("|"):
         name, _, text = part.rpartition(":")
-        if isinstance(one := value(text), float):
-            said[name.strip()] = one
+        if name:
+            said[name.strip()] = value(text)
     facts = {"framework": "megatron-bridge"} if found[3].upper() == "GB" else {}
     return Said(int(found[2]), renamed(said, _MEMORY_NAMES), facts, kind=MEMORY)
 

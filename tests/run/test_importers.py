@@ -185,6 +185,13 @@ def test_a_value_that_cannot_be_is_dropped_with_its_line(milliseconds, loss, say
     assert f"1 values that cannot be were dropped: {says}" in provenance.remarks
 
 
+def test_memory_with_a_decimal_comma_is_dropped_with_its_line() -> None:
+    _, provenance, (step,) = read(MEMORY.format(0, "18516,73") + ITERATION.format(2, "1", "2", 0))
+    assert (step.device_peak_bytes, step.device_allocated_bytes) == (None, 10 << 20)
+    (said,) = provenance.remarks
+    assert said == "1 values that cannot be were dropped: device_peak_bytes 18516,73 (line 1)"
+
+
 def test_a_number_with_two_points_is_dropped_by_every_dialect() -> None:
     text = "steps: 10 loss: 1.2.3 iter time (s): 1,500.5 samples/sec: 21.3"
     _, provenance, (step,) = read(text, "deepspeed")
