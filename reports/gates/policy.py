@@ -25,6 +25,8 @@ from bench.derive.metrics import (
 from bench.errors import UsageError
 
 DEFAULT_ALPHA = 0.05
+LEAST_ALPHA = 1e-6
+"""Below, no number of runs that anybody makes decides."""
 
 KeyPath = tuple[str | int, ...]
 LineOf = Callable[[KeyPath], int]
@@ -150,7 +152,7 @@ def _file_model() -> type[BaseModel]:
         name: (_section(metric), _section(metric)()) for name, metric in judged_metrics().items()
     }
     metrics = create_model("_Metrics", __base__=_Section, **sections)
-    alpha = Annotated[float, BeforeValidator(_fraction), Field(gt=0, le=0.5)]
+    alpha = Annotated[float, BeforeValidator(_fraction), Field(ge=LEAST_ALPHA, le=0.5)]
     return create_model(
         "_PolicyFile",
         __base__=_Section,
@@ -190,8 +192,8 @@ def _message(error: ErrorDetails) -> str:
             text = "expected metrics with their rules, as `step_time: {...}`"
         case "model_type":
             text = f"{key}: expected a mapping such as {{tolerance: 2%}}"
-        case "greater_than":
-            text = "alpha must be above 0: nothing is ever certain"
+        case "greater_than_equal" if key == "alpha":
+            text = f"alpha must be above 0, at least {LEAST_ALPHA:g}: nothing is ever certain"
     return text
 
 

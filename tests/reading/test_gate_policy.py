@@ -80,6 +80,7 @@ def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_ce
         ("metrics:\n  loss: {direction: lower_is_better}\n", r"moves is a change either way"),
         ("metrics:\n  memory: {mode: bitwise}\n", r"unknown key 'mode'"),
         ("alpha: 0\n", r"alpha must be above 0"),
+        ("alpha: 1.0e-300\n", r"alpha must be above 0, at least 1e-06"),
         ("alpha: 0.9\n", r"gates.yaml:1: alpha: expected a fraction from 0 to 0.5"),
         ("- a\n", r"expected a mapping"),
         ("a: [\n", r"not valid YAML"),
