@@ -24,6 +24,7 @@ from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, Metri
 from reports.renderers import quantity
 from reports.statistics.deciding import adjusted, smallest_deciding_n
 from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
+from reports.statistics.interval import MOST_EXACT
 from reports.statistics.sequential import ConfidenceSequence
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
@@ -265,6 +266,13 @@ def _why(
     needed = smallest_deciding_n(alpha, paired=estimate.paired, tests=tests)
     unit = "blocks" if estimate.paired else "runs on each side"
     least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
+    ways = 2**needed if estimate.paired else math.comb(2 * needed, needed)
+    never = not case.sequential and ways > MOST_EXACT
+    if never:
+        least = (
+            f"no number of {unit} decides at {alpha:g} for {quantity.counted(tests, 'cell')}: take"
+            " a larger alpha" + (", or judge fewer cells with --only" if tests > 1 else "")
+        )
     if interval is None:
         have = (
             quantity.counted(estimate.n, "block")
@@ -278,7 +286,7 @@ def _why(
     low, high = (quantity.change(x - 1) for x in (math.exp(interval[0]), math.exp(interval[1])))
     band = math.log1p(case.tolerance)
     if interval[0] > band or interval[1] < -band:
-        more = "" if estimate.n >= needed else f"; {least}"
+        more = "" if estimate.n >= needed and not never else f"; {least}"
         return (
             f"the interval {low} to {high} is beyond the tolerance, but not after adjustment for "
             f"{tests} cells (p {p:.3g}){more}"

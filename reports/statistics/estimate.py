@@ -44,8 +44,12 @@ class RatioEstimate:
     def smallest_p(self) -> float:
         """The smallest p-value that so many runs could give."""
         if self.paired:
-            return smallest_paired_p(len(self.base))
-        return smallest_unpaired_p(len(self.base), len(self.head))
+            least = smallest_paired_p(len(self.base))
+        else:
+            least = smallest_unpaired_p(len(self.base), len(self.head))
+        if isinstance(self.known, Rearrangements):  # of many, fewer are drawn than there are
+            least = max(least, 2 / (self.known.typical.size + 1))
+        return least
 
     def p_beyond(self, tolerance: float) -> float:
         """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from itertools import combinations
 
 import pytest
@@ -107,6 +108,18 @@ def test_only_blocks_that_both_sides_have_are_paired():
 def test_what_repeats_exactly_gates_with_one_run_a_side(base, head, expected):
     rule = default_rules()["memory"]
     assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == expected
+
+
+@pytest.mark.parametrize(("blocks", "least"), [(14, 1.2e-4), (20, 2e-4)])
+def test_what_no_number_of_blocks_could_decide_names_none(blocks, least):
+    base = {n: 100.0 + n / 100 for n in range(blocks)}
+    slower = MetricSamples("slower", base, {n: 1.5 * base[n] for n in base}, True, 0.02)
+    (judged,) = judge_intervals([slower], STEP_TIME, STEP_TIME.rule, 1e-4)
+    assert f"possible is {least:.2g}, and 0.0001 is asked for; no number of blocks" in judged.reason
+    cells = [replace(slower, cell=str(n), head=base) for n in range(9)]
+    several = judge_intervals([slower, *cells], STEP_TIME, STEP_TIME.rule, 0.001)
+    assert several[0].verdict == "inconclusive"
+    assert several[0].reason.endswith("larger alpha, or judge fewer cells with --only")
 
 
 def test_a_difference_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_one():
