@@ -6,6 +6,7 @@ function that finds the line of a key.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
@@ -102,7 +103,13 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
 
 
 def _fraction(value: Any) -> Any:
-    """0.02 of "2%"; anything else as it is."""
+    """0.02 of "2%"; anything else as it is.
+
+    Raises:
+        ValueError: a bare number of 1 or more; whoever writes 3 means 3 %.
+    """
+    if isinstance(value, int | float) and not isinstance(value, bool) and 1 <= value < math.inf:
+        raise ValueError(f"expected {value:g}% or {value / 100:g}, found {value:g}")
     if isinstance(value, str) and value.strip().endswith("%"):
         try:
             return float(value.strip().removesuffix("%")) / 100
@@ -168,7 +175,8 @@ def _message(error: ErrorDetails) -> str:
     key = where[-1] if where else ""
     most = 0.5 if key == "alpha" else 10
     text = (
-        f"{key}: expected a fraction from 0 to {most:g} or a percentage such as 2%, found {found!r}"
+        f"{key}: expected a percentage such as 2% or a fraction such as 0.02, from 0 to"
+        f" {100 * most:g}%, found {found!r}"
     )
     match error["type"]:
         case "extra_forbidden" if key == "tolerance":
@@ -183,6 +191,8 @@ def _message(error: ErrorDetails) -> str:
             )
         case "extra_forbidden":
             text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
+        case "value_error":
+            text = f"{key}: {error['ctx']['error']}"
         case "literal_error" if where[1:] == ("loss", "direction"):
             text = "loss: a curve that moves is a change either way"
         case "literal_error":
