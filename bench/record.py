@@ -199,6 +199,11 @@ class MemoryChange(BaseModel):
     role: str = ""
     in_pool: bool = False
 
+    @property
+    def unit(self) -> str:
+        """Owner of the bucket, as `layers.0`; "" where the buffer belongs to none."""
+        return self.bucket.rpartition("/")[0]
+
 
 class MemoryTimeline(BaseModel):
     """`timeline` in `memory.json`: one step of rank 0, change by change.

@@ -19,22 +19,6 @@ POOL = "(pool)"
 
 
 @dataclass(frozen=True)
-class Held:
-    """A buffer that exists. in_pool: its bytes are part of a pool's, and not counted twice."""
-
-    category: str
-    bucket: str
-    role: str
-    bytes: int
-    in_pool: bool
-
-    @property
-    def unit(self) -> str:
-        """Owner of the bucket, as `layers.0`; "" where the buffer belongs to none."""
-        return self.bucket.rpartition("/")[0]
-
-
-@dataclass(frozen=True)
 class Moment:
     """Bytes by category from `milliseconds` on. idle_bytes: of them, in slots that nobody uses."""
 
@@ -56,7 +40,7 @@ class MemoryPeak:
     """
 
     moment: Moment
-    alive: tuple[Held, ...]
+    alive: tuple[MemoryChange, ...]
 
 
 @dataclass(frozen=True)
@@ -139,7 +123,11 @@ def peak(timeline: MemoryTimeline) -> MemoryPeak:
     for moment, alive in _walk(timeline):
         if best is None or _height(moment) > _height(best):
             best, held = moment, dict(alive)
-    found = [Held(c, b, r, size, pool) for (c, b, r, pool), size in held.items() if size > 0]
+    found = [
+        MemoryChange(category=category, bytes=size, bucket=bucket, role=role, in_pool=in_pool)
+        for (category, bucket, role, in_pool), size in held.items()
+        if size > 0
+    ]
     return MemoryPeak(best or Moment(0.0, {}), tuple(found))
 
 

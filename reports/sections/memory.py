@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from bench.derive.live_storage import LiveRow, LiveStorage, live_storage
-from bench.derive.timeline import Held, MemoryPeak, peak, read_timeline
-from bench.record import MemoryTimeline
+from bench.derive.timeline import MemoryPeak, peak, read_timeline
+from bench.record import MemoryChange, MemoryTimeline
 from bench.spec import BLOCK_LETTERS, ModelShape
 from reports.findings import Findings
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
@@ -107,7 +107,7 @@ def _peak_table(drawn: Drawn) -> Table:
 
 
 def _alive(found: MemoryPeak, shape: ModelShape | None) -> str:
-    by_role: dict[str, list[Held]] = {}
+    by_role: dict[str, list[MemoryChange]] = {}
     for held in found.alive:
         if held.role in _TRANSIENT and held.unit:
             by_role.setdefault(held.role, []).append(held)
