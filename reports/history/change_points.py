@@ -94,8 +94,10 @@ def levels(series: Series, rule: MetricRule, *, alpha: float, floor: float = 0.0
     cuts = _proposed(signal, wobble)
     points = [series.points[at] for at in chosen]
     while cuts:
+        own = [dict(enumerate(level)) for level in _starts_by_level(points, cuts)]
         cases = [
-            _case(points, edges, tolerance, floor > asked) for edges in _neighbours(cuts, points)
+            MetricSamples("", base, head, paired=False, tolerance=tolerance, floor=floor > asked)
+            for base, head in itertools.pairwise(own)
         ]
         judged = judge_intervals(cases, series.metric, rule, alpha)
         undecided = [
@@ -147,31 +149,17 @@ def _proposed(signal: np.ndarray, wobble: float) -> list[int]:
     return [int(at) for at in search.predict(pen=_PENALTY * math.log(signal.size))[:-1]]
 
 
-def _neighbours(
-    cuts: Sequence[int], points: Sequence[Point]
-) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Of every cut, the levels before and behind it as ranges of points."""
-    edges = [0, *cuts, len(points)]
-    return [((edges[i], edges[i + 1]), (edges[i + 1], edges[i + 2])) for i in range(len(cuts))]
-
-
-def _case(
-    points: Sequence[Point],
-    levels_: tuple[tuple[int, int], tuple[int, int]],
-    tolerance: float,
-    floor: bool,
-) -> MetricSamples:
-    base, head = (
-        dict(enumerate(value for point in points[a:b] for value in point.values))
-        for a, b in levels_
-    )
-    return MetricSamples("", base, head, paired=False, tolerance=tolerance, floor=floor)
+def _starts_by_level(points: Sequence[Point], cuts: Sequence[int]) -> list[list[float]]:
+    """The values of all starts between two cuts."""
+    return [
+        [value for point in points[a:b] for value in point.values]
+        for a, b in itertools.pairwise((0, *cuts, len(points)))
+    ]
 
 
 def level_medians(series: Series, found: Levels) -> list[tuple[int, int, float]]:
     """Of every level: its first point, the one behind its last, and the median over its starts."""
-    edges = [0, *(change.after for change in found.changes), len(series.points)]
-    return [
-        (a, b, median(value for point in series.points[a:b] for value in point.values))
-        for a, b in itertools.pairwise(edges)
-    ]
+    cuts = [change.after for change in found.changes]
+    edges = itertools.pairwise((0, *cuts, len(series.points)))
+    levels_ = _starts_by_level(series.points, cuts)
+    return [(a, b, median(level)) for (a, b), level in zip(edges, levels_, strict=True)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 
@@ -75,24 +77,12 @@ def _scale(axes: Axes, values: list[list[float]]) -> None:
 
 
 def _legend(few: list[int]) -> list[Line2D]:
+    dot = partial(Line2D, [], [], color=BLUE, marker="o", linestyle="", markersize=4)
     found = [
         Line2D([], [], color=GREY, marker="_", linestyle="", label="a start"),
-        Line2D(
-            [], [], color=BLUE, marker="o", linestyle="", markersize=4, label="median of a point"
-        ),
+        dot(label="median of a point"),
         Line2D([], [], color=BLUE, linewidth=1.6, label="level"),
     ]
     if few:
-        found.append(
-            Line2D(
-                [],
-                [],
-                color=BLUE,
-                marker="o",
-                linestyle="",
-                markersize=4,
-                fillstyle="none",
-                label="too few starts to decide",
-            )
-        )
+        found.append(dot(fillstyle="none", label="too few starts to decide"))
     return found
