@@ -77,10 +77,7 @@ def show_audit(asked: AuditRequest) -> Answer:
 def _audit(logs: Sequence[str]) -> Audit:
     """Of the folder of a run of ours with all it recorded, or of any logs."""
     if len(logs) == 1 and (Path(logs[0]) / "spec.json").is_file():
-        found = audit_run(Path(logs[0]))
-        if found.audit is None:
-            raise NothingMeasuredError(found.text)
-        return found.audit
+        return audit_run(Path(logs[0]))
     return audit_paths(logs)
 
 
@@ -130,12 +127,13 @@ def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSectio
     run, folder, why = _newest(store, sweep, cell)
     if folder is None:
         return [_Judged(cell.id, term.text, _NEVER, why, run) for term in wanted]
-    found = audit_run(folder)
-    if found.audit is None:
-        return [_Judged(cell.id, term.text, "no evidence", found.text, run) for term in wanted]
+    try:
+        audit = audit_run(folder)
+    except NothingMeasuredError as error:
+        return [_Judged(cell.id, term.text, "no evidence", str(error), run) for term in wanted]
     return [
         _Judged(cell.id, result.requirement.text, result.state, result.message, run)
-        for result in judge(found.audit, wanted, one.after_iteration, one.min_bytes)
+        for result in judge(audit, wanted, one.after_iteration, one.min_bytes)
     ]
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from bench.errors import NothingMeasuredError
 from bench.store import layout
 from bench.store.reading import read_json_object
 from reports.nccl.calls import calls_of
@@ -21,27 +22,23 @@ from reports.nccl.job import LoggedJob, make_job
 from reports.nccl.model import Unread
 from reports.nccl.reader import Marks, read_source
 from reports.nccl.rows import CommunicatorRow, VerdictRow, rows
-from reports.nccl.source import LogSource, find_sources
+from reports.nccl.source import find_sources
 
-
-@dataclass(frozen=True)
-class Groups:
-    """What a run of ours recorded: the rank behind each log, and the groups with their roles.
-
-    ranks: global rank by source name. roles: (role, global ranks) of every group.
-    """
-
-    ranks: Mapping[str, int] = field(default_factory=dict)
-    roles: tuple[tuple[str, frozenset[int]], ...] = ()
+Role = tuple[str, frozenset[int]]
+"""What a group of ranks is for, and its global ranks."""
 
 
 @dataclass(frozen=True)
 class Audit:
-    """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not."""
+    """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not.
+
+    ranks, roles: what a run of ours recorded, as of `audit_paths`.
+    """
 
     job: LoggedJob
-    groups: Groups
     boundaries_by: str
+    ranks: Mapping[str, int]
+    roles: tuple[Role, ...]
 
     @cached_property
     def rows(self) -> tuple[VerdictRow, ...]:
@@ -81,38 +78,41 @@ class Audit:
 
     def _role(self, views: list[View], ranks: int | None) -> str:
         """The recorded groups with exactly these ranks; two roles may share their ranks."""
-        members = {self.groups.ranks.get(self.job.processes[v.process].source) for v in views}
+        members = {self.ranks.get(self.job.processes[v.process].source) for v in views}
         if None in members:
             return ""
-        exact = {role for role, own in self.groups.roles if own == members}
+        exact = {role for role, own in self.roles if own == members}
         if not exact and ranks is not None:
             # Logs of some ranks are missing: the one kind of group of this size with the others.
-            exact = {r for r, own in self.groups.roles if members <= own and len(own) == ranks}
+            exact = {r for r, own in self.roles if members <= own and len(own) == ranks}
         return "/".join(sorted(exact))
 
 
-def audit_paths(paths: Sequence[str | Path]) -> Audit:
+def audit_paths(
+    paths: Sequence[str | Path],
+    marks: Mapping[str, Marks] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    roles: Sequence[Role] = (),
+) -> Audit:
     """Audit files, folders, pipes and standard input (`-`).
+
+    Args:
+        paths: what to read.
+        marks: by name of a source, where iterations end in it, as a run of ours noted them.
+        ranks: by name of a source, the global rank that wrote it.
+        roles: of all groups of a run of ours.
 
     Raises:
         UsageError: a path that cannot be read.
     """
-    return _audit(*find_sources(paths), {}, Groups())
-
-
-def _audit(
-    sources: Sequence[LogSource],
-    remarks: Sequence[str],
-    marks: Mapping[str, Marks],
-    groups: Groups,
-) -> Audit:
-    """Of streams; `marks` (by name of the source) and `groups` come from the folder of a run."""
-    unread = Unread()
+    sources, remarks = find_sources(paths)
+    unread, marks = Unread(), marks or {}
     streams = [read_source(one, marks.get(one.name, ()), unread) for one in sources]
     job = make_job(streams, unread)
     job.remarks[:0] = remarks
     by = "marks of the run" if marks else "iteration lines, in the order of the file"
-    return Audit(job, groups, by if job.iterations_seen is not None else "")
+    seen = job.iterations_seen is not None
+    return Audit(job, by if seen else "", ranks or {}, tuple(roles))
 
 
 _LOG = re.compile(r"rank(\d+)\.log")
@@ -120,35 +120,29 @@ _LOG = re.compile(r"rank(\d+)\.log")
 _MARK = re.compile(r'\{"iteration": (\d{1,18}), "offset_bytes": (\d{1,18})\}')
 
 
-@dataclass(frozen=True)
-class RunAudit:
-    """`audit` of a run, or None and in words why there is none."""
+def audit_run(run: Path) -> Audit:
+    """Audit the run in folder `run`; derived from its logs whenever it is asked for.
 
-    audit: Audit | None
-    text: str = ""
-
-
-def audit_run(run: Path) -> RunAudit:
-    """Audit the run in folder `run`; derived from its logs whenever it is asked for."""
+    Raises:
+        NothingMeasuredError: it has no log of NCCL, and why.
+    """
     spec = read_json_object(run / layout.SPEC, []) or {}
     if _at(spec, "launch", "device") == "cpu":
-        return RunAudit(
-            None,
-            "there is no NCCL in this run: its ranks are CPU processes and communicate by gloo",
+        raise NothingMeasuredError(
+            "there is no NCCL in this run: its ranks are CPU processes and communicate by gloo"
         )
     folder = run / layout.NCCL
     logs = ((log, _LOG.fullmatch(log.name)) for log in sorted(folder.glob("rank*.log")))
     ranks = {str(log): int(name[1]) for log, name in logs if name}
     if not ranks:
-        if _at(spec, "measure", "nccl") == "evidence":
-            return RunAudit(None, "the run was to keep NCCL logs but has none: NCCL wrote nothing")
-        return RunAudit(
-            None, "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
+        asked = _at(spec, "measure", "nccl") == "evidence"
+        raise NothingMeasuredError(
+            "the run was to keep NCCL logs but has none: NCCL wrote nothing"
+            if asked
+            else "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
         )
     marks = {name: _marks(folder / f"iterations.rank{rank}.jsonl") for name, rank in ranks.items()}
-    groups = Groups(ranks, _roles(folder))
-    found = _audit(*find_sources(list(ranks)), marks if any(marks.values()) else {}, groups)
-    return RunAudit(found)
+    return audit_paths(list(ranks), marks if any(marks.values()) else {}, ranks, _roles(folder))
 
 
 def _marks(path: Path) -> Marks:
@@ -157,7 +151,7 @@ def _marks(path: Path) -> Marks:
     return tuple(sorted((int(offset), int(ended)) for ended, offset in _MARK.findall(text)))
 
 
-def _roles(folder: Path) -> tuple[tuple[str, frozenset[int]], ...]:
+def _roles(folder: Path) -> list[Role]:
     """Groups that any rank recorded; damaged ones are left out."""
     recorded = (read_json_object(path, []) or {} for path in folder.glob("groups.rank*.json"))
     found = set()
@@ -166,7 +160,7 @@ def _roles(folder: Path) -> tuple[tuple[str, frozenset[int]], ...]:
             match group:
                 case {"role": str(role), "ranks": [*ranks]} if all(type(r) is int for r in ranks):
                     found.add((role, frozenset(ranks)))
-    return tuple(sorted(found, key=lambda one: (one[0], sorted(one[1]))))
+    return sorted(found, key=lambda one: (one[0], sorted(one[1])))
 
 
 def _at(document: dict[str, Any], section: str, key: str) -> Any:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from bench.errors import NothingMeasuredError
 from reports.findings import Findings
-from reports.nccl.audit import Audit, RunAudit, audit_run
+from reports.nccl.audit import Audit, audit_run
 from reports.nccl.expectations import expectations_of, shortfalls, steady_rows, verdict_text
 from reports.nccl.presentation import bytes_table, reading_facts, reason_lines, rows_table
 from reports.nccl.sums import gradient_sums
@@ -56,7 +57,7 @@ def audits(findings: Findings) -> Iterator[tuple[Cell, Cell | None, Audit | None
     for cell in findings.cells:
         source = logged.get(_workload(cell))
         read = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
-        yield cell, source, next((one.audit for one in read if one.audit is not None), None)
+        yield cell, source, next((one for one in read if isinstance(one, Audit)), None)
 
 
 def _workload(cell: Cell) -> str:
@@ -70,9 +71,12 @@ def _workload(cell: Cell) -> str:
 
 
 @lru_cache(maxsize=64)
-def _audited(run: Path) -> RunAudit:
-    """Once per report: table, headline and section ask for the same."""
-    return audit_run(run)
+def _audited(run: Path) -> Audit | str:
+    """Once per report, as table, headline and section ask for the same; or why there is none."""
+    try:
+        return audit_run(run)
+    except NothingMeasuredError as error:
+        return str(error)
 
 
 def nccl_section(findings: Findings) -> Section | None:
@@ -95,11 +99,10 @@ def nccl_section(findings: Findings) -> Section | None:
 def _cell(cell: Cell, runs: Path) -> list[Block]:
     blocks: list[Block] = [Heading(cell.name)]
     for run in cell.runs:
-        found = _audited(runs / run.record.run_id)
-        if found.audit is None:
-            blocks.append(Paragraph(found.text[0].upper() + found.text[1:] + "."))
+        audit = _audited(runs / run.record.run_id)
+        if isinstance(audit, str):
+            blocks.append(Paragraph(audit[0].upper() + audit[1:] + "."))
             continue
-        audit = found.audit
         if not audit.rows:
             blocks.append(Paragraph("No line of the logs tells which kernel ran.", tone="warning"))
         else:
