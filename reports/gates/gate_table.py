@@ -62,7 +62,7 @@ def interval_text(interval: tuple[float, float] | None) -> str:
 
 
 def _time_row(one: Judgement) -> Row:
-    scale = one.metric == STEP_TIME.name
+    sides = (one.base, one.head) if one.metric == STEP_TIME.name else (None, None)
     return Row(
         (
             one.cell,
@@ -72,8 +72,7 @@ def _time_row(one: Judgement) -> Row:
             interval_text(one.interval) if one.ratio is not None else quantity.MISSING,
             tolerance_text(one),
             quantity.MISSING if one.p_adjusted is None else f"{one.p_adjusted:.3g}",
-            _milliseconds(one.base, step_time=scale),
-            _milliseconds(one.head, step_time=scale),
+            *map(quantity.milliseconds, sides),
             _runs(one),
         ),
         _kind(one),
@@ -112,10 +111,6 @@ def tolerance_text(one: Judgement) -> str:
     if one.tolerance is None:
         return quantity.MISSING
     return quantity.share(one.tolerance, 1) + (" (noise)" if one.floor else "")
-
-
-def _milliseconds(value: float | None, *, step_time: bool) -> str:
-    return quantity.milliseconds(value if step_time else None)
 
 
 def _runs(one: Judgement) -> str:

@@ -33,18 +33,21 @@ KeyPath = tuple[str | int, ...]
 LineOf = Callable[[KeyPath], int]
 
 
-@dataclass(frozen=True)
-class AllowedRise:
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class AllowedRise(_Section):
     """An operation that may be done `count` times more per step, over all ranks, and why.
 
     operation: as a failed gate names it, `aten._to_copy float32>bfloat16`. bytes: what it may move
     more without being done more often; None for nothing.
     """
 
-    operation: str
-    count: int
-    reason: str
-    bytes: int | None = None
+    operation: Annotated[str, Field(min_length=1)]
+    count: Annotated[int, Field(ge=0)]
+    reason: Annotated[str, Field(min_length=1)]
+    bytes: Annotated[int | None, Field(ge=0)] = None
 
 
 @dataclass(frozen=True)
@@ -98,8 +101,7 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
         gate = "required" if rules[name].gate == "off" else rules[name].gate
         rules[name] = replace(rules[name], gate=gate, named=True)
         rules[name] = replace(rules[name], **kept)
-    allowed = tuple(AllowedRise(**one.model_dump()) for one in written.allow)  # type: ignore[attr-defined]
-    return Policy(rules, allowed, written.alpha, source)  # type: ignore[attr-defined]
+    return Policy(rules, tuple(written.allow), written.alpha, source)  # type: ignore[attr-defined]
 
 
 def _fraction(value: Any) -> Any:
@@ -118,10 +120,6 @@ def _fraction(value: Any) -> Any:
     return value
 
 
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
 class _RuleSection(_Section):
     gate: Requirement = "required"
     tolerance: Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=10)] = 0.0
@@ -137,13 +135,6 @@ class _CountSection(_Section):
     """No tolerance: a rise that is wanted stands under `allow`, by name."""
 
     gate: Requirement = "required"
-
-
-class _AllowSection(_Section):
-    operation: Annotated[str, Field(min_length=1)]
-    count: Annotated[int, Field(ge=0)]
-    reason: Annotated[str, Field(min_length=1)]
-    bytes: Annotated[int | None, Field(ge=0)] = None
 
 
 _SECTIONS: dict[str, type[_Section]] = {"curve": _LossSection, "count": _CountSection}
@@ -165,7 +156,7 @@ def _file_model() -> type[BaseModel]:
         __base__=_Section,
         alpha=(alpha, DEFAULT_ALPHA),
         metrics=(metrics, metrics()),
-        allow=(list[_AllowSection], []),
+        allow=(list[AllowedRise], []),
     )
 
 

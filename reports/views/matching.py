@@ -36,17 +36,15 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
             nothing is found out automatically.
     """
     before, after = flat_settings(base), flat_settings(head)
+    keys = {key for flat in (*before, *after) for key in flat}
     if ignore:
-        aside = {key for flat in (*before, *after) for key in flat if _is_under(key, ignore)}
-        return _paired(base, head, before, after, aside)
+        return _paired(base, head, {key for key in keys if _is_under(key, ignore)})
     if len(base) == len(head) == 1:
-        return _paired(base, head, before, after, set(_differing(before[0], after[0])))
-    exact = _paired(base, head, before, after, set())
+        return _paired(base, head, set(_differing(before[0], after[0])))
+    exact = _paired(base, head, set())
     if exact.pairs or not base or not head:
         return exact
-    keys = {key for flat in (*before, *after) for key in flat}
-    aside = {key for key in keys if _values(before, key) != _values(after, key)}
-    return _paired(base, head, before, after, aside)
+    return _paired(base, head, {k for k in keys if _values(before, k) != _values(after, k)})
 
 
 def differing_settings(base: Cell, head: Cell) -> list[str]:
@@ -60,15 +58,8 @@ def differing_settings(base: Cell, head: Cell) -> list[str]:
     ]
 
 
-def _paired(
-    base: Sequence[Cell],
-    head: Sequence[Cell],
-    before: Sequence[Mapping[str, Any]],
-    after: Sequence[Mapping[str, Any]],
-    aside: set[str],
-) -> Matching:
-    heads = _by_key(head, after, aside)
-    bases = _by_key(base, before, aside)
+def _paired(base: Sequence[Cell], head: Sequence[Cell], aside: set[str]) -> Matching:
+    bases, heads = _by_key(base, aside), _by_key(head, aside)
     pairs = tuple(
         (cells[0], heads[key][0])
         for key, cells in bases.items()
@@ -83,15 +74,12 @@ def _paired(
     )
 
 
-def _by_key(
-    cells: Sequence[Cell], flats: Sequence[Mapping[str, Any]], aside: set[str]
-) -> dict[tuple[tuple[str, str], ...], list[Cell]]:
-    grouped: dict[tuple[tuple[str, str], ...], list[Cell]] = {}
-    for cell, flat in zip(cells, flats, strict=True):
+def _by_key(cells: Sequence[Cell], aside: set[str]) -> dict[frozenset[object], list[Cell]]:
+    grouped: dict[frozenset[object], list[Cell]] = {}
+    for cell, flat in zip(cells, flat_settings(cells), strict=True):
         # An absent setting is one that is open: an engine has only settings of its own.
         known = ((k, repr(v)) for k, v in flat.items() if k not in aside and v is not None)
-        key = tuple(sorted(known))
-        grouped.setdefault(key, []).append(cell)
+        grouped.setdefault(frozenset(known), []).append(cell)
     return grouped
 
 
