@@ -29,14 +29,12 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in found]
 
 
-def smallest_paired_p(blocks: int) -> float:
-    """Two-sided p-value when all of `blocks` differences point the same way: 2 / 2^n, at most 1."""
-    return min(1.0, 2.0 ** (1 - blocks))
+def smallest_p(base: int, head: int, *, paired: bool) -> Fraction:
+    """Two-sided p-value when every head lies beyond its base, at most 1.
 
-
-def smallest_unpaired_p(base: int, head: int) -> float:
-    """Two-sided p-value when every head lies beyond every base: 2 / (base + head choose head)."""
-    return min(1.0, 2 / math.comb(base + head, head))
+    Of n blocks 2 / 2^n; of runs measured apart 2 / (base + head choose head).
+    """
+    return min(Fraction(1), Fraction(2, 2**base if paired else math.comb(base + head, head)))
 
 
 def smallest_deciding_n(alpha: float, *, paired: bool, tests: int = 1) -> int:
@@ -49,7 +47,6 @@ def smallest_deciding_n(alpha: float, *, paired: bool, tests: int = 1) -> int:
     """
     bound = Fraction(str(alpha)) / max(1, tests)
     for runs in range(1, MOST_RUNS + 1):
-        ways = 2**runs if paired else math.comb(2 * runs, runs)
-        if Fraction(2, ways) <= bound:
+        if smallest_p(runs, runs, paired=paired) <= bound:
             return runs
     raise ValueError(f"no number of runs up to {MOST_RUNS} decides at {alpha} among {tests} tests")

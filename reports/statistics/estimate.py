@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from reports.statistics.deciding import smallest_paired_p, smallest_unpaired_p
+from reports.statistics.deciding import smallest_p
 from reports.statistics.interval import Interval, Rearrangements, subset_means, swap_means
 from reports.statistics.sequential import ConfidenceSequence
 
@@ -43,10 +43,7 @@ class RatioEstimate:
     @property
     def smallest_p(self) -> float:
         """The smallest p-value that so many runs could give."""
-        if self.paired:
-            least = smallest_paired_p(len(self.base))
-        else:
-            least = smallest_unpaired_p(len(self.base), len(self.head))
+        least = float(smallest_p(len(self.base), len(self.head), paired=self.paired))
         if isinstance(self.known, Rearrangements):  # of many, fewer are drawn than there are
             least = max(least, 2 / (self.known.typical.size + 1))
         return least

@@ -66,10 +66,7 @@ class ConfidenceSequence:
         """Logarithm of the largest wealth of any look, at least 0. side: 1 above, -1 below."""
         if not self.differences:
             return 0.0
-        if (bound, side) not in self._known:
-            highest = float(log_wealth(self._array, self._bets, bound, side).max())
-            self._known[bound, side] = max(0.0, highest)
-        return self._known[bound, side]
+        return max(0.0, float(log_wealth(self._array, self._bets, bound, side).max()))
 
     def _end(self, needed: float, side: float) -> float:
         """The nearest bound on one side that is refuted: wealth falls from `far` to `near`."""
@@ -81,10 +78,6 @@ class ConfidenceSequence:
             refuted = int(np.flatnonzero(wealth >= needed).max(initial=0))
             far, near = float(bounds[refuted]), float(bounds[min(refuted + 1, _BOUNDS - 1)])
         return side * far
-
-    @cached_property
-    def _known(self) -> dict[tuple[float, float], float]:
-        return {}
 
     @cached_property
     def _array(self) -> np.ndarray:

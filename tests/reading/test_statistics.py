@@ -5,18 +5,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from fractions import Fraction
 from statistics import fmean
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from reports.statistics.deciding import (
-    adjusted,
-    smallest_deciding_n,
-    smallest_paired_p,
-    smallest_unpaired_p,
-)
+from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
 from reports.statistics.estimate import estimate_paired, estimate_unpaired
 from reports.statistics.interval import MOST_EXACT, Rearrangements, subset_means, swap_means
 from reports.statistics.sequential import (
@@ -84,13 +80,11 @@ def test_the_unpaired_interval_holds_exactly_what_the_test_does_not_reject(n, m)
 
 
 def test_three_against_three_and_five_blocks_can_never_be_significant():
-    assert smallest_unpaired_p(3, 3) == pytest.approx(0.10)
-    assert smallest_unpaired_p(4, 4) == pytest.approx(2 / 70)
+    assert [smallest_p(n, n, paired=False) for n in (3, 4)] == [Fraction(2, 20), Fraction(2, 70)]
     three = estimate_unpaired([1, 1.01, 1.02], [50, 51, 52])
     assert three.interval is None
     assert three.p_beyond(0.0) == pytest.approx(2 / math.comb(6, 3))  # every split is counted
-    assert smallest_paired_p(5) == pytest.approx(0.0625)
-    assert smallest_paired_p(6) == pytest.approx(0.03125)
+    assert [smallest_p(n, n, paired=True) for n in (5, 6)] == [0.0625, 0.03125]
     assert estimate_paired([1] * 5, [2, 2.1, 2.2, 2.3, 2.4]).interval is None
     assert estimate_paired([1] * 6, [2, 2.1, 2.2, 2.3, 2.4, 2.5]).interval is not None
 
@@ -101,8 +95,8 @@ def test_three_against_three_and_five_blocks_can_never_be_significant():
 )
 def test_the_smallest_n_that_could_decide(paired, tests, needed):
     assert smallest_deciding_n(0.05, paired=paired, tests=tests) == needed
-    smallest = smallest_paired_p if paired else lambda n: smallest_unpaired_p(n, n)
-    assert smallest(needed) <= 0.05 / tests < smallest(needed - 1)
+    possible = [smallest_p(n, n, paired=paired) for n in (needed, needed - 1)]
+    assert possible[0] <= 0.05 / tests < possible[1]
 
 
 def test_many_cells_are_adjusted_by_benjamini_and_hochberg():
