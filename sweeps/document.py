@@ -75,26 +75,26 @@ class YamlDocument:
         return SweepFileError(self.source, [Problem(self.line(path), message)])
 
 
-def read_document(path: Path) -> YamlDocument:
-    """Read and parse `path`.
+def read_document(path: Path, first: str = "name") -> YamlDocument:
+    """Read and parse `path`; `first`: a key of such a file, for messages.
 
     Raises:
         SweepFileError: whatever is wrong with the file.
     """
-    return parse_document(_read_text(path), str(path))
+    return parse_document(_read_text(path), str(path), first)
 
 
-def parse_document(text: str, source: str) -> YamlDocument:
-    """Parse YAML text; `source` names it in messages.
+def parse_document(text: str, source: str, first: str = "name") -> YamlDocument:
+    """Parse YAML text; `source` names it in messages, with a key of such a file, `first`.
 
     Raises:
         SweepFileError: not YAML 1.2, not one mapping, hostile, or a key is written twice.
     """
-    root = _compose(text, source)
+    root = _compose(text, source, first)
     builder = _Builder(source)
     data = builder.convert(root, (), 1)
     if not isinstance(data, dict):
-        raise _refusal(source, 1, f"expected a mapping (`name: ...`), found {_kind(data)}")
+        raise _refusal(source, 1, f"expected a mapping (`{first}: ...`), found {_kind(data)}")
     return YamlDocument(source, data, builder.lines)
 
 
@@ -109,7 +109,7 @@ def _read_text(path: Path) -> str:
         if status.st_size > MAX_FILE_BYTES:
             size = f"{status.st_size:,} bytes"
             raise _refusal(
-                source, None, f"a sweep file has at most {MAX_FILE_BYTES:,} bytes, found {size}"
+                source, None, f"a file has at most {MAX_FILE_BYTES:,} bytes, found {size}"
             )
         with path.open("rb") as stream:
             raw = stream.read(MAX_FILE_BYTES + 1)
@@ -131,10 +131,10 @@ def _refusal(source: str, line: int | None, message: str) -> SweepFileError:
     return SweepFileError(source, [Problem(line, message)])
 
 
-def _compose(text: str, source: str) -> Node:
+def _compose(text: str, source: str, first: str) -> Node:
     """The node graph of the one document in `text`."""
     if not text.strip():
-        raise _refusal(source, None, "the file is empty; a sweep needs at least a `name`")
+        raise _refusal(source, None, f"the file is empty; expected a mapping (`{first}: ...`)")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -156,7 +156,9 @@ def _compose(text: str, source: str) -> Node:
         # The parser's own slips on damaged input; the file is at fault, not the user's machine.
         raise _refusal(source, None, f"not valid YAML: {type(error).__name__}") from None
     if root is None:
-        raise _refusal(source, None, "the file has no content; a sweep needs at least a `name`")
+        raise _refusal(
+            source, None, f"the file has no content; expected a mapping (`{first}: ...`)"
+        )
     return root
 
 

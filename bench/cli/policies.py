@@ -19,7 +19,7 @@ def read_policy(path: Path | None) -> Policy:
     """
     if path is None:
         return Policy()
-    document = read_document(path)
+    document = read_document(path, "metrics")
     return parse_policy(document.data, document.line, document.source)
 
 

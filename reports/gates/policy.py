@@ -9,9 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, create_model
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+    model_validator,
+)
 from pydantic_core import ErrorDetails
 
 from bench.derive.metrics import (
@@ -129,6 +137,12 @@ class _RuleSection(_Section):
 class _LossSection(_RuleSection):
     direction: Literal["both"] = "both"
     mode: LossMode = "spread"
+
+    @model_validator(mode="after")
+    def _one_rule(self) -> Self:
+        if self.mode == "bitwise" and self.tolerance:
+            raise ValueError("bitwise has no tolerance; remove one of mode and tolerance")
+        return self
 
 
 class _CountSection(_Section):

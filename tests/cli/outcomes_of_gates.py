@@ -195,7 +195,7 @@ GATE: Scenarios = {
         file("metrics:\n  step_time: {tolerance: a bit}\n  speed: {}\n", "gates.yaml"),
         ask(
             "gate gate --policy gates.yaml",
-            "gates.yaml:2: tolerance: expected a fraction",
+            "gates.yaml:2: tolerance: expected a percentage",
             "gates.yaml:3: unknown key 'speed'",
         ),
     ],

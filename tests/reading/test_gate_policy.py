@@ -86,10 +86,16 @@ def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_ce
         ("metrics: [memory]\n", r"gates.yaml:1: expected metrics with their rules"),
         ("metrics:\n  loss: {direction: lower_is_better}\n", r"moves is a change either way"),
         ("metrics:\n  memory: {mode: bitwise}\n", r"unknown key 'mode'"),
+        (
+            "metrics:\n  loss: {mode: bitwise, tolerance: 1%}\n",
+            r"gates.yaml:2: loss: bitwise has no tolerance; remove one",
+        ),
         ("alpha: 0\n", r"alpha must be above 0"),
         ("alpha: 1.0e-300\n", r"alpha must be above 0, at least 1e-06"),
         ("alpha: 0.9\n", r"gates.yaml:1: alpha: expected .* from 0 to 50%"),
-        ("- a\n", r"expected a mapping"),
+        ("", r"the file is empty; expected a mapping \(`metrics: ...`\)"),
+        ("# alpha: 0.1\n", r"no content; expected a mapping \(`metrics: ...`\)"),
+        ("- a\n", r"expected a mapping \(`metrics: ...`\), found a list"),
         ("a: [\n", r"not valid YAML"),
     ],
 )
