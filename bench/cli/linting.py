@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,15 +10,17 @@ from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.importing import STANDARD_INPUT, blocks
 from bench.cli.verbs.read import LintRequest
-from bench.errors import NothingMeasuredError
+from bench.errors import NothingMeasuredError, UsageError
 from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
+from reports.gates.pairing import arms_of_sweep
 from reports.lint import presentation
 from reports.lint.check import Linted, lint, lint_runs, lint_text, silence
 from reports.lint.rules import Subject
 from reports.nccl.source import LogSource, find_sources
-from reports.views.sweep_view import load_side
+from reports.views.cells import Cell
+from reports.views.sweep_view import load_side, load_sweeps
 
 _FORMATS: dict[str, Callable[[Linted], str]] = {
     "table": presentation.to_terminal,
@@ -60,10 +62,41 @@ def _subjects(results: Path, what: Sequence[str]) -> list[Subject]:
         store = ResultsStore.open(results, create=False)
         known = store.imports.ids()
         imports = [store.imports.read(one) for one in named if one in known]
-        cells = [cell for one in named if one not in known for cell in load_side(store, one)]
-        finished = [cell for cell in cells if cell.finished]
+        cells = {one: _cells(store, one) for one in named if one not in known}
+        _refuse_twice(named, cells)
+        finished = [cell for found in cells.values() for cell in found if cell.finished]
         found.append(lint_runs(imports, finished, PRESETS))
     return found
+
+
+def _cells(store: ResultsStore, name: str) -> list[Cell]:
+    """The cells of a sweep, a cell or a run; what a sweep lacks is said.
+
+    Raises:
+        UsageError: no such name; or a sweep whose plan is lost, and with it which arm is the base.
+    """
+    if not any(store.statuses(name)):
+        return load_side(store, name)
+    (view,) = load_sweeps(store, [name])
+    for problem in view.problems:
+        console.note(f"warning: {problem}")
+    if len(view.arms) > 1:
+        arms_of_sweep(store, name, None, None)
+    return list(view.cells)
+
+
+def _refuse_twice(named: Sequence[str], cells: Mapping[str, Sequence[Cell]]) -> None:
+    """Raise where a run would be compared with itself."""
+    seen: dict[str, str] = {}
+    for name in named:
+        runs = [run.record.run_id for cell in cells.get(name, ()) for run in cell.runs]
+        for run in {name, *runs}:
+            if run in seen:
+                raise UsageError(
+                    f"{seen[run]} and {name} name the same run, which would be compared with"
+                    " itself; name each once"
+                )
+        seen |= dict.fromkeys((name, *runs), name)
 
 
 def _of_text(source: LogSource) -> Subject:

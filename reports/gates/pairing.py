@@ -261,10 +261,16 @@ def arms_of_sweep(
     """The two arms of a sweep that are compared, as `two_arms`.
 
     Raises:
-        UsageError: as `two_arms`.
+        UsageError: as `two_arms`; or only a plan that is lost says which is the base.
     """
     found = [status.arm for _, _, status in store.statuses(sweep) if status.arm]
-    known = list(dict.fromkeys([*planned_arms(store, sweep), *found]))
+    planned = planned_arms(store, sweep)
+    known = list(dict.fromkeys([*planned, *found]))
+    if not (planned or base or head or "base" in known) and len(known) > 1:
+        raise UsageError(
+            f"which of the arms {', '.join(known)} of {sweep} is the base is lost with its plan:"
+            " run the sweep again, which writes a new plan and counts what is finished"
+        )
     return two_arms(sweep, known, base, head)
 
 

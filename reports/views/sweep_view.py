@@ -11,6 +11,8 @@ from bench.store import DamagedRun, ResultsStore
 from reports.views.cells import Cell, make_cell
 from reports.views.plan import Codes, PrunedCell, SweepPlan, parsed_plan
 
+_BASE = "base"
+
 
 @dataclass(frozen=True)
 class SweepView:
@@ -36,7 +38,7 @@ class SweepView:
 
 def base_arm(arms: Sequence[str]) -> str:
     """What the others are compared with unless somebody says otherwise: `base`, or the first."""
-    return "base" if "base" in arms else arms[0]
+    return _BASE if _BASE in arms else arms[0]
 
 
 def load_sweeps(
@@ -111,6 +113,11 @@ def _load(
     by_cell = _members(own, plan.cells, records) if plan.cells else _by_name(own)
     arms = _arms(plan.arms, own)
     by_cell = _with_arms_in_order(by_cell, arms)
+    if len(arms) > 1 and not plan.arms and _BASE not in arms:
+        problems.append(
+            f"which arm of {sweep_id} is the base is lost with its plan: {arms[0]}, which ran"
+            " first, is taken for it, and changes may have the wrong sign; run the sweep again"
+        )
     cells = [
         make_cell(
             prefix + cell + (f" [{arm}]" if arm else ""), members, codes.get((cell, arm or None))
@@ -161,9 +168,10 @@ def _members(
 
 
 def _arms(planned: Sequence[str], own: Sequence[RunRecord]) -> tuple[str, ...]:
-    """Names of the arms in the order of the plan, then those that only runs have."""
+    """`base` first, then in the order of the plan, then those that only runs have."""
     found = [record.status.arm for record in own]
-    return tuple(dict.fromkeys(name for name in [*planned, *found] if name))
+    names = dict.fromkeys(name for name in [*planned, *found] if name)
+    return tuple(sorted(names, key=lambda name: name != _BASE))
 
 
 def _not_run(
