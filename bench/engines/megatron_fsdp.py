@@ -47,7 +47,7 @@ class MegatronFsdpEngine(StockEngine):
         self._package = package or importlib.import_module("megatron_fsdp")
         initial = {name: p.detach().clone() for name, p in model.named_parameters()}
         self._accumulates = resolved.microbatches > 1
-        self.settings = settings_of(resolved.engine)
+        self.settings = resolved.engine.settings_as(MegatronFsdpSettings)
         self.model: Any = self._package.fully_shard_model(
             model.to(TORCH_DTYPES[resolved.dtypes.compute]),
             device=device,
@@ -151,12 +151,6 @@ class MegatronFsdpInspection(StockInspection):
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Not offered."""
         raise lacks(f"loads sharded checkpoints, not {len(weights)} whole tensors")
-
-
-def settings_of(engine: EngineSpec) -> MegatronFsdpSettings:
-    """Its own settings; the defaults where `engine` names another one that builds on this."""
-    settings = engine.settings
-    return settings if isinstance(settings, MegatronFsdpSettings) else MegatronFsdpSettings()
 
 
 def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:

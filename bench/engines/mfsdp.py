@@ -29,45 +29,47 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.ledger_view import LedgerView
 from bench.engines.local_tensor import local_tensor
 from bench.engines.mfsdp_inspection import MfsdpInspection
-from bench.engines.optimizer import build_optimizer, set_learning_rate
-from bench.engines.stock import scaled_backward
+from bench.engines.optimizer import build_optimizer
+from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
 
 
-class MfsdpEngine:
+class MfsdpEngine(StockEngine):
     """The wrapped model and its optimizer."""
+
+    model: Any
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         initial = {} if on_meta else _exact_values(model)
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         self._accumulates = resolved.microbatches > 1
-        switches = settings_of(resolved.engine)
+        switches = resolved.engine.settings_as(MfsdpSettings)
         self._registers = switches.nccl_ub and switches.manual_registration
         self._per_token = switches.per_token_loss
         self._tokens = 0
         self._shares = resolved.microbatches * resolved.data_parallel
         self._clips = resolved.train.clip_norm is not None
-        self._model = mfsdp_core.fully_shard_model(
+        self.model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
             fsdp_unit_modules=unit_classes(model) or None,
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
-            mixed_precision_policy=_policy(resolved.dtypes, settings_of(resolved.engine)),
+            mixed_precision_policy=_policy(resolved.dtypes, switches),
             init_model_with_meta_device=on_meta,
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
             **_switches(switches),
         )
         if initial and _loses_values(resolved.dtypes):
-            self._model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
-        self._optimizer = mfsdp_core.fully_shard_optimizer(
+            self.model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
+        self.optimizer = mfsdp_core.fully_shard_optimizer(
             build_optimizer(
-                self._model.parameters(),
+                self.model.parameters(),
                 resolved.train,
                 capturable_on=device if switches.cuda_graph else None,
                 decoupled=switches.decoupled_grad,
@@ -79,7 +81,7 @@ class MfsdpEngine:
     ) -> Tensor:
         """Gradients are complete and attached after the last microbatch."""
         with self._cycle(is_last):
-            loss = self._model(tokens, targets)
+            loss = self.model(tokens, targets)
             if self._per_token:
                 self._tokens = self._shares * targets.numel()
                 scale = targets.numel()
@@ -87,51 +89,41 @@ class MfsdpEngine:
 
     def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
         """`iteration`, from its third call on checked and then replayed; None without graphs."""
-        if not self._model.cuda_graph_mode:
+        if not self.model.cuda_graph_mode:
             return None
         captured: Callable[..., Any] = mfsdp_core.CapturedStep(
-            self._model, self._optimizer, iteration
+            self.model, self.optimizer, iteration
         )
         return captured
 
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
         if not self._accumulates:
             return nullcontext()
-        cycle: AbstractContextManager[None] = (
-            self._model.sync() if is_last else self._model.no_sync()
-        )
+        cycle: AbstractContextManager[None] = self.model.sync() if is_last else self.model.no_sync()
         return cycle
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """The core's own norm over shards."""
         self._divide_by_tokens()
-        norm: Tensor = mfsdp_core.clip_grad_norm_(self._model, max_norm)
+        norm: Tensor = mfsdp_core.clip_grad_norm_(self.model, max_norm)
         return norm
 
     def _divide_by_tokens(self) -> None:
         if self._per_token:
-            self._model.scale_gradients(1 / self._tokens)
+            self.model.scale_gradients(1 / self._tokens)
 
     def optimizer_step(self) -> None:
         """Step on the main weights, then refresh the compute weights."""
         if not self._clips:
             self._divide_by_tokens()
-        self._optimizer.step()
+        self.optimizer.step()
         if self._registers:
             self._registers = False
-            self._model.param_and_grad_buffer.manual_buffer_registration()
-
-    def zero_grad(self) -> None:
-        """Begin a new cycle."""
-        self._optimizer.zero_grad()
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set it for the next step."""
-        set_learning_rate(self._optimizer, lr)
+            self.model.param_and_grad_buffer.manual_buffer_registration()
 
     def close(self) -> None:
         """Take back what NCCL was told of, before the process group goes."""
-        self._model.param_and_grad_buffer.close()
+        self.model.param_and_grad_buffer.close()
 
     def memory_by_category(self) -> dict[str, int]:
         """Highest bytes of each category in the core's ledger, which books every allocation.
@@ -139,77 +131,71 @@ class MfsdpEngine:
         Where one whole copy serves as main and compute weights, the ledger calls all of it compute
         weights. Here the rows that the optimizer updates are main weights, as for other engines.
         """
-        categories: dict[str, int] = self._model.ledger.peak_bytes_by_category()
+        categories: dict[str, int] = self.model.ledger.peak_bytes_by_category()
         if categories["main_weights"]:
             return categories
-        updated = sum(local_tensor(p.data).nbytes for p in self._model.parameters())
+        updated = sum(local_tensor(p.data).nbytes for p in self.model.parameters())
         compute = categories["compute_weights"] - updated
         return categories | {"main_weights": updated, "compute_weights": compute}
 
     def pool_plan(self) -> dict[str, Any] | None:
         """The core's own plan, with the slots that units have now."""
-        plan: dict[str, Any] = self._model.pool_plan
+        plan: dict[str, Any] = self.model.pool_plan
         return plan
 
     def buffer_registration(self) -> dict[str, Any] | None:
         """What NCCL has registered, group by group; None where nothing was asked for."""
-        registration: dict[str, Any] | None = self._model.buffer_registration
+        registration: dict[str, Any] | None = self.model.buffer_registration
         return registration
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, and why no better transport does."""
-        transports: dict[str, str] = self._model.transports
+        transports: dict[str, str] = self.model.transports
         return transports
 
     def ledger(self) -> LedgerView:
         """The core's own; see `bench.engines.ledger_view`."""
-        ledger: LedgerView = self._model.ledger
+        ledger: LedgerView = self.model.ledger
         return ledger
 
     def wire_bytes(self) -> int | None:
         """Sum over the core's log of collectives, padding included."""
-        sent: int = self._model.wire_log.sent_bytes
+        sent: int = self.model.wire_log.sent_bytes
         return sent
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """From the core's log of collectives."""
-        return dict(self._model.wire_log.gathered_bytes)
+        return dict(self.model.wire_log.gathered_bytes)
 
     def issued(self) -> int:
         """Collectives so far."""
-        return self._model.wire_log.issued  # type: ignore[no-any-return]
+        return self.model.wire_log.issued  # type: ignore[no-any-return]
 
     def latest_collectives(self, number: int) -> list[tuple[int, str]]:
         """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
         return [
             (index, f"{one.operation} of {one.bucket} ({one.group})")
-            for index, one in self._model.wire_log.latest(number)
+            for index, one in self.model.wire_log.latest(number)
         ]
 
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
-        return MfsdpInspection(self._model)
+        return MfsdpInspection(self.model)
 
     def annotated(
         self, begin: Callable[[str], Any], end: Callable[[Any], object]
     ) -> AbstractContextManager[None]:
         """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
-        ranges: AbstractContextManager[None] = mfsdp_core.annotated(self._model, begin, end)
+        ranges: AbstractContextManager[None] = mfsdp_core.annotated(self.model, begin, end)
         return ranges
 
     def save_checkpoint(self, folder: Path) -> None:
         """The core's own: complete or not there at all."""
-        mfsdp_core.save_checkpoint(folder, self._model, self._optimizer)
+        mfsdp_core.save_checkpoint(folder, self.model, self.optimizer)
 
     def code_path(self) -> str:
         """The package under test."""
         return str(mfsdp_core.__file__)
-
-
-def settings_of(engine: EngineSpec) -> MfsdpSettings:
-    """The switches; the defaults where `engine` names another one that builds on this."""
-    settings = engine.settings
-    return settings if isinstance(settings, MfsdpSettings) else MfsdpSettings()
 
 
 def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPrecisionPolicy:
@@ -308,7 +294,7 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
 
     Collective: every rank makes the groups of all inner axes, in the same order.
     """
-    if not settings_of(engine).separate_gather_group:
+    if not engine.settings_as(MfsdpSettings).separate_gather_group:
         return None
     inner = (mesh.mesh_dim_names or ()).index(DATA)
     inner_axes = mesh.mesh.movedim(inner, -1).reshape(-1, mesh.size(inner)).tolist()

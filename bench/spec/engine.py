@@ -6,7 +6,7 @@ Written flat, in a sweep and in a record: `{"name": "mfsdp", "strategy": "optim"
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from pydantic import (
     ConfigDict,
@@ -20,6 +20,8 @@ from pydantic import (
 from bench.errors import ConfigError
 from bench.spec.engine_lookup import IMPORT_PATH, engine_names, find_engine, own_settings
 from bench.spec.engine_row import SHARED_SETTINGS, EngineRow, EngineSettings, SharedSettings
+
+Settings = TypeVar("Settings", bound=EngineSettings)
 
 
 class UnknownSettings(EngineSettings):
@@ -102,6 +104,10 @@ class EngineSpec(SharedSettings):
         models = own_settings().get(name)
         default = models[0].model_fields[name].default if models else None
         return dict(self.foreign).get(name, default)
+
+    def settings_as(self, model: type[Settings]) -> Settings:
+        """The engine's own; the defaults where it is another one that builds on that of `model`."""
+        return self.settings if isinstance(self.settings, model) else model()
 
     def with_settings(self, **changed: Any) -> Self:
         """A copy with some of the engine's own settings changed."""

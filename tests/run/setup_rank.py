@@ -55,7 +55,7 @@ def differences_from_whole(run: ResolvedRun) -> list[str]:
 
 
 def _optimized(engine: Any) -> list[Tensor]:
-    optimizer = getattr(engine, "optimizer", None) or engine._optimizer
+    optimizer = engine.optimizer
     found = [p for group in optimizer.param_groups for p in group["params"]]
     return [local_tensor(p.detach()) for p in found]
 
