@@ -113,7 +113,6 @@ class ValidationRecord(Kept):
     interrupted: bool = False
     device: str = "cpu"
     core: str = ""
-    code_paths: dict[str, str] = {}
     environment: dict[str, Any] = {}
     cases: tuple[CaseVerdict, ...] = ()
     bugs: tuple[BugVerdict, ...] = ()

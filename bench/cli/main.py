@@ -139,3 +139,7 @@ def write_crash_report(error: BaseException, arguments: list[str]) -> Path | Non
     except OSError:
         return None
     return Path(name)
+
+
+if __name__ == "__main__":
+    main()

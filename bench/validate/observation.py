@@ -72,7 +72,6 @@ class Seen:
     lacking: dict[str, str] = field(default_factory=dict)
     left_bytes: int = 0
     refusal: str | None = None
-    code_path: str = ""
     autocast: bool = False
     races: list[str] | None = None
     exported: dict[str, dict[str, Tensor]] | None = None

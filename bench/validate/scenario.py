@@ -66,7 +66,7 @@ class Bench:
         with contextlib.suppress(UnsupportedError):
             self.optional("follow")(say_event)
         self.tap = WireTap()
-        self.seen = Seen(rank, code_path=self.engine.code_path(), autocast=self.inspection.autocast)
+        self.seen = Seen(rank, autocast=self.inspection.autocast)
         self._logged = 0
         self._accounted = 0
         # What was sent while the engine was built belongs to no step.
