@@ -226,16 +226,17 @@ def _loss(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         return unmeasured(pair.label, metric, rule, why)
     bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
     found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)
-    first, last = pair.base.curves[0].values, pair.head.curves[0].values
+    before, after = (side.curves[0].values[-1:] for side in (pair.base, pair.head))
+    change = (after[0] - before[0]) / abs(before[0]) if before and after and before[0] else None
     return Judgement(
         cell=pair.label,
         metric=metric.name,
         verdict=found.verdict,
         required=rule.gate == "required",
         reason=found.reason,
-        base=first[-1] if first else None,
-        head=last[-1] if last else None,
-        ratio=last[-1] / first[-1] if first and last and first[-1] else None,
+        base=before[0] if before else None,
+        head=after[0] if after else None,
+        ratio=None if change is None else 1 + change,
         tolerance=found.bound,
         n_base=len(pair.base.curves),
         n_head=len(pair.head.curves),

@@ -22,9 +22,9 @@ class EvidencePair:
     head: Evidence
 
     def change(self, value: Callable[[Evidence], float | None]) -> float | None:
-        """Of any number of the runs."""
+        """Of any number of the runs; of negative ones, too, a rise is positive."""
         before, after = value(self.base), value(self.head)
-        return None if not before or after is None else after / before - 1
+        return None if not before or after is None else (after - before) / abs(before)
 
     @property
     def time(self) -> float | None:

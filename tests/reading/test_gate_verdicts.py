@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
+from recorded_runs import ONE, Arm, judged_arms
 
 from bench.derive.metrics import HOST_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
 from reports.comparisons.parity import relative_differences
@@ -191,3 +192,9 @@ def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     found = judge_loss(base, [head], "spread", 1e-5)
     assert max(relative_differences(head.values, base[0].values)) < found.bound
     assert found.verdict == "regressed"
+
+
+def test_a_negative_loss_that_rises_has_a_positive_change(store):
+    found = judged_arms(store, base=Arm(loss_shift=-2.0), loss_shift=-1.5, blocks=2, cells=ONE)
+    (loss,) = (one for one in found.judgements if one.metric == "loss")
+    assert loss.change == pytest.approx(0.5)

@@ -175,6 +175,12 @@ def test_a_loss_after_which_there_is_none_is_not_compared_with_a_later_one() -> 
     assert "33" not in to_terminal(shown), "nor in the table"
 
 
+@pytest.mark.parametrize(("before", "after", "change"), [(-2.0, -1.0, 50), (-2.0, -3.0, -50)])
+def test_a_negative_loss_that_rises_has_a_positive_change(before, after, change) -> None:
+    (pair,) = linted(f"# base\n{line(loss=before)}# head\n{line(loss=after)}").pairs
+    assert pair.values()["loss_change_percent"] == change
+
+
 PAIR = "# base\n" + line() + "# head\n"
 
 
