@@ -7,12 +7,13 @@ Remarks and refusals may quote what was written in a sweep file, so credentials 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -82,13 +83,32 @@ def write_file(path: Path, text: str) -> None:
         UsageError: it cannot be written.
         StoreFullError: no space.
     """
+    from bench.store.atomic import write_text_atomically
+
+    with _named_by_option(path):
+        write_text_atomically(path.absolute(), text)
+
+
+def append_to_file(path: Path, lines: str) -> None:
+    """As `write_file`, at the end of what is there then: others may have added theirs meanwhile."""
+    text = lines.encode()
+    with _named_by_option(path), path.open("a+b", buffering=0) as stream:
+        if stream.tell() and text:
+            stream.seek(-1, os.SEEK_END)
+            text = text if stream.read(1) == b"\n" else b"\n" + text
+        while text:
+            text = text[stream.write(text) :]
+
+
+@contextlib.contextmanager
+def _named_by_option(path: Path) -> Iterator[None]:
     from bench.errors import UsageError
-    from bench.store.atomic import reporting_failed_writes, write_text_atomically
+    from bench.store.atomic import reporting_failed_writes
 
     try:
         with reporting_failed_writes(path):
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(path.absolute(), text)
+            yield
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
 

@@ -54,21 +54,18 @@ def show_history(asked: HistoryRequest) -> Answer:
 def _gathered(
     results: Path, archives: Sequence[Path], append: Path | None
 ) -> tuple[list[Start], list[str], Floor]:
-    """Starts of all sources, lines that are none, and the noise floors of the results folder."""
+    """Starts of all sources, what is left out, and the noise floors of the results folder."""
     store = None
     if results.exists() or not (archives or append):
         store = ResultsStore.open(results, create=False)
-    starts = starts_of(store) if store else []
-    problems: list[str] = []
+    starts, problems = starts_of(store) if store else ([], [])
     if append is not None:
-        kept, problems = read_archive(append) if append.exists() else ([], [])
+        kept, wrong = read_archive(append) if append.exists() else ([], [])
+        problems += wrong
         # A log of another night may be imported under the same name into a fresh folder.
         before = {(start.id, start.utc) for start in kept}
         new = [start for start in each_once(starts) if (start.id, start.utc) not in before]
-        text = append.read_text() if append.exists() else ""
-        if text and not text.endswith("\n"):
-            text += "\n"
-        console.write_file(append, text + "".join(to_lines(new)))
+        console.append_to_file(append, "".join(to_lines(new)))
         console.note(f"{append}: {len(new)} starts added to {len(kept)}")
         starts = kept + starts
     for path in archives:

@@ -20,7 +20,7 @@ from bench.derive.hardware import UNKNOWN, hardware_key
 from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, THROUGHPUT, judged_metrics
 from bench.errors import UsageError
 from bench.record import RunRecord
-from bench.store import ResultsStore
+from bench.store import DamagedRun, ResultsStore
 from bench.workload import ImportedRun
 from reports.comparisons.imported import of_import
 from reports.comparisons.parity import tolerance_for
@@ -118,23 +118,34 @@ def of_imported(run: ImportedRun) -> Start | None:
     )
 
 
-def starts_of(store: ResultsStore) -> list[Start]:
-    """All finished runs of a results folder, imported ones included."""
-    found = [of_record(record) for record in store.records()]
-    found += [of_imported(run) for run in store.imports.all()]
-    return [start for start in found if start is not None]
+def starts_of(store: ResultsStore) -> tuple[list[Start], list[str]]:
+    """All finished runs of a results folder, imported ones included; and why others are left out.
+
+    Runs that failed or were stopped are no starts, and nothing is said of them.
+    """
+    damaged: list[DamagedRun] = []
+    found: list[Start | None] = []
+    problems: list[str] = []
+    for record in store.records(damaged=damaged):
+        found.append(of_record(record))
+        if Run.of(record).kind == "damaged":
+            damaged.append(DamagedRun(record.run_id, "; ".join(record.damage or record.problems)))
+    found += [of_imported(run) for run in store.imports.all(problems)]
+    problems = [f"{one.run_id}: {one.problem}" for one in damaged] + problems
+    starts = [start for start in found if start is not None]
+    return starts, [f"left out: {problem}" for problem in problems]
 
 
 def read_archive(path: Path) -> tuple[list[Start], list[str]]:
-    """Starts of a file of starts or of a results folder, and a sentence per line that is none.
+    """Starts of a file of starts or of a results folder, and a sentence per one that is none.
 
     Raises:
         UsageError: there is neither.
     """
     if path.is_dir():
-        return starts_of(ResultsStore.open(path, create=False)), []
+        return starts_of(ResultsStore.open(path, create=False))
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"{path}: expected a file that `history --append` made, or a results folder ({error})"

@@ -82,9 +82,10 @@ def test_a_start_survives_its_line_and_damage_is_named(tmp_path):
 
 
 def test_a_results_folder_is_an_archive_without_runs_that_did_not_finish(store, tmp_path):
-    for state in ("ok", "crashed", "oom"):
+    for state in ("ok", "crashed", "out_of_memory"):
         record_run(store, Recorded(resolved_run(), cell=state, state=state))
-    (found,) = starts_of(store)
+    (found,), problems = starts_of(store)
+    assert problems == []
     assert read_archive(store.root) == ([found], [])
     with pytest.raises(UsageError, match="history --append"):
         read_archive(tmp_path / "nothing.jsonl")
@@ -107,6 +108,36 @@ def test_an_archive_whose_last_line_has_no_end_loses_no_start(store, tmp_path):
     assert len(appended(store, file)) == 2
 
 
+def test_two_commands_that_append_at_once_lose_no_start(store, tmp_path, monkeypatch):
+    file = tmp_path / "history.jsonl"
+    record_run(store, Recorded(resolved_run(), cell="a"))
+
+    def lines(starts):
+        if not file.exists():  # as another command does between reading and writing
+            file.write_text("".join(to_lines([start(1)])))
+        return to_lines(starts)
+
+    monkeypatch.setattr("bench.cli.histories.to_lines", lines)
+    assert len(appended(store, file)) == 2
+
+
+def test_damaged_runs_and_imports_are_named(store, capsys):
+    for cell in ("a", "b", "c"):
+        folder = record_run(store, Recorded(resolved_run(), cell=cell))
+        if cell != "a":
+            (folder.path / ("spec.json" if cell == "b" else "steps.node0.jsonl")).write_text("{}")
+    log = Provenance(kind="imported", imported_utc="2026-03-01T10:00:00+00:00")
+    store.imports.write(ImportedRun("theirs", Workload(framework="x"), log, ()))
+    (store.root / "imports" / "theirs" / "steps.jsonl").write_text("{}\n")
+    answer = show_history(HistoryRequest(metric="step_time", results=store.root))
+    problems = answer.document()["problems"]
+    said = capsys.readouterr().err
+    assert len(problems) == 3
+    assert all(f"warning: {problem}" in said for problem in problems)
+    for words in ("imports/theirs", "rank 0 has", "spec.json"):
+        assert sum(words in problem for problem in problems) == 1
+
+
 def test_a_log_of_every_night_under_one_name_is_a_start_of_every_night(tmp_path):
     file = tmp_path / "history.jsonl"
     for night in range(1, 4):
@@ -126,7 +157,7 @@ def test_imported_runs_are_starts_under_their_labels(store):
             (ImportedStep(3, milliseconds=250.0, loss=2.0),),
         )
         store.imports.write(run)
-    (series,) = series_of(starts_of(store), STEP_TIME)
+    (series,) = series_of(starts_of(store)[0], STEP_TIME)
     assert [point.commit for point in series.points] == ["main", "pull request"]
     assert series.name == "imported: torchtitan llama"
 
