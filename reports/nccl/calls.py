@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from reports.nccl.communicators import GroupKey, Range, View, Views
+from reports.nccl.communicators import GroupKey, View, Views
 from reports.nccl.job import LoggedJob
 from reports.nccl.model import (
     ANY,
@@ -285,7 +285,7 @@ def _size(
 
 
 def buffer_outside(
-    call: CollectiveCall, buffers: Collection[Buffers], ranges: list[Range], process: Process
+    call: CollectiveCall, buffers: Collection[Buffers], ranges: list[range], process: Process
 ) -> str:
     """The address of a buffer that had to be registered and lay outside every registered range.
 
@@ -321,11 +321,8 @@ def _needed(call: CollectiveCall, pair: Buffers, process: Process) -> Iterator[t
         yield pair[1], large if call.operation == "AllGather" else size_bytes
 
 
-def _inside(pointer: bytes, size_bytes: int, ranges: list[Range]) -> bool:
+def _inside(pointer: bytes, size_bytes: int, ranges: list[range]) -> bool:
     if pointer == b"(nil)":
         return False
     address = int(pointer, 16)
-    return any(
-        one.start <= address and address + size_bytes <= one.start + one.size_bytes
-        for one in ranges
-    )
+    return any(one.start <= address and address + size_bytes <= one.stop for one in ranges)

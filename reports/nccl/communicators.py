@@ -8,18 +8,10 @@ between 2.24 and 2.30 and are joined by their parent, the count of its splits, a
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from reports.nccl.model import StateChange
 
 GroupKey = tuple[object, ...]
-
-
-class Range(NamedTuple):
-    """A registered range of addresses."""
-
-    start: int
-    size_bytes: int
 
 
 @dataclass(eq=False)
@@ -27,7 +19,7 @@ class View:
     """A communicator as one process sees it; None and "" where no line says.
 
     split: (parent, number of the split, colour). begins: how many communicators had this pointer
-    before.
+    before. said: the last line of a kind that is about it. ranges: registered addresses.
     """
 
     process: str
@@ -40,12 +32,8 @@ class View:
     split: tuple[View, str, str] | None = None
     complete: bool = False
     destroyed: bool = False
-    init_line: str = ""
-    nodes_line: str = ""
-    not_supported_line: str = ""
-    p2p: tuple[str | None, ...] = ()
-    p2p_line: str = ""
-    ranges: list[Range] = field(default_factory=list)
+    said: dict[str, StateChange] = field(default_factory=dict)
+    ranges: list[range] = field(default_factory=list)
 
     @property
     def key(self) -> GroupKey:
@@ -96,13 +84,12 @@ class Views:
                     view.destroyed = True
             case "register":  # a window or a plain registration: the line is the same
                 pointer, start, size = (value or "0" for value in event.values)
-                self.of(pointer).ranges.append(Range(int(start, 16), int(size)))
+                first = int(start, 16)
+                self.of(pointer).ranges.append(range(first, first + int(size)))
             case "not_supported" | "p2p":  # said during initialisation, of no named communicator
                 view = self._initialising.get(event.thread)
-                if view is not None and event.kind == "p2p":
-                    view.p2p, view.p2p_line = event.values, event.text
-                elif view is not None:
-                    view.not_supported_line = event.text
+                if view is not None:
+                    view.said[event.kind] = event
 
     def _init(self, event: StateChange) -> None:
         """Begin or complete a communicator."""
@@ -111,11 +98,10 @@ class Views:
         )
         view = self.now.get(pointer)
         changed = view is not None and comm_id and view.comm_id and view.comm_id != comm_id
-        if view is None or view.destroyed or changed or (view.complete and view.init_line):
+        if view is None or view.destroyed or changed or view.complete:
             view = self._begin(pointer)
         view.rank, view.ranks = int(rank), int(ranks)
         view.comm_id = comm_id or view.comm_id
-        view.init_line = view.init_line or event.text
         known = self.now.get(parent)
         if known is not None and known is not view and not view.comm_id:
             view.split = (known, number, colour)
@@ -127,8 +113,7 @@ class Views:
         pointer, rank, ranks, nodes = (value or "0" for value in event.values[:4])
         view = self.of(pointer)
         view.rank, view.ranks, view.nodes = int(rank), int(ranks), int(nodes)
-        view.nodes_line = event.text
-        view.init_line = view.init_line or ("" if view.complete else event.text)
+        view.said["nodes"] = event
         self._initialising[event.thread] = view
 
     def only_candidate(self, *, every_rank: bool) -> View | None:
@@ -138,7 +123,7 @@ class Views:
         that INIT lines describe count, so without those there is no answer.
         """
         alive = [view for view in self.now.values() if not view.destroyed]
-        if any(not view.init_line for view in alive):
+        if any(view.rank is None for view in alive):
             return None
         alive = [view for view in alive if (view.ranks or 0) > 1]
         printing = [view for view in alive if every_rank or view.rank == 0]

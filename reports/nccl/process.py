@@ -187,10 +187,7 @@ class Process:
 
     def thread(self, name: bytes) -> Thread:
         """The thread of this id."""
-        found = self.threads.get(name)
-        if found is None:
-            found = self.threads[name] = Thread(self)
-        return found
+        return self.threads.setdefault(name, Thread(self))
 
     def count(self, calls: Sequence[Called], choices: Sequence[Chosen]) -> None:
         """A burst: COLL lines, and TUNING lines behind them."""

@@ -98,10 +98,8 @@ def switches(case: CallEvidence) -> Reason | None:
 def topology(case: CallEvidence) -> Reason | None:
     """One NVLink domain; later versions cross nodes for some operations."""
     for view in case.views:
-        if view.not_supported_line:
-            return _failed(
-                "NCCL says that this communicator has no symmetric memory", view.not_supported_line
-            )
+        if (said := view.said.get("not_supported")) is not None:
+            return _failed("NCCL says that this communicator has no symmetric memory", said.text)
     warning = case.about("unsupported")
     if warning is not None and len(case.views) <= 1:
         return _failed("a window was refused: no symmetric memory", warning.text)
@@ -111,7 +109,7 @@ def topology(case: CallEvidence) -> Reason | None:
             return None  # as far as the log shows; `_one_host` says so
         return _open("the communicator may span nodes", "INIT")
     if known.nodes > 1:
-        return _across_nodes(case, known.nodes, known.nodes_line)
+        return _across_nodes(case, known.nodes, known.said["nodes"].text)
     return _connectivity(case)
 
 
@@ -146,12 +144,14 @@ def _across_nodes(case: CallEvidence, nodes: int, line: str) -> Reason | None:
 
 def _connectivity(case: CallEvidence) -> Reason | None:
     for view in case.views:
-        direct, _, cuda = (*view.p2p, None, None, None)[:3]
+        if (said := view.said.get("p2p")) is None:
+            continue
+        direct, _, cuda = said.values
         all_cuda = case.versions.all_in(_CUDA_P2P)
         if all_cuda and cuda is not None:
             direct = cuda
         if direct == "0" and (not all_cuda or cuda is not None):
-            return _failed("the GPUs are not all connected directly", view.p2p_line)
+            return _failed("the GPUs are not all connected directly", said.text)
     return None
 
 
