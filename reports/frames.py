@@ -23,6 +23,7 @@ from bench.redaction import redact
 from bench.store import DamagedRecordError, DamagedRun, ResultsStore
 from bench.workload import ImportedRun
 from reports.comparisons.imported import of_import
+from reports.views.machine import entries
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -161,7 +162,12 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
     row["strategy"] = record.resolved.strategy
     row["tokens_per_step"] = record.resolved.tokens_per_step
     row |= _settings(record)
-    row |= _machine(record.environment)
+    git = entries(record.environment, "git")
+    row |= {
+        "hostname": record.environment.get("hostname"),
+        "git_commit": git.get("commit"),
+        "git_dirty": git.get("dirty"),
+    }
     return row
 
 
@@ -175,16 +181,6 @@ def _settings(record: RunRecord) -> dict[str, Any]:
             elif not isinstance(value, dict | list):
                 found[f"{section}.{name}"] = value
     return found
-
-
-def _machine(environment: dict[str, Any]) -> dict[str, Any]:
-    git = environment.get("git")
-    git = git if isinstance(git, dict) else {}
-    return {
-        "hostname": environment.get("hostname"),
-        "git_commit": git.get("commit"),
-        "git_dirty": git.get("dirty"),
-    }
 
 
 def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:

@@ -112,10 +112,8 @@ def change_between(base: Cell, head: Cell) -> Change:
 
 def memory_metric(cells: Sequence[Cell]) -> Metric | None:
     """The most telling memory number that all `cells` have."""
-    for metric in MEMORY.alternatives:
-        if cells and all(cell.value(metric) is not None for cell in cells):
-            return metric
-    return None
+    known = (m for m in MEMORY.alternatives if all(c.value(m) is not None for c in cells))
+    return next(known, None) if cells else None
 
 
 def _ratio(base: Cell, head: Cell, metric: Metric) -> float | None:
@@ -156,7 +154,7 @@ def _row(change: Change, others: Sequence[Metric]) -> tuple[str, ...]:
         quantity.change(change.memory_change),
         change.memory_metric.title if change.memory_metric else quantity.MISSING,
         *(quantity.change(change.others[metric.name]) for metric in others),
-        quantity.signed_difference(change.loss_difference),
+        quantity.difference(change.loss_difference, signed=True),
         change.sample_note,
     )
 

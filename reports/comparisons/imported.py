@@ -253,9 +253,9 @@ def differences_table(found: list[LogDifference]) -> Table:
         (
             one.name,
             f"{one.steps:,}",
-            quantity.signed_difference(one.largest),
+            quantity.difference(one.largest, signed=True),
             f"{one.at:,}",
-            f"{quantity.signed_difference(one.last)} (step {one.last_step:,})",
+            f"{quantity.difference(one.last, signed=True)} (step {one.last_step:,})",
         )
         for one in found
     )

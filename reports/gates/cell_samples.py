@@ -13,6 +13,7 @@ from bench.derive.live_storage import LiveStorage, live_storage
 from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
+from reports.views.machine import entries
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,6 @@ def cell_samples(cell: Cell) -> CellSamples:
     if not counted:
         raise ValueError(f"{cell.name} has no finished run")
     record = counted[0].record
-    git = record.environment.get("git")
     values = {
         name: numbers
         for name, metric in judged_metrics().items()
@@ -97,7 +97,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         schema_version=record.status.schema_version,
         hardware=hardware_key(record),
         code=record.status.code,
-        commit=str(git.get("commit") or "") if isinstance(git, Mapping) else "",
+        commit=str(entries(record.environment, "git").get("commit") or ""),
         tokens_per_step=float(record.resolved.work_per_step),
         values=values,
         curves=tuple(LossCurve.of(losses(run.record)) for run in counted),

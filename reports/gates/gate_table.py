@@ -82,7 +82,7 @@ def _time_row(one: Judgement) -> Row:
 def _other_row(one: Judgement) -> Row:
     metric = judged_metrics()[one.metric]
     if metric.judge == "curve":
-        change = quantity.signed_difference(one.change)
+        change = quantity.difference(one.change, signed=True)
         tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
     elif metric.judge == "count" and one.base is not None and one.head is not None:
         more, tolerance = one.head - one.base, "none"

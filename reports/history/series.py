@@ -64,7 +64,8 @@ def series_of(starts: Sequence[Start], metric: Metric) -> list[Series]:
         grouped.setdefault((start.config, start.hardware), []).append(start)
     found = []
     for members in grouped.values():
-        own = _shared(metric, members)
+        known = (m for m in metric.alternatives if all(m.name in one.values for one in members))
+        own = next(known, metric)
         having = [start for start in members if own.name in start.values]
         if having:
             found.append(_series(having, own))
@@ -73,13 +74,6 @@ def series_of(starts: Sequence[Start], metric: Metric) -> list[Series]:
         one if names.count(one.name) == 1 else replace(one, name=f"{one.name} ({one.config[:6]})")
         for one in found
     ]
-
-
-def _shared(metric: Metric, starts: Sequence[Start]) -> Metric:
-    for one in metric.alternatives:
-        if all(one.name in start.values for start in starts):
-            return one
-    return metric
 
 
 def _series(starts: Sequence[Start], metric: Metric) -> Series:

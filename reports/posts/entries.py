@@ -24,6 +24,7 @@ from reports.lint import evidence
 from reports.lint.evidence import Evidence
 from reports.renderers.printable import printable
 from reports.views.cells import Cell
+from reports.views.machine import entries
 
 _MIB = 2.0**20
 
@@ -107,8 +108,7 @@ def of_cell(cell: Cell, axes: Mapping[str, str]) -> PostEntry:
         f"{resolved.engine.name} {resolved.strategy}, {cell.dtypes}, {resolved.model_text},"
         f" sequence {train.seq_len:,}, {resolved.launch.ranks} {resolved.launch.device} ranks"
     )
-    code = record.environment.get("git")
-    commit = code.get("commit") if isinstance(code, dict) else None
+    commit = entries(record.environment, "git").get("commit")
     argv = [str(word) for word in record.environment.get("argv") or ("run", "...")]
     command = " ".join(["mfsdp-bench", *argv[1:]]) if argv[1:] else "mfsdp-bench run"
     return PostEntry(

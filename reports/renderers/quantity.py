@@ -49,18 +49,11 @@ def ratio(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}x"
 
 
-def difference(value: float | None) -> str:
-    """A small relative difference: 3.2e-06; exact agreement reads as 0."""
+def difference(value: float | None, *, signed: bool = False) -> str:
+    """A small relative difference: 3.2e-06, signed +3.2e-06; exact agreement reads as 0."""
     if value is None or math.isnan(value):
         return MISSING
-    return "0" if value == 0 else f"{value:.1e}"
-
-
-def signed_difference(value: float | None) -> str:
-    """The same with its sign: +3.2e-06."""
-    if value is None or math.isnan(value):
-        return MISSING
-    return "0" if value == 0 else f"{value:+.1e}"
+    return "0" if value == 0 else f"{value:{'+' if signed else ''}.1e}"
 
 
 def binary_bytes(value: float | None) -> str:

@@ -179,7 +179,7 @@ def test_marks_are_explained_below_a_table_that_has_them():
         (quantity.loss(2.3056914), "2.305691"),
         (quantity.difference(0.0), "0"),
         (quantity.difference(3.21e-6), "3.2e-06"),
-        (quantity.signed_difference(-3.21e-6), "-3.2e-06"),
+        (quantity.difference(-3.21e-6, signed=True), "-3.2e-06"),
         (quantity.binary_bytes(0), "0 B"),
         (quantity.binary_bytes(1023), "1023 B"),
         (quantity.binary_bytes(1536), "1.5 KiB"),
