@@ -36,6 +36,8 @@ MOST_OPEN_CALLS: Final = 64
 MOST_ITEMS: Final = 20_000
 # Between two state changes no more distinct observations are kept, and no more bursts known again.
 MOST_BURSTS: Final = 20_000
+# More distinct lines of a process than this are not known again.
+MOST_LINES: Final = 40_000
 # More distinct buffers of a call than this are not kept.
 MOST_BUFFERS: Final = 16
 _MOST_CANDIDATES: Final = 12
@@ -43,10 +45,6 @@ _QUOTED_BEFORE: Final = 60
 
 Fact = Choice | CollectiveCall
 Buffers = tuple[bytes, bytes]
-Called = tuple[CollectiveCall, re.Match[bytes]]
-"""A COLL line, and where its counter and its buffers stand in it."""
-Chosen = tuple[Choice, bytes]
-"""A TUNING line and its text."""
 
 
 @dataclass(slots=True)
@@ -118,32 +116,64 @@ def _part_of(choice: Choice, call: CollectiveCall, members: int) -> Choice:
 
 
 @dataclass(slots=True, eq=False)
+class Line:
+    """A TUNING or COLL line of a process, however often it is printed; `text` is the first of them.
+
+    A COLL line is the same whatever its counter, its buffers and its stream.
+    """
+
+    fact: Fact
+    text: bytes
+
+
+@dataclass(slots=True)
+class Burst:
+    """What lines that follow each other say, whenever they do ([Note: bursts]).
+
+    seen: the observation of each call, in order, then of each TUNING line that no call explains.
+    explained: how many TUNING lines the calls explain.
+    """
+
+    seen: list[Observation]
+    explained: int
+
+
+@dataclass(slots=True, eq=False)
 class Thread:
-    """One thread and its open burst."""
+    """One thread and its open burst; `varying` is what differs between repetitions of `calls`."""
 
     process: Process
-    calls: list[Called] = field(default_factory=list)
-    choices: list[Chosen] = field(default_factory=list)
+    calls: list[Line] = field(default_factory=list)
+    varying: list[re.Match[bytes]] = field(default_factory=list)
+    choices: list[Line] = field(default_factory=list)
 
-    def add(self, fact: Fact, text: bytes, varying: re.Match[bytes] | None) -> None:
-        """The next line; `varying` is what differs between repetitions of a COLL line."""
-        self.process.lines += 1
-        if isinstance(fact, Choice):
-            self.choices.append((fact, text))
-            if not self.calls or len(self.choices) > MOST_OPEN_CALLS:
-                self.close()
-        elif varying is not None:
+    def add(self, line: Line, varying: re.Match[bytes] | None) -> None:
+        """The next line; `varying` is None for a TUNING line."""
+        if varying is not None:
             if self.choices:
                 self.close()
-            self.calls.append((fact, varying))
+            self.calls.append(line)
+            self.varying.append(varying)
             if len(self.calls) > MOST_OPEN_CALLS:
-                self.process.count([self.calls.pop(0)], [])
+                self.process.count((self.calls.pop(0),), [self.varying.pop(0)])
+        elif self.calls:
+            self.choices.append(line)
+            if len(self.choices) > MOST_OPEN_CALLS:
+                self.close()
+        else:
+            self.process.count((line,), self.varying)
+
+    def alone(self, line: Line) -> Observation | None:
+        """What this line says by itself; None where calls are open, which it may be for."""
+        known = None if self.calls else self.process.bursts.get((line,))
+        return None if known is None else known.seen[0]
 
     def close(self) -> None:
         """End the burst: later lines do not belong to its calls."""
-        if self.calls or self.choices:
-            self.process.count(self.calls, self.choices)
+        if self.calls:
+            self.process.count((*self.calls, *self.choices), self.varying)
             self.calls.clear()
+            self.varying.clear()
             self.choices.clear()
 
 
@@ -152,11 +182,11 @@ class Process:
     """One process: `items` are state changes, and observations between them, in order of the log.
 
     source: the stream where it was seen first. about: lines about the whole process, one per kind
-    and values. bursts: the observations of lines that follow each other, whenever they do
-    ([Note: bursts]). lines: with NCCL's prefix. dropped: state changes beyond the limits, which are
-    not kept; beyond: counts observations that are not. deduplicated: lines that a collector left
-    out and said so. version_line: the line that states the version, "" if none does; `versions`
-    then come from the forms of its lines alone.
+    and values. remarks: lines that state neither kernel nor call. dropped: state changes beyond the
+    limits, which are not kept; beyond: counts observations that are not. explained: TUNING lines
+    that calls explain. deduplicated: lines that a collector left out and said so. version_line: the
+    line that states the version, "" if none does; `versions` then come from the forms of its lines
+    alone.
     """
 
     name: str = ""
@@ -164,11 +194,13 @@ class Process:
     device: str = ""
     items: list[StateChange | Stretch] = field(default_factory=list)
     stretch: Stretch = field(default_factory=dict)
-    bursts: dict[tuple[Fact, ...], list[Observation]] = field(default_factory=dict)
+    bursts: dict[tuple[Line, ...], Burst] = field(default_factory=dict)
     about: dict[tuple[str, tuple[str | None, ...]], StateChange] = field(default_factory=dict)
     threads: dict[bytes, Thread] = field(default_factory=dict)
+    known: dict[Fact, Line] = field(default_factory=dict)
     registered: set[tuple[str | None, ...]] = field(default_factory=set)
-    lines: int = 0
+    remarks: int = 0
+    explained: int = 0
     dropped: int = 0
     beyond: Observation = field(default_factory=lambda: Observation(None, None))
     deduplicated: int = 0
@@ -189,46 +221,55 @@ class Process:
         """The thread of this id."""
         return self.threads.setdefault(name, Thread(self))
 
-    def count(self, calls: Sequence[Called], choices: Sequence[Chosen]) -> None:
-        """A burst: COLL lines, and TUNING lines behind them."""
-        key: tuple[Fact, ...] = (*[call for call, _ in calls], *[one for one, _ in choices])
-        seen = self.bursts.get(key)
-        if seen is None:
-            seen = self._resolved(calls, choices)
+    def line(self, fact: Fact, text: bytes) -> Line:
+        """The line that states this."""
+        line = self.known.get(fact)
+        if line is None:
+            line = Line(fact, text)
+            if len(self.known) < MOST_LINES:
+                self.known[fact] = line
+        return line
+
+    def count(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> None:
+        """A burst: COLL lines, as many as there are in `varying`, and TUNING lines behind them."""
+        burst = self.bursts.get(lines)
+        if burst is None:
+            burst = self._resolved(lines, varying)
             if len(self.bursts) < MOST_BURSTS:
-                self.bursts[key] = seen
-        for one in seen:
+                self.bursts[lines] = burst
+        for one in burst.seen:
             one.times += 1
-        for one, (_, own) in zip(seen, calls, strict=False):
+        self.explained += burst.explained
+        for one, own in zip(burst.seen, varying, strict=False):
             if len(one.buffers) <= MOST_BUFFERS:
                 one.buffers.add((own[1], own[2]))
 
-    def _resolved(self, called: Sequence[Called], choices: Sequence[Chosen]) -> list[Observation]:
-        """That of each call, in order, then of each TUNING line that no call explains."""
-        calls = [call for call, _ in called]
-        chosen: dict[int, Chosen] = {}
-        free: list[Chosen] = []
+    def _resolved(self, lines: tuple[Line, ...], varying: Sequence[re.Match[bytes]]) -> Burst:
+        calls = [line.fact for line in lines if isinstance(line.fact, CollectiveCall)]
+        chosen: dict[int, tuple[Choice, Line]] = {}
+        free: list[tuple[Choice, Line]] = []
         explained: list[tuple[int, ...]] = []
-        for choice, text in choices:
-            members = _members(calls, choice, chosen)
-            for at in members:
-                chosen[at] = _part_of(choice, calls[at], len(members)), text
-            if members:
-                explained.append(members)
-            else:
-                free.append((choice, text))
+        for line in lines:
+            if isinstance(line.fact, Choice):
+                members = _members(calls, line.fact, chosen)
+                for at in members:
+                    chosen[at] = _part_of(line.fact, calls[at], len(members)), line
+                if members:
+                    explained.append(members)
+                else:
+                    free.append((line.fact, line))
         per_comm = Counter(calls[at].comm for at in chosen)
         seen = []
-        for at, (call, own) in enumerate(called):
-            of, text = chosen.get(at, (None, b""))
-            grouped = of is not None and per_comm[call.comm] > 1
-            seen.append(self._observation((of, call, grouped), text, own))
-        seen += [self._observation((choice, None, False), text) for choice, text in free]
+        for at, (call, own) in enumerate(zip(calls, varying, strict=True)):
+            choice, of = chosen.get(at, (None, None))
+            grouped = choice is not None and per_comm[call.comm] > 1
+            seen.append(self._observation((choice, call, grouped), of, own))
+        seen += [self._observation((choice, None, False), line) for choice, line in free]
         lost = sum(all(seen[at] is self.beyond for at in members) for members in explained)
-        return [*seen, *[self.beyond] * lost]
+        return Burst([*seen, *[self.beyond] * lost], len(explained) - lost)
 
     def _observation(
-        self, key: Key, text: bytes, own: re.Match[bytes] | None = None
+        self, key: Key, line: Line | None, own: re.Match[bytes] | None = None
     ) -> Observation:
         """The one of this stretch, or `beyond`."""
         seen = self.stretch.get(key)
@@ -237,8 +278,9 @@ class Process:
                 return self.beyond
             if not self.stretch:
                 self.items.append(self.stretch)
+            text = "" if line is None else _shown(line.text)
             call_text = "" if own is None else _shown(_own_text(own))
-            seen = self.stretch[key] = Observation(*key, _shown(text), call_text)
+            seen = self.stretch[key] = Observation(*key, text, call_text)
         return seen
 
     def change(self, event: StateChange) -> None:
@@ -269,6 +311,12 @@ class Process:
         changes = (item for item in self.items if isinstance(item, StateChange))
         return (event for event in (*changes, *self.about.values()) if event.kind == kind)
 
+    @property
+    def lines(self) -> int:
+        """Lines with NCCL's prefix."""
+        counted = sum(one.times for stretch in self.stretches() for one in stretch.values())
+        return self.remarks + counted + self.beyond.times + self.explained
+
     def stretches(self) -> list[Stretch]:
         """The observations, in each stretch between two state changes."""
         return [item for item in self.items if isinstance(item, dict)]
@@ -288,7 +336,8 @@ class Process:
         self.about = {**later.about, **self.about}
         self.items += later.items
         self.device = self.device or later.device
-        self.lines += later.lines
+        self.remarks += later.remarks
+        self.explained += later.explained
         self.dropped += later.dropped
         self.beyond.times += later.beyond.times
         self.deduplicated += later.deduplicated

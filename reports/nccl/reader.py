@@ -14,7 +14,7 @@ from typing import Final
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Fact, Process, Thread
+from reports.nccl.process import Line, Observation, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -37,7 +37,7 @@ _NOTABLE: Final = tuple(
 Marks = tuple[tuple[int, int], ...]
 Key = bytes | tuple[bytes, bytes]
 """A TUNING line, or what stands before and behind the varying part of a COLL line."""
-Known = tuple[Thread, Fact, bytes]
+Known = tuple[Thread, Line]
 
 
 @dataclass
@@ -60,6 +60,8 @@ class StreamReader:
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
     _known: dict[Key, Known] = field(default_factory=dict)
+    # TUNING lines that stand alone; forgotten at the next line of another kind.
+    _alone: dict[bytes, Observation] = field(default_factory=dict)
     _begun: bytes = b""
     _damaged_before: int = field(init=False)
 
@@ -72,22 +74,32 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
+        alone = self._alone.get(piece)
+        if alone is not None:
+            alone.times += 1
+            return
         key: Key = piece
         known, varying, whole = self._known.get(piece), None, not self._begun
         if known is None and (varying := grammar.VARYING.search(piece)) is not None:
             key = (piece[: varying.start()], piece[varying.end() :])
             known = self._known.get(key)
         if known is not None and whole:
-            thread, fact, text = known
-            thread.add(fact, text, varying)
+            thread, same = known
+            thread.add(same, varying)
+            alone = thread.alone(same)
+            if alone is not None:
+                self._alone[piece] = alone
+            elif varying is not None:
+                self._alone.clear()
             return
+        self._alone.clear()
         line = self._begun + piece.replace(b"\0", b"")
         self._begun = b""
         if line.endswith(b"\n"):
             known = self._read(line[:-1])
             if known is None or not whole or len(self._known) >= _MOST_KNOWN:
                 return
-            if isinstance(known[1], Choice) == (varying is None):
+            if isinstance(known[1].fact, Choice) == (varying is None):
                 self._known[key] = known
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
@@ -115,12 +127,12 @@ class StreamReader:
                 if damaged or seen.choice is None or grammar.may_be_cut(seen.choice):
                     del stretch[key]
                     self.unread.add_damaged(seen.line.encode(), seen.times)
-                    self.pasted.lines -= seen.times
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
         if iteration != self.iteration:
             self.iteration = iteration
+            self._alone.clear()
             for process in self.processes.values():
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
 
@@ -187,10 +199,11 @@ class StreamReader:
         process.deduplicated += repeated
         fact = None if header.warning else grammar.fact(message)
         if fact is not None:
-            thread = process.thread(header.tid)
-            thread.add(fact, text, grammar.VARYING.search(text))
-            return None if repeated else (thread, fact, text)
-        process.lines += 1
+            thread, line = process.thread(header.tid), process.line(fact, text)
+            alone = isinstance(fact, Choice)
+            thread.add(line, None if alone else grammar.VARYING.search(text))
+            return None if repeated else (thread, line)
+        process.remarks += 1
         shown = message.decode("utf-8", "replace")
         event = grammar.event(shown.strip(), warning=header.warning)
         if event is not None:
@@ -222,9 +235,9 @@ class StreamReader:
             if choice is None:
                 self.unread.add_damaged(line)
                 return None
-            thread = self.pasted.thread(b"")
-            thread.add(choice, line, None)
-            return thread, choice, line
+            thread, pasted = self.pasted.thread(b""), self.pasted.line(choice, line)
+            thread.add(pasted, None)
+            return thread, pasted
         self.unread.ignored += 1
         return None
 

@@ -85,7 +85,7 @@ def test_a_repeated_line_is_no_longer_alone_once_a_call_or_a_registration_came(t
 
 @pytest.fixture
 def low_limits(monkeypatch):
-    for name in ("MOST_ITEMS", "MOST_BURSTS"):
+    for name in ("MOST_ITEMS", "MOST_BURSTS", "MOST_LINES"):
         monkeypatch.setattr(process, name, 200)
     monkeypatch.setattr(reader, "_MOST_KNOWN", 200)
 
