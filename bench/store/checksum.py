@@ -98,6 +98,6 @@ def _hash(file: Path) -> str:
 
 
 def own_hash(status: dict[str, Any]) -> str:
-    """The checksum of a status: a hash of everything else in it."""
+    """The checksum of a status or of an import: a hash of everything else in it."""
     text = json.dumps({k: v for k, v in status.items() if k != "checksum"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:_HEX_DIGITS]

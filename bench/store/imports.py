@@ -13,11 +13,13 @@ import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
+from bench.store.checksum import own_hash
 from bench.store.errors import DamagedRecordError
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
@@ -72,13 +74,13 @@ class Imports:
         if shown:
             write_text_atomically(folder / _NCCL, shown)
         # Last: a run without it was never finished, and is not listed.
-        document = {
+        document: dict[str, Any] = {
             "workload": run.workload.model_dump(mode="json"),
             "provenance": run.provenance.model_dump(mode="json"),
             "steps_sha256": _hash(text),
             "nccl_sha256": _hash(shown),
         }
-        write_json_atomically(folder / _WORKLOAD, document)
+        write_json_atomically(folder / _WORKLOAD, document | {"checksum": own_hash(document)})
         return run
 
     def ids(self) -> list[str]:
@@ -98,16 +100,18 @@ class Imports:
         folder = self.folder / wanted
         remedy = "delete that folder, and import its log again"
         try:
-            document = json.loads((folder / _WORKLOAD).read_text())
-            text = (folder / _STEPS).read_text()
+            document = json.loads((folder / _WORKLOAD).read_text(encoding="utf-8"))
+            text = (folder / _STEPS).read_text(encoding="utf-8")
             steps = tuple(_STEP.validate_json(line) for line in text.splitlines())
             workload = Workload.model_validate(document["workload"])
             provenance = Provenance.model_validate(document["provenance"])
             kept = document["steps_sha256"]
-            nccl = (folder / _NCCL).read_text() if (folder / _NCCL).is_file() else ""
+            log = folder / _NCCL
+            nccl = log.read_bytes().decode() if log.is_file() else ""
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise DamagedRecordError(f"{folder} cannot be understood: {error}; {remedy}") from error
         for name, is_kept in (
+            (_WORKLOAD, document.get("checksum", own_hash(document)) == own_hash(document)),
             (_STEPS, kept == _hash(text)),
             (_NCCL, document.get("nccl_sha256", _hash("")) == _hash(nccl)),
         ):
@@ -115,7 +119,7 @@ class Imports:
                 raise DamagedRecordError(
                     f"{folder / name} was changed after it was imported; {remedy}"
                 )
-        return ImportedRun(wanted, workload, provenance, steps, tuple(nccl.splitlines()))
+        return ImportedRun(wanted, workload, provenance, steps, tuple(nccl.split("\n")[:-1]))
 
     def all(self, damaged: list[str] | None = None) -> Iterator[ImportedRun]:
         """Every readable one; why others had to be left out is added to `damaged`."""

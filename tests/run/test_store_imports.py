@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -12,6 +13,7 @@ from bench.cli.importing import import_logs
 from bench.cli.verbs.read import ImportRequest
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
+from bench.store.checksum import own_hash
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 THEIRS = Workload(framework="megatron-lm", engine="megatron-fsdp", ranks=64, global_batch=256)
@@ -65,6 +67,20 @@ def test_an_imported_step_that_was_edited_is_damaged_and_named(store, capsys) ->
     assert f"left out: {damaged[0]}" in capsys.readouterr().err
 
 
+def test_a_workload_that_was_edited_is_damaged_and_one_of_an_older_version_is_read(store) -> None:
+    run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
+    file = store.root / "imports" / run.id / "workload.json"
+    document = json.loads(file.read_text())
+    del document["checksum"]
+    file.write_text(json.dumps(document))
+    assert store.imports.read(run.id) == run
+    document = document | {"checksum": own_hash(document)}
+    document["workload"]["global_batch"] = 512
+    file.write_text(json.dumps(document))
+    with pytest.raises(DamagedRecordError, match=r"workload\.json was changed after"):
+        store.imports.read(run.id)
+
+
 def test_a_log_that_is_read_otherwise_than_before_does_not_keep_its_old_numbers(store) -> None:
     before = ImportedRun("theirs", THEIRS, LOG, STEPS)
     assert store.imports.write(before) == store.imports.write(before)
@@ -76,8 +92,9 @@ def test_a_log_that_is_read_otherwise_than_before_does_not_keep_its_old_numbers(
 
 
 def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsStore) -> None:
-    run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS, ("a line", "another")))
-    assert store.imports.read("theirs").nccl == ("a line", "another")
+    lines = ("a line\r", "an\x0cother")
+    run = store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS, lines))
+    assert store.imports.read("theirs").nccl == lines
     (store.imports.folder / run.id / "nccl.log").write_text("edited\n")
     with pytest.raises(DamagedRecordError, match=r"nccl\.log was changed"):
         store.imports.read("theirs")
