@@ -268,7 +268,7 @@ class Oracle:
             if check.number in failure.numbers:
                 handle, name = tempfile.mkstemp(".py", f"program-{check.seed}-{failure.number}-")
                 os.close(handle)
-                Path(name).write_text(failure.script)
+                Path(name).write_text(failure.script, encoding="utf-8")
                 said = f"{failure.outcome.kind}: {failure.outcome.text}"
                 shrunk = text(failure.program)
                 return f"{said}\nshrunk, and a script to run alone in {name}:\n\n{shrunk}", ""

@@ -72,7 +72,7 @@ def _written(folder: Path, engine: str, seed: int, tally: Tally) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         name = engine.replace(":", "-").replace(".", "-")
         path = folder / f"{name}-{seed}-{failure.number}.py"
-        path.write_text(failure.script)
+        path.write_text(failure.script, encoding="utf-8")
         paths.append(path)
     return paths
 
@@ -87,7 +87,7 @@ def _text(engine: str, seed: int, tally: Tally, scripts: Sequence[Path]) -> str:
         lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
         lines.append(f"  known: {known}" if known else f"  new, by {PAGE}")
         lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
-        lines += [f"  shrunk, {path}:", "", path.read_text()]
+        lines += [f"  shrunk, {path}:", "", path.read_text(encoding="utf-8")]
     return "\n".join(lines)
 
 

@@ -125,7 +125,7 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
 
 def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(outcome, indent=2) + "\n")
+        path.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         sys.stderr.write(f"cannot write {path}: {error}\n")
 

@@ -42,7 +42,8 @@ def expect_code(order: Order) -> None:
     imports = ("bench.worker.rank", engine) if order.worker_module == WORKER_MODULE else ()
     file = order.run_dir / EXPECTED
     with reporting_failed_writes(file):  # of use only while the run goes on: not forced to disk
-        file.write_text(json.dumps(expected_code(resolved, code, imports), indent=2))
+        expected = expected_code(resolved, code, imports)
+        file.write_text(json.dumps(expected, indent=2), encoding="utf-8")
     if code.unknown_settings:
         document = resolved.model_dump(mode="json")
         for place in code.unknown_settings:
@@ -61,7 +62,7 @@ def read_proofs(folder: RunFolder, ranks: int) -> dict[int, dict[str, Any]]:
     """The last proof of every rank that left one."""
     found: dict[int, dict[str, Any]] = {}
     for file in folder.path.glob(PROOFS_GLOB):
-        for line in file.read_text(errors="replace").splitlines():
+        for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             # A line that was cut off by a full disk proves nothing.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 proof = json.loads(line)

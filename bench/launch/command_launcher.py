@@ -76,7 +76,7 @@ def read_hosts(file: Path) -> tuple[str, ...]:
         UsageError: the file cannot be read, names no host, or one of them twice.
     """
     try:
-        lines = file.read_text().splitlines()
+        lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"{_OPTION} hosts={file}: cannot be read: {error}") from error
     hosts = tuple(words[0] for line in lines if (words := line.partition("#")[0].split()))
@@ -152,7 +152,7 @@ def _write_script(order: Order, hosts: Sequence[str]) -> Path:
     command = agent_command(order, parent=0)
     script = order.run_dir / LOGS / "agent.sh"
     script.touch(0o600)
-    script.write_text(
+    text = (
         "#!/bin/sh\n"
         f"{_NODE_NUMBER}"
         f'case "$node" in\n{names}esac\n'
@@ -160,6 +160,7 @@ def _write_script(order: Order, hosts: Sequence[str]) -> Path:
         + "".join(f"export {name}={shlex.quote(value)}\n" for name, value in variables.items())
         + f"cd {shlex.quote(str(Path.cwd()))} && exec {shlex.join(command)}\n"
     )
+    script.write_bytes(os.fsencode(text))  # names of files and values as they are, byte by byte
     return script
 
 

@@ -70,5 +70,5 @@ def _children() -> set[int]:
     found: set[int] = set()
     for file in lists:
         with contextlib.suppress(OSError):  # of a thread that has just ended
-            found.update(map(int, file.read_text().split()))
+            found.update(map(int, file.read_text(encoding="utf-8").split()))
     return found

@@ -97,6 +97,6 @@ def shown_variables(variables: Mapping[str, str]) -> dict[str, Any]:
 
 def _first_line(path: Path) -> str | None:
     try:
-        return path.read_text(errors="replace").splitlines()[0]
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()[0]
     except (OSError, IndexError):
         return None

@@ -95,7 +95,7 @@ def _hosts(folder: RunFolder) -> dict[int, str]:
     found: dict[int, str] = {}
     for file in folder.path.glob(PROOFS_GLOB):
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            first = json.loads(file.read_text().splitlines()[0])
+            first = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
             found[int(file.name.split(".")[1].removeprefix("node"))] = str(first["host"])
     return found if len(found) > 1 else {}
 

@@ -39,15 +39,15 @@ class RunFiles:
 
     def live(self) -> None:
         """A sign of life."""
-        self._life.write_text(f"{time.time()}\n")
+        self._life.write_text(f"{time.time()}\n", encoding="utf-8")
 
     def end(self, grace_seconds: float) -> None:
         """End the run everywhere; what is still there after `grace_seconds` is killed."""
-        self._end.write_text(f"{grace_seconds}\n")
+        self._end.write_text(f"{grace_seconds}\n", encoding="utf-8")
 
     def ask_for_stacks(self) -> None:
         """Have every rank write its stacks."""
-        self._stacks.write_text(f"{time.time()}\n")
+        self._stacks.write_text(f"{time.time()}\n", encoding="utf-8")
 
     def remove(self) -> None:
         """Once every agent is gone."""
@@ -72,7 +72,7 @@ class RunFiles:
 
 def _text(file: Path) -> str:
     try:
-        return file.read_text().strip()
+        return file.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError):
         return ""
 

@@ -44,7 +44,12 @@ class CpuMeter:
 
     def _role(self, thread: str) -> str:
         if thread not in self._roles:
-            name = Path(_TASKS, thread, "comm").read_text().strip().lower()
+            name = (
+                Path(_TASKS, thread, "comm")
+                .read_text(encoding="utf-8", errors="replace")
+                .strip()
+                .lower()
+            )
             role = next((role for part, role in _ROLES if part in name), "other")
             self._roles[thread] = "main" if int(thread) == os.getpid() else role
         return self._roles[thread]

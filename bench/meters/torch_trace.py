@@ -62,7 +62,7 @@ class TorchTrace:
         self._ranges.close()
         self._profile.stop()
         self._profile.export_chrome_trace(str(self._path))
-        events = json.loads(self._path.read_text())["traceEvents"]
+        events = json.loads(self._path.read_text(encoding="utf-8"))["traceEvents"]
         self.exposed = {
             operation: {
                 "count": found.count,

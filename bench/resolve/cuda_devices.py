@@ -63,7 +63,7 @@ def devices_by_proc(root: Path) -> list[CudaDevice]:
     devices = []
     for file in sorted(root.glob("*/information")):
         try:
-            lines = file.read_text(errors="replace").splitlines()
+            lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         except OSError:
             continue
         fields = {

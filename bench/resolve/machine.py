@@ -56,7 +56,7 @@ def _memory_bytes() -> int:
     total: int = psutil.virtual_memory().total
     for file in _CGROUP_LIMITS:
         try:
-            limit = int(file.read_text())
+            limit = int(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
             continue  # absent, or "max"
         total = min(total, limit)
@@ -65,7 +65,7 @@ def _memory_bytes() -> int:
 
 def _cpu_name() -> str:
     try:
-        lines = Path("/proc/cpuinfo").read_text(errors="replace").splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
     for line in lines:

@@ -95,5 +95,5 @@ def is_locked(path: Path) -> bool:
 def holder_of(path: Path) -> str:
     """What the owner wrote about itself, or an empty text."""
     with contextlib.suppress(OSError):
-        return path.read_text(errors="replace").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     return ""

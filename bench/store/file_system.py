@@ -36,7 +36,7 @@ def file_system_of(path: Path, mounts: Path = _MOUNTS) -> FileSystem:
     wanted = nearest_folder(path)
     found = FileSystem("")
     try:
-        lines = mounts.read_text(errors="replace").splitlines()
+        lines = mounts.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return found
     for line in lines:

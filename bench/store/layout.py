@@ -168,7 +168,7 @@ def _is_draft(name: str) -> bool:
 
 
 def _check_version(root: Path) -> None:
-    text = (root / SCHEMA).read_text(errors="replace").strip()
+    text = (root / SCHEMA).read_text(encoding="utf-8", errors="replace").strip()
     if not text.isdecimal():
         raise NotAResultsFolderError(
             f"{root / SCHEMA} holds {text[:40]!r}; expected an integer version such as"

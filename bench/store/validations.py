@@ -63,7 +63,7 @@ class Validations:
             )
         path = self.folder / matches[0] / _FILE
         try:
-            return ValidationRecord.model_validate(json.loads(path.read_text()))
+            return ValidationRecord.model_validate(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, ValidationError) as error:
             raise DamagedRecordError(f"{path} cannot be read: {error}") from error
 

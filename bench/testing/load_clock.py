@@ -19,7 +19,7 @@ _LOAD = Path("/proc/loadavg")
 def runnable_processes() -> int:
     """Processes and threads that run or could run now; 1 where the kernel does not say."""
     try:
-        return int(_LOAD.read_text().split()[3].partition("/")[0])
+        return int(_LOAD.read_text(encoding="utf-8").split()[3].partition("/")[0])
     except (OSError, IndexError, ValueError):
         return 1
 

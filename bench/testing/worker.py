@@ -45,7 +45,7 @@ def serve(group: WorkerGroup, rank: int) -> None:
         torch.cuda.set_device(torch.device(group.device, rank % torch.cuda.device_count()))
     with Client(group.address, family="AF_UNIX") as pipe:
         pipe.send(rank)
-        with stack_file(group.folder, rank).open("w") as stacks:
+        with stack_file(group.folder, rank).open("w", encoding="utf-8") as stacks:
             faulthandler.register(signal.SIGUSR1, file=stacks, all_threads=False)
             _answer_calls(pipe, rank, group)
 

@@ -275,7 +275,9 @@ class Workers:
         return [found[rank] for rank in sorted(found)]
 
     def _log(self, rank: int) -> tuple[str, ...]:
-        end = log_file(self._folder, rank).read_text(errors="replace")[-_LOG_CHARACTERS:]
+        end = log_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")[
+            -_LOG_CHARACTERS:
+        ]
         return tuple(line for line in end.splitlines() if line.strip())
 
     def _stacks(self, silent: list[int]) -> list[str]:
@@ -283,14 +285,17 @@ class Workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self._pids[rank], signal.SIGUSR1)
         time.sleep(_STACK_SECONDS if silent else 0)
-        return [stack_file(self._folder, rank).read_text(errors="replace") for rank in silent]
+        return [
+            stack_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")
+            for rank in silent
+        ]
 
 
 def _processor_seconds(pid: int) -> float:
     """Of a rank so far; 0 once it has ended."""
     try:
         # After the name, which may hold blanks; user and system time come 12th and 13th.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return 0.0
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

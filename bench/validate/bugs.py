@@ -35,7 +35,7 @@ def bug_of(patch: Path) -> Bug:
         UsageError: a file that cannot be read.
     """
     try:
-        lines = patch.read_text().splitlines()
+        lines = patch.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"cannot read the patch {patch}: {error}") from error
     first = lines[0].strip() if lines else ""

@@ -111,7 +111,7 @@ def _why_broken(fork_server: ForkServer, patch: Path, folder: Path) -> str | Non
     try:
         core = copy_of_core(folder, patch)
         for file in sorted(core.rglob("*.py")):
-            compile(file.read_text(), str(file.relative_to(folder)), "exec")
+            compile(file.read_text(encoding="utf-8"), str(file.relative_to(folder)), "exec")
         with fork_server.workers(1, folder) as workers:
             workers.run(load_core, seconds=LOAD_SECONDS)
     except StalePatchError as error:

@@ -50,7 +50,7 @@ class NcclEvidence:
             offset_bytes = self._log.stat().st_size
         except FileNotFoundError:
             offset_bytes = 0
-        with self._marks.open("a") as stream:
+        with self._marks.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps({"iteration": step, "offset_bytes": offset_bytes}) + "\n")
 
     def record_groups(self, resolved: ResolvedRun) -> None:

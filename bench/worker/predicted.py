@@ -30,7 +30,9 @@ _PARTS: Final = {
 
 def keep_prediction(resolved: ResolvedRun, file: Path) -> None:
     """Add `predicted` to `memory.json`; of a run that cannot be traced, why."""
-    write_json_atomically(file, json.loads(file.read_text()) | {"predicted": _document(resolved)})
+    write_json_atomically(
+        file, json.loads(file.read_text(encoding="utf-8")) | {"predicted": _document(resolved)}
+    )
 
 
 def _document(resolved: ResolvedRun) -> dict[str, Any]:

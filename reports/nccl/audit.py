@@ -147,7 +147,7 @@ def audit_run(run: Path) -> Audit:
 
 def _marks(path: Path) -> Marks:
     """(offset in the NCCL log, iterations ended) as the rank noted them."""
-    text = path.read_text(errors="replace") if path.exists() else ""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     return tuple(sorted((int(offset), int(ended)) for ended, offset in _MARK.findall(text)))
 
 

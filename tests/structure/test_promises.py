@@ -47,3 +47,28 @@ def test_one_module_of_the_core_knows_cuda() -> None:
         and node.value.id == "torch"
     ]
     assert set(knows) == {"mfsdp_core/streams.py"}
+
+
+def in_the_encoding_of_the_locale(call: ast.Call) -> bool:
+    named = {keyword.arg for keyword in call.keywords}
+    if not isinstance(call.func, ast.Attribute) or "encoding" in named:
+        return False
+    match call.func.attr, call.args:
+        case "read_text" | "write_text", _:
+            return True
+        case "open", [ast.Constant(str(mode))]:
+            return "b" not in mode
+    return False
+
+
+def test_no_file_is_read_in_the_encoding_of_the_locale() -> None:
+    """What one machine writes another one reads; /dev/null is the same everywhere."""
+    found = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for package in ("bench", "mfsdp_core", "reports", "sweeps")
+        for file in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call) and in_the_encoding_of_the_locale(node)
+        if "devnull" not in ast.unparse(node)
+    ]
+    assert found == []

@@ -17,7 +17,7 @@ def out_of_memory_kills(counters: tuple[Path, ...] = _COUNTERS) -> int:
 
 def _count(path: Path) -> int:
     try:
-        lines = path.read_text().splitlines()
+        lines = path.read_text(encoding="utf-8").splitlines()
     except OSError:
         return 0
     for line in lines:

@@ -105,7 +105,7 @@ def rank_of(process: psutil.Process) -> int | None:
 
     A fork of the agent has the environment from before it was a rank, and a name of its own.
     """
-    name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+    name = Path(f"/proc/{process.pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
     if name.startswith(RANK_NAME):
         return int(name.removeprefix(RANK_NAME))
     rank = process.environ().get("RANK")

@@ -52,7 +52,7 @@ def prove(run_dir: Path) -> None:
     Raises:
         WrongCodeError: what is imported is not what the launcher expects.
     """
-    expected = json.loads((run_dir / EXPECTED).read_text())
+    expected = json.loads((run_dir / EXPECTED).read_text(encoding="utf-8"))
     # Once before anything is loaded, so that the wrong code does not run at all; once afterwards,
     # about what was loaded.
     _judge(run_dir, expected)

@@ -134,7 +134,7 @@ def read_profile(name: str | None, variables: Mapping[str, str] = os.environ) ->
     home = variables.get("XDG_CONFIG_HOME") or str(Path.home() / ".config")
     path = Path(home) / PROFILES
     try:
-        text = path.read_text()
+        text = path.read_text(encoding="utf-8")
         profiles = YAML(typ="safe").load(text) or {}
     except FileNotFoundError:
         profiles = {}

@@ -45,7 +45,7 @@ def script(program: Program, title: str = "A training program beside plain torch
     imports: dict[str, None] = {}
     bodies = []
     for file in files:
-        found, body = _parts((_FOLDER / file).read_text())
+        found, body = _parts((_FOLDER / file).read_text(encoding="utf-8"))
         imports |= dict.fromkeys(found)
         bodies.append(body)
     head = _HEAD.format(
