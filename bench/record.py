@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from bench.spec import ResolvedRun
 from bench.workload import Provenance, Workload
@@ -30,6 +30,9 @@ RunState = Literal[
     "preempted",
     "unsupported",
 ]
+Amount = Annotated[int, Field(ge=0)]
+Milliseconds = Annotated[float, Field(ge=1e-6, le=1e12)]
+"""From a nanosecond to 30 years."""
 FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
 #: Ended from outside before it was over, for no fault of its own.
 STOPPED: frozenset[str] = frozenset({"interrupted", "preempted"})
@@ -69,23 +72,24 @@ class StepSample:
     the host had enqueued the step, None on CPU. device: what this rank read of its device
     behind the step: allocator's bytes and retries, and where it is known clocks (MHz), power,
     temperature and reasons of throttling. latency_milliseconds: of a collective that the host
-    waits for, until it knows that it is done.
+    waits for, until it knows that it is done. What no step can be was not measured: its line does
+    not count.
     """
 
     step: int
-    milliseconds: float
+    milliseconds: Milliseconds
     loss: float | None
     grad_norm: float | None
     learning_rate: float
-    tokens: int
-    wire_bytes: int | None
-    rss_bytes: int
-    device_peak_bytes: int | None = None
-    cpu_milliseconds: dict[str, float] | None = None
+    tokens: Amount
+    wire_bytes: Amount | None
+    rss_bytes: Amount
+    device_peak_bytes: Amount | None = None
+    cpu_milliseconds: dict[str, Annotated[float, Field(ge=0)]] | None = None
     phase_milliseconds: dict[str, float] | None = None
     host_milliseconds: float | None = None
     device: dict[str, Any] | None = None
-    latency_milliseconds: float | None = None
+    latency_milliseconds: Milliseconds | None = None
 
     def values(self) -> dict[str, Any]:
         """By name, as they are; `dataclasses.asdict` would copy every one of them."""

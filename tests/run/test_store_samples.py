@@ -70,6 +70,26 @@ def test_a_line_that_names_no_rank_is_left_out_and_named(tmp_path: Path, line: s
     assert problems[0].startswith("steps.node0.jsonl:2 was left out: ")
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("milliseconds", 5e-324),
+        ("milliseconds", 1e308),
+        ("latency_milliseconds", 0.0),
+        ("cpu_milliseconds", {"main": -3.0}),
+        ("wire_bytes", -5),
+        ("tokens", -1),
+        ("rss_bytes", -7),
+    ],
+)
+def test_a_line_with_a_number_that_no_step_has_is_left_out_and_named(tmp_path, name, value) -> None:
+    line = {"rank": 0, **dataclasses.asdict(sample(1)), name: value}
+    (tmp_path / node_file(0)).write_text(json.dumps(line) + "\n")
+    problems: list[str] = []
+    assert read_samples(tmp_path, problems) == {}
+    assert problems[0].startswith(f"steps.node0.jsonl:1 was left out: {name}")
+
+
 def test_two_samples_on_one_line_are_none(tmp_path: Path) -> None:
     path = tmp_path / node_file(0)
     append(path, 0, 2)
