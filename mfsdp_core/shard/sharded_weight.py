@@ -4,7 +4,7 @@
 and the compute weights of all ranks must follow. Autograd counts changes of the DTensor and of its
 local tensor, on every rank alike, whatever the values are; and, since `.data` is the same as
 `.detach()` here, those that go through it. What updates a list of DTensors at once
-(`torch._foreach_mul_`) is counted by `UnevenShard`.
+(`torch._foreach_mul_`, fused optimizers) is counted by `UnevenShard`.
 """
 
 from __future__ import annotations

@@ -388,7 +388,7 @@ def _count_changes(func: Any, args: Any) -> None:
 
     Of the shard as well as of its local tensor: `detach()` shares the count of the former alone.
     """
-    if func._schema.is_mutable and func._schema.name.startswith("aten::_foreach_"):
+    if func._schema.is_mutable and func._schema.name.removeprefix("aten::").startswith(_IN_LISTS):
         both = (*args[0], *(tensor._local_tensor for tensor in args[0]))
         torch.autograd.graph.increment_version(both)
 

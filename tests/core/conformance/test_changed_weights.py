@@ -50,6 +50,15 @@ def _swap(p: nn.Parameter) -> None:
     p.data, average = average, p.data
 
 
+def _fused(parameters: list[nn.Parameter]) -> None:
+    """A step of an optimizer that is not sharded."""
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer = torch.optim.Adam(parameters, lr=0.1, fused=True)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
 _CHANGES: dict[str, _Change] = {
     "in place": _each(lambda p: p.mul_(1.5)),
     "by data": _each(lambda p: p.data.sub_(0.125)),
@@ -64,6 +73,7 @@ _CHANGES: dict[str, _Change] = {
     "one of them": lambda ps: ps[-1].add_(0.5),
     "swapped": _each(_swap),
     "by local": _each(lambda p: (p.to_local() if isinstance(p, DTensor) else p).sub_(0.1)),
+    "by a fused optimizer": _fused,
 }
 
 
