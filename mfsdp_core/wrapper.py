@@ -138,8 +138,9 @@ class MegatronFSDP(GuardedModule):
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         self.param_and_grad_buffer = ParamAndGradBuffer(self._context.user_buffers)
         owner, context = weakref.ref(self), weakref.proxy(self._context)
-        # After a backward pass that has raised, some units still show what they compute with.
-        module.register_state_dict_pre_hook(lambda *_: context.recover_backward())
+        # After a pass that has raised, some units still show what they compute with.
+        for inner in module.modules():
+            inner.register_state_dict_pre_hook(lambda *_: context.recover_to_read())
         for bucket in self._buckets():
             for managed in bucket.parameters:
                 setattr(managed.sharded, OWNER, owner)
@@ -407,8 +408,8 @@ class MegatronFSDP(GuardedModule):
     # --- state --------------------------------------------------------------------------------
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards, also after a backward pass that has raised."""
-        self._context.recover_backward()
+        """The shards, also after a pass that has raised."""
+        self._context.recover_to_read()
         return super().named_parameters(*args, **kwargs)
 
     @torch.no_grad()
@@ -428,7 +429,7 @@ class MegatronFSDP(GuardedModule):
             raise LifecycleError(
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
-        self._context.recover_backward()
+        self._context.recover_to_read()
         result = load_model_state(self, self._buckets(), state_dict, strict=strict)
         self._context.params.install(loaded=True)
         return result

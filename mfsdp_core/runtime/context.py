@@ -25,7 +25,7 @@ from mfsdp_core.runtime.backward_pass import (
     inside_backward,
     leaves_parameters_alone,
 )
-from mfsdp_core.runtime.calls import Call, CallBook
+from mfsdp_core.runtime.calls import Call, CallBook, running_modules
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -444,10 +444,11 @@ class ShardedContext:
         if failed and not inside_backward():
             self._abandon()
 
-    def recover_backward(self) -> None:
-        """As `recover`, but after a backward pass alone: a forward pass may ask for weights."""
-        if self._backward != NO_BACKWARD and not inside_backward():
-            self._abandon()
+    def recover_to_read(self) -> None:
+        """As `recover`, but not while a module runs: a forward pass may ask for weights."""
+        opened = {id(p.module) for unit in (self.root, *self.units) for p in unit.open}
+        if not (opened and opened & running_modules()):
+            self.recover()
 
     @torch.no_grad()
     def _abandon(self) -> None:

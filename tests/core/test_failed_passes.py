@@ -40,6 +40,27 @@ def fail(model: nn.Module, dtype: torch.dtype = torch.float64) -> None:
     hook.remove()
 
 
+def fail_forward(called: nn.Module) -> None:
+    """A module inside of the wrapper is called by itself, as `generate()` does it, and raises."""
+
+    def refuse(*_call: Any) -> None:
+        raise DeliberateError
+
+    last = [m for m in called.modules() if isinstance(m, nn.Linear)][-1]
+    hook = last.register_forward_hook(refuse)
+    with pytest.raises(DeliberateError):
+        called(own_batch(9).bfloat16())
+    hook.remove()
+
+
+#: Passes of a BF16 model that raise.
+FAILS: dict[str, Callable[[Any], None]] = {
+    "backward": lambda model: fail(model, torch.bfloat16),
+    "forward": lambda model: fail_forward(model.module),
+    "unit": lambda model: fail_forward(model.module[1]),
+}
+
+
 def by_optimizer(pair: Pair) -> None:
     for model in pair.both:
         torch.optim.SGD(model.parameters(), lr=0.1).zero_grad()
@@ -59,13 +80,21 @@ def to_zeros(pair: Pair) -> None:
 READS: dict[str, Callable[[Any], Mapping[str, torch.Tensor]]] = {
     "state_dict": lambda model: model.state_dict(),
     "of the module": lambda model: model.module.state_dict(),
+    "of units": lambda model: {
+        f"{name}.{key}": value
+        for name, unit in model.module.named_children()
+        for key, value in unit.state_dict().items()
+    },
     "parameters": lambda model: dict(model.named_parameters()),
     "exported": export_state_dict,
 }
 
 
+@pytest.mark.parametrize("how", FAILS)
 @pytest.mark.parametrize("read", READS)
-def test_weights_that_are_read_after_a_pass_that_raises_are_the_main_ones(read: str) -> None:
+def test_weights_that_are_read_after_a_pass_that_raises_are_the_main_ones(
+    read: str, how: str
+) -> None:
     """Not those that units compute with, which have another dtype."""
     model = fully_shard_model(
         blocks().bfloat16(),
@@ -78,11 +107,21 @@ def test_weights_that_are_read_after_a_pass_that_raises_are_the_main_ones(read: 
         for parameter in model.parameters():
             parameter.mul_(1 + 2**-12)
     wanted = {name: gather_full(value) for name, value in READS[read](model).items()}
-    fail(model, torch.bfloat16)
+    FAILS[how](model)
     found = {name: gather_full(value) for name, value in READS[read](model).items()}
     assert found.keys() == wanted.keys()
     if wanted:  # exported, they are on the first rank alone
         compare(found, wanted)
+
+
+def test_a_forward_pass_may_ask_for_weights_while_it_runs() -> None:
+    pair = beside(blocks, WAYS[3])
+    layer = pair.model.module[1].up
+    asked = layer.register_forward_hook(lambda *_: pair.model.state_dict() and None)
+    pair.model.module[1](own_batch(0))
+    pair.backward(own_batch(1))
+    asked.remove()
+    pair.compare_gradients()
 
 
 @pytest.mark.sample
