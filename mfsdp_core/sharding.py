@@ -115,11 +115,19 @@ def _refuse_lazy(module: nn.Module) -> None:
 
 
 def _refuse_sharded(module: nn.Module) -> None:
-    sharded = [name for name, p in module.named_parameters() if offsets_of(p) is not None]
+    named = list(module.named_parameters())
+    sharded = [name for name, p in named if offsets_of(p) is not None]
     if sharded:
         raise ConfigurationError(
             f"{len(sharded)} parameters (the first is {sharded[0]}) are sharded already. A module "
             "is sharded once: use the model that this returned, or build another module."
+        )
+    shared = [name for name, p in named if getattr(p, "__fsdp_param__", False)]
+    if shared:
+        raise ConfigurationError(
+            f"{len(shared)} parameters (the first is {shared[0]}) are also in a module that is "
+            "sharded already, whose buffers they are part of. Put both modules into one, and shard "
+            "that, or give each module parameters of its own."
         )
 
 

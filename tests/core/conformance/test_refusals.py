@@ -116,6 +116,10 @@ def test_arguments_are_refused() -> None:
     bad = mfsdp_core.fully_shard_model
     for one in (model, model.module, model.module.units[0]):
         refuses(ConfigurationError, "are sharded already", bad, one)
+    first, second = Small(), Small()
+    second.units[1].up.weight = first.units[1].up.weight
+    bad(first, fsdp_unit_modules=[Unit])
+    refuses(ConfigurationError, "also in a module that is sharded already", bad, second)
     for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype"):
         refuses(ConfigurationError, name, _POLICY, **{name: "float32"})
         refuses(ConfigurationError, name, _POLICY, **{name: torch.int32})
