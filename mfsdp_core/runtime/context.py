@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from typing import cast
 
 import torch
 from torch import nn
@@ -446,8 +447,9 @@ class ShardedContext:
 
     def recover_to_read(self) -> None:
         """As `recover`, but not while a module runs: a forward pass may ask for weights."""
-        opened = {id(p.module) for unit in (self.root, *self.units) for p in unit.open}
-        if not (opened and opened & running_modules()):
+        opened = [cast(GatherPoint, p) for unit in (self.root, *self.units) for p in unit.open]
+        running = running_modules() if opened else ()
+        if not any(id(point.module) in running for point in opened):
             self.recover()
 
     @torch.no_grad()
