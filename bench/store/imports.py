@@ -3,6 +3,7 @@
 imports/<name>/workload.json   workload and provenance
 steps.jsonl       one `ImportedStep` per line
 nccl.log          lines of NCCL that stood among them, for `mfsdp-bench nccl`
+import.lock       of who writes the others
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from bench.errors import UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
 from bench.store.checksum import own_hash
 from bench.store.errors import DamagedRecordError
+from bench.store.file_lock import FileLock
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 _WORKLOAD = "workload.json"
 _STEPS = "steps.jsonl"
 _NCCL = "nccl.log"
+_LOCK = "import.lock"
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
 
@@ -41,7 +44,7 @@ class Imports:
 
         Raises:
             UsageError: the provenance says that it was measured here; the name is none, or that of
-                a run of another log; the folder may not be written.
+                a run of another log; the folder may not be written, or another command is at it.
             StoreFullError: no space; nothing that was there before is touched.
         """
         name, kind = run.id, run.provenance.kind
@@ -54,6 +57,19 @@ class Imports:
             raise UsageError(
                 f"--name: expected letters, digits, dots, dashes and underscores, found {name!r}"
             )
+        folder = self.folder / name
+        with reporting_failed_writes(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(folder / _LOCK)
+        if not lock.acquire():
+            raise UsageError(f"another command is writing {folder}; wait for it, and import again")
+        try:
+            return self._write(run, folder)
+        finally:
+            lock.release()
+
+    def _write(self, run: ImportedRun, folder: Path) -> ImportedRun:
+        name = run.id
         if name in self.ids():
             before = self.read(name)
             if _identity(before) == _identity(run):
@@ -62,17 +78,16 @@ class Imports:
             raise UsageError(
                 f"{name} is already the name of an import, of {before.provenance.source}"
                 f"{', whose numbers this version reads otherwise' if same else ''}; choose"
-                f" another with --name, or delete {self.folder / name}"
+                f" another with --name, or delete {folder}"
             )
-        folder = self.folder / run.id
-        with reporting_failed_writes(folder):
-            folder.mkdir(parents=True, exist_ok=True)
         lines = (json.dumps(dataclasses.asdict(step), allow_nan=False) for step in run.steps)
         text = "".join(f"{line}\n" for line in lines)
         write_text_atomically(folder / _STEPS, text)
         shown = "".join(f"{line}\n" for line in run.nccl)
         if shown:
             write_text_atomically(folder / _NCCL, shown)
+        else:  # what another log left that was never imported to its end
+            (folder / _NCCL).unlink(missing_ok=True)
         # Last: a run without it was never finished, and is not listed.
         document: dict[str, Any] = {
             "workload": run.workload.model_dump(mode="json"),

@@ -14,6 +14,7 @@ from bench.cli.verbs.read import ImportRequest
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
 from bench.store.checksum import own_hash
+from bench.store.file_lock import FileLock
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
 THEIRS = Workload(framework="megatron-lm", engine="megatron-fsdp", ranks=64, global_batch=256)
@@ -89,6 +90,19 @@ def test_a_log_that_is_read_otherwise_than_before_does_not_keep_its_old_numbers(
     other = LOG.model_copy(update={"sha256": "0"})
     with pytest.raises(UsageError, match=r"of train\.log; choose"):
         store.imports.write(ImportedRun("theirs", THEIRS, other, STEPS))
+
+
+def test_two_commands_do_not_write_one_import_at_once(store: ResultsStore) -> None:
+    run = ImportedRun("theirs", THEIRS, LOG, STEPS)
+    folder = store.imports.folder / run.id
+    folder.mkdir(parents=True)
+    other = FileLock(folder / "import.lock")
+    assert other.acquire()
+    with pytest.raises(UsageError, match="another command is writing"):
+        store.imports.write(run)
+    other.release()
+    (folder / "nccl.log").write_text("of a log whose import was interrupted\n")
+    assert store.imports.write(run) == store.imports.read(run.id)
 
 
 def test_lines_of_nccl_are_kept_beside_the_steps_with_a_checksum(store: ResultsStore) -> None:
