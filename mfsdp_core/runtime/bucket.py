@@ -31,7 +31,7 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
-from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, name_tensor
+from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor, name_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer
 from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
@@ -315,7 +315,10 @@ class Bucket:
         return self._viewed._version + sum(shards)
 
     def scale_gradients(self, factor: float) -> None:
-        """Multiply the reduced gradient, and the cast copy of it that was handed over."""
+        """Multiply the reduced gradient, the cast copy of it that was handed over, and others.
+
+        Others are those that the user has put in the place of what was handed over.
+        """
         if self.gradients is None:
             return
         is_attached = self._attached == self.gradients.revision
@@ -326,6 +329,13 @@ class Bucket:
         if self._cast_key is not None:
             self._casts.acquire(self._cast_key).mul_(factor)
             self._handed_over = self._version_of_copy()
+        for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
+            held = getattr(managed.sharded, self._attribute, None)
+            if held is None or held is shard:
+                continue
+            own = local_tensor(held)
+            if shard is None or own.data_ptr() != local_tensor(shard).data_ptr():
+                own.mul_(factor)
 
     def look(self) -> bool:
         """Whether a weight has changed since the last look; raises as `ManagedParameter.look`."""

@@ -47,6 +47,18 @@ def test_scaling_keeps_what_clipping_did(way: tuple[str, str]) -> None:
         pair.model.zero_grad()
 
 
+@pytest.mark.parametrize("way", WAYS, ids="-".join)
+def test_gradients_that_the_user_has_put_there_are_scaled_once(way: tuple[str, str]) -> None:
+    """Copies, and the same memory under another name."""
+    for replace in (torch.clone, torch.Tensor.detach):
+        pair = beside(Chain, way)
+        pair.backward(own_batch(1))
+        for parameter in pair.model.parameters():
+            parameter.grad = replace(parameter.grad)
+        pair.model.scale_gradients(0.5)
+        pair.compare_gradients(times=0.5)
+
+
 @pytest.mark.sample
 @pytest.mark.parametrize("main_grads", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", STRATEGIES)
