@@ -83,12 +83,7 @@ class GradPipeline:
             LifecycleError: a pass of this cycle has raised, and the cycle was not ended.
         """
         self._follow_removed()
-        if self._is_broken:
-            raise LifecycleError(
-                "a backward pass raised, after others of this cycle whose gradients are kept until "
-                "the last one. Expected model.zero_grad(), or zero_grad() of an optimizer that is "
-                "sharded, before the next backward pass; found none."
-            )
+        self._refuse_broken()
         self._is_running = True
         self.awaits_backward = False
         self._next = 0
@@ -178,10 +173,23 @@ class GradPipeline:
         self.land_all()
         self.unfinished_passes += 1
 
+    def _refuse_broken(self) -> None:
+        if self._is_broken:
+            raise LifecycleError(
+                "a backward pass raised, after others of this cycle whose gradients are kept until "
+                "the last one. Expected model.zero_grad(), or zero_grad() of an optimizer that is "
+                "sharded, before the next backward pass or step; found none."
+            )
+
     def issue_rest(self) -> None:
-        """Start every reduction that the cycle still owes."""
+        """Start every reduction that the cycle still owes.
+
+        Raises:
+            LifecycleError: a pass of this cycle has raised, and gave a part of its gradients.
+        """
         if not self.backward_seen:
             return
+        self._refuse_broken()
         self._ask()
         for unit in self._order:
             for buffers in unit.gradients:

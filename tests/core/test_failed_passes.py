@@ -10,7 +10,13 @@ import torch
 from torch import nn
 
 from bench.validate.fuzz.units import DeliberateError
-from mfsdp_core import MixedPrecisionPolicy, export_state_dict, fully_shard_model, gather_full
+from mfsdp_core import (
+    MixedPrecisionPolicy,
+    export_state_dict,
+    fully_shard_model,
+    fully_shard_optimizer,
+    gather_full,
+)
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import WAYS, Pair, beside, own_batch
 from oracle.models import Block, loss
@@ -154,6 +160,10 @@ def test_after_a_later_pass_that_raises_only_the_model_can_begin_a_cycle(
     with pair.model.no_sync():
         loss(pair.model(own_batch(0))).backward()
         fail(pair.model)
+    # Some units would have what the pass that raised gave, and others not.
+    optimizer = fully_shard_optimizer(torch.optim.SGD(pair.model.parameters(), lr=0.1))
+    with pytest.raises(LifecycleError, match=r"Expected model.zero_grad\(\)"):
+        optimizer.step()
     clear(pair)
     for _ in range(2):
         with pytest.raises(LifecycleError, match=r"Expected model.zero_grad\(\)"):
