@@ -327,7 +327,8 @@ class GradientBuffers:
         adds = self._axis.landing is Landing.ADD and self._landed
         self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
         self._filled.clear()
-        self._current.clear()
+        if self._current:
+            self._current.clear()
 
     def _issue_whole(self, whole: FullBuffer) -> None:
         self._check_open()
@@ -340,7 +341,8 @@ class GradientBuffers:
         if key is None or self._guard is not None:
             self._scale_rest(data)
         self._inner.issue(data, key, self._dtypes.reduce)
-        self._current.clear()
+        if self._current:
+            self._current.clear()
         self._is_reduced = True
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:
