@@ -17,12 +17,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from statistics import median
 from typing import Literal
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, MetricRule
 from reports.renderers import quantity
-from reports.statistics.deciding import adjusted, smallest_deciding_n
+from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
 from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
 from reports.statistics.interval import MOST_EXACT
 from reports.statistics.sequential import ConfidenceSequence
@@ -266,8 +267,8 @@ def _why(
     needed = smallest_deciding_n(alpha, paired=estimate.paired, tests=tests)
     unit = "blocks" if estimate.paired else "runs on each side"
     least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
-    ways = 2**needed if estimate.paired else math.comb(2 * needed, needed)
-    never = not case.sequential and ways > MOST_EXACT
+    least_p = smallest_p(needed, needed, paired=estimate.paired)
+    never = not case.sequential and least_p < Fraction(2, MOST_EXACT)
     if never:
         least = (
             f"no number of {unit} decides at {alpha:g} for {quantity.counted(tests, 'cell')}: take"

@@ -10,6 +10,8 @@ from reports.views.cells import Cell
 
 _UNHASHED = frozenset({"launch.timeout_seconds", "launch.hang_seconds"})
 """Limits that cannot change a result; see `ResolvedRun.canonical_json`."""
+_Flat = tuple[Cell, Mapping[str, Any]]
+"""A cell, and its configuration as of `flat_settings`."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,16 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
             nothing is found out automatically.
     """
     before, after = flat_settings(base), flat_settings(head)
+    bases, heads = list(zip(base, before, strict=True)), list(zip(head, after, strict=True))
     keys = {key for flat in (*before, *after) for key in flat}
     if ignore:
-        return _paired(base, head, {key for key in keys if _is_under(key, ignore)})
+        return _paired(bases, heads, {key for key in keys if _is_under(key, ignore)})
     if len(base) == len(head) == 1:
-        return _paired(base, head, set(_differing(before[0], after[0])))
-    exact = _paired(base, head, set())
+        return _paired(bases, heads, set(_differing(before[0], after[0])))
+    exact = _paired(bases, heads, set())
     if exact.pairs or not base or not head:
         return exact
-    return _paired(base, head, {k for k in keys if _values(before, k) != _values(after, k)})
+    return _paired(bases, heads, {k for k in keys if _values(before, k) != _values(after, k)})
 
 
 def differing_settings(base: Cell, head: Cell) -> list[str]:
@@ -58,7 +61,7 @@ def differing_settings(base: Cell, head: Cell) -> list[str]:
     ]
 
 
-def _paired(base: Sequence[Cell], head: Sequence[Cell], aside: set[str]) -> Matching:
+def _paired(base: Sequence[_Flat], head: Sequence[_Flat], aside: set[str]) -> Matching:
     bases, heads = _by_key(base, aside), _by_key(head, aside)
     pairs = tuple(
         (cells[0], heads[key][0])
@@ -68,15 +71,15 @@ def _paired(base: Sequence[Cell], head: Sequence[Cell], aside: set[str]) -> Matc
     used = {id(cell) for pair in pairs for cell in pair}
     return Matching(
         pairs,
-        tuple(cell for cell in base if id(cell) not in used),
-        tuple(cell for cell in head if id(cell) not in used),
+        tuple(cell for cell, _ in base if id(cell) not in used),
+        tuple(cell for cell, _ in head if id(cell) not in used),
         tuple(sorted(aside)),
     )
 
 
-def _by_key(cells: Sequence[Cell], aside: set[str]) -> dict[frozenset[object], list[Cell]]:
+def _by_key(side: Sequence[_Flat], aside: set[str]) -> dict[frozenset[object], list[Cell]]:
     grouped: dict[frozenset[object], list[Cell]] = {}
-    for cell, flat in zip(cells, flat_settings(cells), strict=True):
+    for cell, flat in side:
         # An absent setting is one that is open: an engine has only settings of its own.
         known = ((k, repr(v)) for k, v in flat.items() if k not in aside and v is not None)
         grouped.setdefault(frozenset(known), []).append(cell)
