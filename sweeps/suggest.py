@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Collection, Iterable
 
+from bench.removed import removed
+
 _WORDS_ELSEWHERE: dict[str, str] = {
     # engines
     "fsdp2 mfsdp": "fsdp fully_shard",
@@ -69,8 +71,11 @@ _NAMES_HERE: dict[str, list[str]] = {
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x' or 'y'?`, or an empty string.
 
-    The same word in another section, the same thing under another name, or the nearest spelling.
+    What serves in place of a word that was removed, the same word in another section, the same
+    thing under another name, or the nearest spelling.
     """
+    if gone := removed(word):
+        return gone
     choices = list(known)
     near = _same_leaf(word, choices) or _same_meaning(word, choices)
     near = near or difflib.get_close_matches(word, choices, n=1, cutoff=0.6)

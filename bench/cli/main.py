@@ -11,6 +11,7 @@ import gc
 import io
 import os
 import platform
+import re
 import shutil
 import sys
 import tempfile
@@ -25,12 +26,16 @@ from bench.cli.answer import Answer
 from bench.cli.app import app
 from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, of_error
 from bench.redaction import redact_text
+from bench.removed import removed
 
 # The class of all refusals by the argument parser; typer carries its own copy of click in some
 # versions, so it is found through a class that typer exports.
 _ParserError: type[Any] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
+
+_UNKNOWN = re.compile(r"No such (?:command|option):? '?([\w-]+)")
+"""How the parser refuses a verb or an option that it does not know."""
 
 
 def run_command_line(arguments: list[str]) -> int:
@@ -81,6 +86,8 @@ def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
     if isinstance(error, _ParserError):
         message = error.format_message()
         if message:
+            unknown = _UNKNOWN.match(message)
+            message = message.rstrip(".") + removed(unknown[1]) if unknown else message
             message = f"{message} ({_command_of(error)} --help says what is expected)"
             console.error(message)
         return USAGE, message

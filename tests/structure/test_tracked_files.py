@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import tempfile
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tracked import ROOT, text_of, tracked
+
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports")
-MAX_LINES = 500
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "misc"}
 # Assembled, so that this file does not hold what it looks for.
 UNFINISHED = re.compile("|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX", "HA" + "CK")))
 PACKAGE_INDEX = re.compile(r"index-url[\s=]+https?:" + r"|://[\w.-]*(?:pypi|python" + r"hosted)\b")
-
-
-def tracked() -> list[Path]:
-    """Every file that is committed or about to be: ignored ones are no part of the repository."""
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    listing = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
-    )
-    if listing.returncode != 0:
-        pytest.skip(f"not a git checkout: {listing.stderr.strip()}")
-    return [ROOT / line for line in listing.stdout.splitlines() if (ROOT / line).is_file()]
-
-
-def text_of(path: Path) -> str:
-    """The file's text; undecodable bytes are replaced, for patterns in ASCII only."""
-    return path.read_text(encoding="utf-8", errors="replace")
 
 
 def findings(pattern: re.Pattern[str]) -> list[str]:
@@ -42,11 +25,6 @@ def findings(pattern: re.Pattern[str]) -> list[str]:
         for number, line in enumerate(text_of(path).splitlines(), 1)
         if pattern.search(line)
     ]
-
-
-def test_no_source_file_is_longer_than_500_lines() -> None:
-    lengths = {p: len(text_of(p).splitlines()) for p in tracked() if p.suffix == ".py"}
-    assert [f"{p}: {n}" for p, n in lengths.items() if n > MAX_LINES] == []
 
 
 def test_no_module_has_a_name_that_says_nothing() -> None:

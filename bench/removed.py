@@ -1,0 +1,19 @@
+"""What was taken out before 0.1.0, and what serves in its place: one table, for one release.
+
+A refusal of an unknown verb, option, key or value asks it. Delete the module after 0.1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+REMOVED: Final[dict[str, str]] = {
+    "--until-decided": "use --budget TIME",
+}
+"""Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`)."""
+
+
+def removed(word: str) -> str:
+    """`; 'WORD' was removed: USE THIS`, or an empty string."""
+    instead = REMOVED.get(word)
+    return f"; {word!r} was removed: {instead}" if instead else ""
