@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 REMOVED: Final[dict[str, str]] = {
+    "same_host": "leave engine.transport out, or write native or point_to_point",
     "--until-decided": "use --budget TIME",
 }
 """Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`)."""

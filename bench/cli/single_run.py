@@ -91,7 +91,7 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
             "dtypes",
             f"compute {dtypes.compute}, main weights {dtypes.main_params or 'none'}, gradients"
             f" {dtypes.main_grads}, gradient communication {dtypes.grad_comm},"
-            f" sums over ranks {dtypes.reduce or 'of different dtypes'}",
+            f" sums over ranks {dtypes.reduce or dtypes.grad_comm}",
         ),
         (
             "batch",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from bench.errors import ConfigError
 from bench.spec import EngineSpec, MfsdpSettings, RunSpec, known_engine
 from mfsdp_core.plan.recipes import QuantisedWeights, gathers_by_module
 
@@ -44,13 +43,8 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     """The engine with its strategy and its way of gathering chosen.
 
     Raises:
-        ConfigError: no engine has this name, or its transport is gone.
+        ConfigError: no engine has this name.
     """
-    if spec.engine.asked("transport") == "same_host":
-        raise ConfigError(
-            "engine.transport: same_host is gone, and its runs can only be read; leave it out, or"
-            " write native or point_to_point"
-        )
     row = known_engine(spec.engine.name)
     strategy = spec.engine.strategy or row.strategies[0]
     engine = spec.engine.model_copy(update={"strategy": strategy})

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, ConfigDict
 
 DtypeName = Literal["fp64", "fp32", "bf16", "fp16"]
 StrategyName = Literal["no_shard", "optim", "optim_grads", "optim_grads_params"]
@@ -31,16 +31,9 @@ POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
 #: Memory of torch's allocator, of NCCL's and registered with it, or registered as windows.
 RegistrationName = Literal["plain", "registered", "symmetric"]
-#: `same_host` is gone: records of runs until November 2026 have it, and a request is refused.
-TransportName = Annotated[
-    Literal["auto", "native", "point_to_point", "same_host"],
-    WithJsonSchema({"enum": ["auto", "native", "point_to_point"], "type": "string"}),
-]
+TransportName = Literal["auto", "native", "point_to_point"]
 #: What carries one collective by itself, whose engine chooses nothing.
-CollectiveTransportName = Annotated[
-    Literal["native", "point_to_point", "same_host"],
-    WithJsonSchema({"enum": ["native", "point_to_point"], "type": "string"}),
-]
+CollectiveTransportName = Literal["native", "point_to_point"]
 #: As `mfsdp_core.plan.config` has it; a test compares the two.
 DEFAULT_TRANSPORT: TransportName = "auto"
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.

@@ -200,7 +200,7 @@ class RunSpec(Frozen):
 class ResolvedDtypes(Frozen):
     """Dtypes with nothing left open. `main_params` None: the compute weights are the main ones.
 
-    `reduce` None: a record of when axes of a mesh could differ, and did.
+    `reduce` None: as sent.
     """
 
     compute: DtypeName

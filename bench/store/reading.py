@@ -37,7 +37,6 @@ from bench.store.file_visibility import (
     wait_until,
 )
 from bench.store.samples import read_samples
-from bench.store.upgrade import upgraded_spec, upgraded_status
 
 # Longer than a rank may be silent before its launcher ends it (hang_seconds and the start).
 _SILENT_SECONDS = 300.0
@@ -59,8 +58,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
         environment = {}
-    if "runtime" not in environment:  # older records have a copy there
-        environment["runtime"] = read_json_object(path / layout.RUNTIME, problems) or {}
+    environment["runtime"] = read_json_object(path / layout.RUNTIME, problems) or {}
     return RunRecord(
         run_id=run_id,
         resolved=resolved,
@@ -117,7 +115,7 @@ def read_spec(path: Path) -> ResolvedRun:
     file = path / layout.SPEC
     try:
         document = json.loads(read_bytes(file))
-        return ResolvedRun.model_validate(upgraded_spec(document))
+        return ResolvedRun.model_validate(document)
     except OSError as error:
         raise DamagedRecordError(f"{file}: {error.strerror}") from error
     except RecursionError as error:
@@ -137,8 +135,7 @@ def read_status(path: Path, problems: list[str]) -> RunStatus:
 
 
 def _status_document(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    document = read_json_object(path / layout.STATUS, problems)
-    return None if document is None else upgraded_status(document)
+    return read_json_object(path / layout.STATUS, problems)
 
 
 def _status(path: Path, document: dict[str, Any] | None, problems: list[str]) -> RunStatus:

@@ -21,7 +21,6 @@ from bench.store.file_lock import FileLock, holder_of
 from bench.store.imports import Imports
 from bench.store.reading import read_json_object, read_outline, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
-from bench.store.upgrade import upgraded_plan
 from bench.store.validations import Validations
 
 _MAX_NAMED_RUNS = 10
@@ -245,7 +244,7 @@ class ResultsStore:
                     " a new plan and counts what is finished"
                 )
             raise UsageError(f"no sweep {sweep_id!r} in {self.root}; known sweeps: {known}")
-        return upgraded_plan(document)
+        return document
 
     def sweeps(self) -> list[str]:
         """Ids of the sweeps that have a plan, in alphabetical order."""

@@ -120,9 +120,8 @@ class ShardingConfig:
         strategy, reduction, schedule = self.strategy, self.reduction, self.schedule
         transport: str = reduction.transport
         if transport not in get_args(Transport):
-            gone = " It is gone; 'auto' sends messages instead." if transport == "same_host" else ""
             raise ConfigurationError(
-                f"transport={transport!r}: expected one of {', '.join(get_args(Transport))}.{gone}"
+                f"transport={transport!r}: expected one of {', '.join(get_args(Transport))}."
             )
         if reduction.unused not in get_args(UnusedParameters):
             raise ConfigurationError(

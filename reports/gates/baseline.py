@@ -16,14 +16,12 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import ALLOCATOR_PEAK, HOST_TIME, RSS, STEP_TIME, THROUGHPUT, WIRE_BYTES
+from bench.derive.metrics import HOST_TIME, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from reports.gates.cell_samples import CellSamples, LossCurve
 
 BASELINE_VERSION = 2
-_NAMED_NUMBERS = 1
-"""Version 1 had a field per number, and sums of peaks of memory, which are not read."""
 CURVE_POINTS = 32
 _AMOUNTS = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
 
@@ -206,38 +204,17 @@ def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
         UsageError: damaged.
     """
     version = document.get("baseline_version")
-    if version not in (_NAMED_NUMBERS, BASELINE_VERSION):
+    if version != BASELINE_VERSION:
         raise NotComparableError(
             f"{source}: baseline schema version {version!r}, this version compares "
             f"{BASELINE_VERSION}; save it again with this version"
         )
     try:
-        upgraded = document if version == BASELINE_VERSION else _upgraded(document)
-        found = _Document.model_validate(upgraded)
-    except (KeyError, TypeError, AttributeError, ZeroDivisionError) as error:
-        why = f"{type(error).__name__}: {error}"
-        raise UsageError(f"{source} is damaged ({why}); save it again") from error
+        found = _Document.model_validate(document)
     except ValidationError as error:
         raise UsageError(f"{source} is damaged ({first_problem(error)}); save it again") from error
     cells = tuple(cell.samples(found.hardware) for cell in found.cells)
     return Baseline(found.name, found.sweep, found.saved_utc, cells, found.history)
-
-
-def _upgraded(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A document of version 1 in the form of today."""
-    cells = []
-    for item in document["cells"]:
-        times, memory = item["step_milliseconds"], item["memory_bytes"]
-        known = {
-            STEP_TIME: times,
-            THROUGHPUT: [item["tokens_per_step"] * 1e3 / time for time in times],
-            ALLOCATOR_PEAK: memory.get("device_peak"),
-            RSS: memory.get("rss"),
-            WIRE_BYTES: item["wire_bytes"],
-        }
-        values = {metric.name: numbers for metric, numbers in known.items() if numbers}
-        cells.append({**item, "values": values})
-    return {**document, "cells": cells}
 
 
 def promote(

@@ -9,7 +9,6 @@ from fnmatch import fnmatchcase
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.record import RunRecord
-from bench.spec.former_name import former_config_hash
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
@@ -239,8 +238,7 @@ def sides_of_baseline(
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
     for cell in cells_of(store, head, arm, codes):
-        names = (cell.resolved.config_hash, former_config_hash(cell.resolved))
-        base = next((by_config.pop(name) for name in names if name in by_config), None)
+        base = by_config.pop(cell.resolved.config_hash, None)
         if not cell.finished:
             failed.append((cell.name, f"no finished run ({states_of(cell)})"))
         elif base is None:

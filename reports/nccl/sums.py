@@ -22,7 +22,6 @@ from reports.nccl.rows import Verdict, VerdictRow
 
 _SHORT: Final = ("bf16", "fp16")
 _IN_WORDS: Final = {"ReduceScatter": "reduce-scatter", "AllReduce": "all-reduce"}
-_OWN: Final = ("point_to_point", "same_host")
 
 SumDtype = Literal["fp32", "as sent", "unknown"]
 
@@ -104,7 +103,7 @@ def _judged(
     resolved: ResolvedRun, operation: str, nodes: int, version: Version | None
 ) -> tuple[SumDtype, str]:
     setting, sent = resolved.engine.setting, resolved.dtypes.grad_comm
-    if setting("transport") in _OWN:
+    if setting("transport") == "point_to_point":
         return "fp32", f"transport {setting('transport')} adds up in FP32"
     regular = f"rings and trees add up in {sent}"
     if not (setting("nccl_ub") and setting("symmetric_registration")):

@@ -27,6 +27,8 @@ from bench.spec import (
     TrainSpec,
 )
 from bench.store import ResultsStore, RunFolder, layout
+from bench.store.atomic import write_json_atomically
+from bench.store.layout import RUNTIME
 from reports.findings import Findings, find
 from reports.gates.gate import GateResult, gate
 from reports.gates.pairing import sides_of_arms
@@ -123,7 +125,9 @@ def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
     resolved = run.resolved
     names = ("sweep", "cell", "repeat", "arm", "attempt", "code")
     with store.new_run(resolved, **{name: getattr(run, name) for name in names}) as folder:
-        folder.write_environment({**environment(), **run.environment})
+        described = {**environment(), **run.environment}
+        write_json_atomically(folder.path / RUNTIME, described.pop("runtime"))
+        folder.write_environment(described)
         count = resolved.train.steps if run.steps is None else run.steps
         for rank in range(resolved.launch.ranks):
             if run.samples is None:

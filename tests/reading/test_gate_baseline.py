@@ -124,22 +124,3 @@ def test_another_schema_is_not_comparable_and_damage_is_a_usage_error(store):
     for field, name in (("name", "<b>main</b>"), ("sweep", "../main"), ("name", "")):
         with pytest.raises(UsageError, match="expected letters, digits"):
             read_baseline(document | {field: name}, "main.json")
-
-
-def test_a_baseline_of_version_1_is_still_compared_but_not_its_sums_of_peaks(store):
-    record_arms(store, {None: Arm()}, blocks=3, cells={"ddp": CELLS["ddp"]})
-    now = saved(store).cells[0]
-    document = json.loads(saved(store).to_text())
-    (cell,) = document["cells"]
-    values = cell.pop("values")
-    cell |= {
-        "step_milliseconds": values["step_time"],
-        "memory_bytes": {"ledger": [7.0] * 3, "rss": values["rss"]},
-        "wire_bytes": values["wire_bytes"],
-    }
-    (found,) = read_baseline(document | {"baseline_version": 1}, "main.json").cells
-    assert set(found.values) == {"step_time", "throughput", "rss", "wire_bytes"}
-    assert found.values["throughput"] == pytest.approx(now.values["throughput"], rel=1e-4)
-    sides = sides_of_baseline(store, "main", [found], "gate")
-    judged = gate(sides, Policy(), lambda _: None)
-    assert [one.detail for one in judged.judgements if one.metric == "memory"] == ["RSS peak"]

@@ -112,17 +112,6 @@ def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_checksu
     assert store.read(folder.run_id).is_whole
 
 
-@pytest.mark.parametrize(("name", "value"), [("repeat", 0), ("repeat", 3)])
-def test_the_former_name_of_the_checksum_is_read(
-    store: ResultsStore, folder: RunFolder, name: str, value: int
-) -> None:
-    status = json.loads((folder.path / "status.json").read_text())
-    status["seal"] = status.pop("checksum")
-    (folder.path / "status.json").write_text(json.dumps(status | {name: value}))
-    assert store.read(folder.run_id).is_whole == (value == 0)
-    assert store.read(folder.run_id).status.checksum == status["seal"]
-
-
 def test_an_overview_of_a_record_with_checksums_reads_no_samples(
     store: ResultsStore, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:

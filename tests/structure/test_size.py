@@ -13,9 +13,9 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (16627, ("mfsdp_core/",)),
-    "bench: spec, resolve": (4066, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (5133, (
+    "mfsdp_core": (16626, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3956, ("bench/spec/", "bench/resolve/")),
+    "bench: record, store, derive, errors": (5059, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
@@ -32,8 +32,8 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: cli": (5447, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (495, ("bench/doctor/",)),
     "sweeps": (3985, ("sweeps/",)),
-    "reports: nccl": (3690, ("reports/nccl/",)),
-    "reports: compare": (5461, (
+    "reports: nccl": (3689, ("reports/nccl/",)),
+    "reports: compare": (5436, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (3394, ("tools/",)),
-    "tests": (43784, ("tests/",)),
+    "tests": (43639, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

@@ -74,7 +74,6 @@ _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
     (ConfigurationError, "must name every unit once", {"prefetch_order": ["units.0"]}),
     (ConfigurationError, "allocator='x'", {"allocator": "x"}),
     (ConfigurationError, "nccl_ub registers", {"nccl_ub": True, "transport": "point_to_point"}),
-    (ConfigurationError, "It is gone; 'auto' sends messages", {"transport": "same_host"}),
     (ConfigurationError, "name dimensions of device_mesh", {"tp_dim": "t"}),
     (ConfigurationError, "name dimensions of device_mesh", {"dp_shard_dim": "x"}),
     (ConfigurationError, "dp_outer_dim", {"dp_outer_dim": "o", "dp_shard_dim": "i"}),
