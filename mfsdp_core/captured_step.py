@@ -1,37 +1,39 @@
 """A whole training step as one CUDA graph: forward, backward, reductions, update.
 
-    call 1, 2     run as they are, on the stream that will be captured
-    call 3, 4     run as they are, and are recorded: `replay` compares them, and a step that a graph
-                  would not repeat is refused
+    call 1 to 4   run as they are, on the stream that will be captured; memory of weights, gradients
+                  or optimizer state that moves between the last two gives a warning
     call 5        captured, and replayed
     call 6 ...    replayed
 
-On a device without graphs (a CPU) steps are checked as well, and then run as they are.
+On a device without graphs (a CPU) every call runs as it is.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from mfsdp_core.errors import ConfigurationError, LifecycleError, NotReplayableError
+from mfsdp_core.errors import ConfigurationError, LifecycleError
 from mfsdp_core.events import Event
-from mfsdp_core.replay import Recording, differences
+from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.wrapper import MegatronFSDP
 
-#: Calls before the first that is recorded: orders are learned, optimizer state is made.
-_UNRECORDED = 2
-_RECORDED = 2
+#: Calls before the capture: orders are learned, optimizer state is made.
+_WARM_UP_CALLS = 4
 
 
 class CapturedStep:
     """Call it as `step`, with the same number of tensors of the same shapes each time.
+
+    A graph repeats kernels with the addresses and numbers of its capture, and nothing that the host
+    does: keep numbers that change in tensors. CUDA refuses a capture in which the host reads memory
+    of the device.
 
     model: built with `cuda_graph_mode=True`. optimizer: over its parameters; its numbers (learning
     rate and others) may change only where they are tensors, so build it with `capturable=True` and
@@ -70,9 +72,9 @@ class CapturedStep:
         optimizer.register_load_state_dict_post_hook(capture_anew)
 
     def reset(self) -> None:
-        """Forget the graph: the next calls warm up, are checked and captured again."""
+        """Forget the graph: the next calls warm up, and one is captured again."""
         self._finished = 0
-        self._recordings: list[Recording] = []
+        self._addresses: dict[str, int] = {}
         self._replay: Callable[[], None] | None = None
         self._outputs: Any = None
         self._events: list[Event] = []
@@ -83,36 +85,34 @@ class CapturedStep:
         """Whether the next call is a replay."""
         return self._replay is not None
 
-    @property
-    def is_checked(self) -> bool:
-        """Whether two steps were recorded and found to be alike."""
-        return len(self._recordings) == _RECORDED
-
     def __call__(self, *inputs: Tensor) -> Any:
         """One step.
 
         Raises:
-            NotReplayableError: a graph would not repeat what the step does.
             ConfigurationError: other inputs than those of the first call.
             LifecycleError: a number of the optimizer, or the model's mode, has changed since.
         """
         static = self._take(inputs)
-        if self.is_checked:
-            self._refuse_changes()
+        self._refuse_changes()
         if self._replay is not None:
             self._replay()
             self._publish()
             return _copied(self._outputs)
-        if self.is_checked and self._streams.has_graphs:
+        if self._finished >= _WARM_UP_CALLS and self._streams.has_graphs:
             return self._capture(static)
-        records = self._finished >= _UNRECORDED and not self.is_checked
         try:
             with self._streams.captured_stream():
-                outputs = self._recorded(static) if records else self._step(*static)
+                outputs = self._step(*static)
         except BaseException:
             self.reset()  # what a pass has left behind changes the next one
             raise
         self._finished += 1
+        if self._finished == _WARM_UP_CALLS - 1:
+            self._settings = self._current_settings()
+            self._addresses = self._current_addresses()
+        elif self._finished == _WARM_UP_CALLS:
+            self._refuse_changes()
+            self._warn_of_moved_memory()
         return _copied(outputs)
 
     def _take(self, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -130,26 +130,12 @@ class CapturedStep:
             mine.copy_(given)
         return self._inputs
 
-    def _recorded(self, inputs: tuple[Tensor, ...]) -> Any:
-        recording = Recording()
-        with self._streams.observed(recording), recording.watching():
-            outputs = self._step(*inputs)
-        self._recordings.append(recording)
-        if len(self._recordings) == _RECORDED:
-            why = differences(*self._recordings)
-            if why:
-                raise NotReplayableError(
-                    f"the step cannot be a CUDA graph: {'; '.join(why)}. Keep the host out of the "
-                    "step, its numbers in tensors and its memory in place, or leave out "
-                    "CapturedStep."
-                )
-            self._settings = self._current_settings()
-        return outputs
-
     def _capture(self, inputs: tuple[Tensor, ...]) -> Any:
-        with ExitStack() as stack:
-            stack.callback(self._model.events.subscribe(self._events.append))
+        unsubscribe = self._model.events.subscribe(self._events.append)
+        try:
             self._replay, self._outputs = self._streams.capture(lambda: self._step(*inputs))
+        finally:
+            unsubscribe()
         self._replay()
         return _copied(self._outputs)
 
@@ -167,12 +153,45 @@ class CapturedStep:
                     found[f"param_groups[{index}][{name!r}]"] = value
         return found
 
+    def _current_addresses(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for index, group in enumerate(self._optimizer.param_groups):
+            for number, parameter in enumerate(group["params"]):
+                name = f"param_groups[{index}]['params'][{number}]"
+                state = {
+                    f"{name}: {key}": value
+                    for key, value in self._optimizer.state[parameter].items()
+                }
+                found |= {
+                    key: local_tensor(tensor).data_ptr()
+                    for key, tensor in {
+                        name: parameter,
+                        f"{name}.grad": parameter.grad,
+                        **state,
+                    }.items()
+                    if isinstance(tensor, Tensor)
+                }
+        return found
+
+    def _warn_of_moved_memory(self) -> None:
+        now = self._current_addresses()
+        moved = [name for name, address in now.items() if self._addresses.get(name) != address]
+        if moved:
+            warnings.warn(
+                f"CapturedStep: the memory of {moved[0]} and {len(moved) - 1} others moved from "
+                "one step to the next; a graph goes on with the memory of its capture. Keep it in "
+                "place (allocator='fixed_pool'), or leave out CapturedStep.",
+                stacklevel=3,
+            )
+
     def _refuse_changes(self) -> None:
+        if not self._settings:
+            return
         for name, value in self._current_settings().items():
             before = self._settings.get(name)
             if value != before:
                 raise LifecycleError(
-                    f"CapturedStep: {name} was {before} when the step was checked, found {value}; "
+                    f"CapturedStep: {name} was {before} when the step warmed up, found {value}; "
                     "a graph repeats the former. Make it a tensor, which is read at every replay, "
                     "or call reset() to capture again."
                 )

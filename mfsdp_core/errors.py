@@ -3,7 +3,6 @@
 MfsdpError
 ├── ConfigurationError            an argument or a combination of arguments is wrong
 │   ├── CapabilityNotBuiltError   a valid argument whose capability this version does not have
-│   ├── NotReplayableError        a step that a CUDA graph would not repeat as it is
 │   └── UnitSelectionError        `fsdp_unit_modules` names nothing, or not a module class
 ├── LayoutError                   a flat layout cannot be built or broke one of its invariants
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
@@ -29,10 +28,6 @@ class ConfigurationError(MfsdpError, ValueError):
 
 class CapabilityNotBuiltError(ConfigurationError, NotImplementedError):
     """A valid argument whose capability this version does not have; it is refused, not ignored."""
-
-
-class NotReplayableError(ConfigurationError):
-    """A step that a CUDA graph, captured once, would not repeat; says which operation and why."""
 
 
 class UnitSelectionError(ConfigurationError):

@@ -88,7 +88,7 @@ class MfsdpEngine(StockEngine):
             return scaled_backward(loss, scale)
 
     def captured(self, iteration: Callable[..., Any]) -> Callable[..., Any] | None:
-        """`iteration`, from its third call on checked and then replayed; None without graphs."""
+        """`iteration`, captured at its fifth call and then replayed; None without graphs."""
         if not self.model.cuda_graph_mode:
             return None
         captured: Callable[..., Any] = mfsdp_core.CapturedStep(

@@ -13,7 +13,7 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (16626, ("mfsdp_core/",)),
+    "mfsdp_core": (16368, ("mfsdp_core/",)),
     "bench: spec, resolve": (3956, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (5059, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
@@ -41,8 +41,8 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/__init__.py", "reports/build.py", "reports/history/", "reports/lint/",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
-    "tools": (3394, ("tools/",)),
-    "tests": (43639, ("tests/",)),
+    "tools": (3386, ("tools/",)),
+    "tests": (43546, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

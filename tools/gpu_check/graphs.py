@@ -1,7 +1,6 @@
 """Part `graphs`: whole iterations captured as CUDA graphs; the same losses to the last bit.
 
-A CPU has no graphs: there two steps are recorded and compared, which is what lets a step through to
-its capture, and steps run as they are.
+A CPU has no graphs: there steps run as they are.
 """
 
 from __future__ import annotations
@@ -36,11 +35,6 @@ def check(device: Device) -> PartFindings:
             plain, found = (_train(workers, document, captures=c) for c in (False, True))
             same = [one.losses for one in plain] == [one.losses for one in found]
             findings.expect(name, same, "losses are bit-equal" if same else "losses differ")
-            findings.expect(
-                f"{name}: checked",
-                all(one.is_checked for one in found),
-                "two recorded steps are alike",
-            )
             _judge_capture(device, name, found, findings)
             findings.measurements[name] = {
                 "plain_milliseconds": plain[0].step_milliseconds,

@@ -21,7 +21,7 @@ _WARM_UP = 2
 class Trained:
     """One rank's account. Bytes after each step; those of the device are None on a CPU.
 
-    is_checked, is_captured: of a step that is to be a CUDA graph, else None.
+    is_captured: of a step that is to be a CUDA graph, else None.
     """
 
     losses: list[float]
@@ -31,7 +31,6 @@ class Trained:
     reserved_bytes: list[int] | None
     peak_allocated_bytes: int | None
     allocation_retries: int | None
-    is_checked: bool | None = None
     is_captured: bool | None = None
 
     @property
@@ -83,7 +82,6 @@ def train(document: dict[str, Any], captures: bool = True) -> Trained:
         allocation_retries=torch.cuda.memory_stats(device)["num_alloc_retries"]
         if is_cuda
         else None,
-        is_checked=getattr(loop.captured, "is_checked", None),
         is_captured=getattr(loop.captured, "is_captured", None),
     )
 
