@@ -10,6 +10,7 @@ from typing import Final
 REMOVED: Final[dict[str, str]] = {
     "same_host": "leave engine.transport out, or write native or point_to_point",
     "--until-decided": "use --budget TIME",
+    "--plot": "use fit, whose table and --json have the same bytes",
 }
 """Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`)."""
 

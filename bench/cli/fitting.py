@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Final
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import choose, machine_of, pruned_text
-from bench.cli.fit_pruning import Predictions
 from bench.cli.options import SweepRequest
 from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError
@@ -18,11 +17,19 @@ from bench.fit.search import Choice, fewest_gpus, search
 from bench.fit.verdict import Verdict, gigabytes
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
-from bench.spec import RunSpec
+from bench.spec import ResolvedRun, RunSpec
 from sweeps.selection import parse_assignments
 from sweeps.settings import run_spec
 
 _SHOWN = 8
+Found = Prediction | UnsupportedError
+#: Settings that change no storage and no message.
+_NO_MEMORY: Final[Mapping[str, Any]] = {
+    "data": True,
+    "measure": True,
+    "launch": {"env", "timeout_seconds", "hang_seconds", "threads_per_rank", "copy_engine"},
+    "train": {"steps", "lr", "warmup_steps", "weight_decay", "beta1", "beta2", "eps", "seed"},
+}
 
 
 def show_fit(asked: FitRequest) -> Answer:
@@ -46,13 +53,9 @@ def _of_model(asked: FitRequest, model: str) -> Answer:
         raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
     spec = _spec(model, gpus, machine.nodes, asked.cells.assignments)
     if asked.search:
-        return _of_search(spec, machine, asked.plot)
+        return _of_search(spec, machine)
     found = predict(resolve(spec, machine), whole=asked.whole)
     verdict = Verdict.of(found, machine)
-    if asked.plot is not None:
-        from bench.fit.picture import draw
-
-        draw(found, asked.plot, None if verdict is None else verdict.device_bytes)
     return Answer(
         lambda: found.to_document() | {"verdict": _document(verdict)},
         lambda: prediction_text(found, verdict),
@@ -89,12 +92,8 @@ def _spec(model: str, gpus: int, nodes: int, assignments: Sequence[str]) -> RunS
     return run_spec({"train.global_batch": per_step} | settings)
 
 
-def _of_search(spec: RunSpec, machine: Machine, plot: Path | None) -> Answer:
+def _of_search(spec: RunSpec, machine: Machine) -> Answer:
     gpus = list(fewest_gpus(spec, machine))
-    if plot is not None:
-        from bench.fit.picture import draw_over_gpus
-
-        draw_over_gpus(gpus, plot)
     choices = search(spec, machine)
     ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
     unbuilt = [one.verdict for one in choices if one.verdict and not one.verdict.setup_fits]
@@ -145,12 +144,10 @@ def _of_sweep(asked: FitRequest) -> Answer:
     machine = machine_of(asked.machine)
     wanted = SweepRequest(sweep=asked.sweep, cells=asked.cells)
     plan = choose(wanted, machine=machine).chosen
-    predictions = Predictions(whole=asked.whole)
-    found = {
-        cell.name_of(arm): predictions.of(resolved)
-        for cell in plan.cells
-        for arm, resolved in cell.runs.items()
-    }
+    found = predictions(
+        {cell.name_of(arm): run for cell in plan.cells for arm, run in cell.runs.items()},
+        whole=asked.whole,
+    )
     verdicts = {
         name: Verdict.of(one, machine)
         for name, one in found.items()
@@ -176,9 +173,25 @@ def _of_sweep(asked: FitRequest) -> Answer:
     return Answer(document, text, _code(fits=fits))
 
 
-def _sweep_row(
-    name: str, found: Prediction | UnsupportedError, verdict: Verdict | None
-) -> tuple[str, ...]:
+def predictions(runs: Mapping[str, ResolvedRun], *, whole: bool = False) -> dict[str, Found]:
+    """Of each run, or why there is none; runs of equal memory are traced once."""
+    known: dict[str, Found] = {}
+    found: dict[str, Found] = {}
+    for name, run in runs.items():
+        console.waiting(f"predicting the memory of {name}")
+        key = run.model_dump_json(exclude=dict(_NO_MEMORY))
+        if key not in known:
+            try:
+                known[key] = predict(run, whole=whole)
+            except UnsupportedError as error:
+                known[key] = error
+        same = known[key]
+        found[name] = replace(same, resolved=run) if isinstance(same, Prediction) else same
+    console.waiting("")
+    return found
+
+
+def _sweep_row(name: str, found: Found, verdict: Verdict | None) -> tuple[str, ...]:
     if isinstance(found, UnsupportedError):
         return (name, "-", "-", "-", "-", found.reason)
     held = found.by_category

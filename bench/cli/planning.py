@@ -19,18 +19,17 @@ from sweeps.resume import named
 def show_plan(asked: PlanRequest) -> Answer:
     """The plan, with what each cell would hold and how its gradients are added up."""
     requested = choose(asked.wanted, machine=machine_of(asked.machine))
-    plan, memory = _with_memory(requested)
 
     def text() -> str:
-        parts = [plan_text(plan)]
+        parts = [plan_text(requested.chosen)]
         parts += [arms_text(requested)] if requested.arms else []
-        parts += [_memory_text(plan, memory)] if memory and plan.cells else []
         return "\n\n".join(parts)
 
-    return Answer(lambda: _document(requested, plan, memory), text)
+    return Answer(lambda: _document(requested), text)
 
 
-def _document(requested: ChosenSweep, plan: Plan, memory: dict[str, Any]) -> dict[str, Any]:
+def _document(requested: ChosenSweep) -> dict[str, Any]:
+    plan = requested.chosen
     cells = {cell.id: cell.resolved for cell in plan.cells}
     sums = {name: [asdict(one) for one in gradient_sums(run)] for name, run in cells.items()}
     return plan.to_document() | {
@@ -38,35 +37,7 @@ def _document(requested: ChosenSweep, plan: Plan, memory: dict[str, Any]) -> dic
         "state_bytes_per_rank": {name: _state_bytes(run) for name, run in cells.items()},
         "gather_bytes": {name: gather_bytes(run) for name, run in cells.items()},
         "gradient_sums": sums,
-        "memory": memory,
     }
-
-
-def _with_memory(requested: ChosenSweep) -> tuple[Plan, dict[str, Any]]:
-    """The chosen plan without cells that cannot fit, and the memory of each that was predicted."""
-    machine, plan = requested.machine, requested.chosen
-    on_devices = any(cell.resolved.launch.device == "cuda" for cell in plan.cells)
-    if machine is None or not on_devices or not any(d.memory_bytes for d in machine.cuda_devices):
-        return plan, {}
-    # Loads torch, which other plans do without.
-    from bench.cli.fit_pruning import memory_document, without_what_cannot_fit
-
-    fitting, memory = without_what_cannot_fit(plan, machine)
-    return fitting, {name: memory_document(found) for name, found in memory.items()}
-
-
-def _memory_text(plan: Plan, memory: dict[str, Any]) -> str:
-    """Predicted peaks of the cells that are left, and why some are unknown."""
-    rows: list[tuple[str, str]] = []
-    unknown: dict[str, list[str]] = {}
-    for name in (cell.name_of(arm) for cell in plan.cells for arm in cell.runs):
-        found = memory[name]
-        if "peak_bytes" in found:
-            rows.append((name, f"{found['peak_bytes'] / 1e9:,.2f} GB"))
-        else:
-            unknown.setdefault(f"unknown: {found['refusal']}", []).append(name)
-    rows += [(named(names), text) for text, names in unknown.items()]
-    return console.columns(("cell", "predicted peak per rank (fit)"), rows)
 
 
 def _state_bytes(resolved: ResolvedRun) -> int | None:

@@ -9,7 +9,7 @@ read.
 
 from __future__ import annotations
 
-from bench.spec import PREDICTION, ModelShape
+from bench.spec import PREDICTION, ModelShape, ResolvedRun
 
 FORMULA = "megatron-causal-2025-03"
 HYBRID_FORMULA = "hybrid-causal-scan7"
@@ -91,3 +91,22 @@ def _scan_flops_per_token(shape: ModelShape) -> float:
     if hybrid is None:
         return 0.0
     return 3.0 * 7.0 * hybrid.pattern.count("M") * hybrid.mamba_inner * hybrid.state
+
+
+def recomputed_flops(resolved: ResolvedRun) -> float:
+    """Matrix products that one rank computes a second time in a step.
+
+    A third of the model's FLOPs are the forward pass; recomputed are those of the layers (full),
+    or of the attention's products alone (selective).
+    """
+    shape, train = resolved.shape, resolved.train
+    if shape is None or resolved.recompute == "none":
+        return 0.0
+    rows = train.micro_batch * resolved.microbatches
+    whole = flops_per_global_batch(shape, train.seq_len, rows)
+    tokens = float(rows * train.seq_len)
+    if resolved.recompute == "full":
+        head = 6.0 * tokens * shape.hidden * shape.vocab
+        return (whole - head) / 3
+    layers = shape.layers if shape.hybrid is None else shape.hybrid.pattern.count("*")
+    return 2.0 * tokens * train.seq_len * shape.heads * shape.head_dim * layers

@@ -8,13 +8,13 @@ from itertools import product
 from math import inf
 from typing import Any, Final
 
-from bench.derive.flops import flops_per_global_batch
+from bench.derive.flops import recomputed_flops
 from bench.errors import ConfigError, UnsupportedError
 from bench.fit.prediction import Prediction, predict
 from bench.fit.verdict import Verdict
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
-from bench.spec import ResolvedRun, RunSpec
+from bench.spec import RunSpec
 
 _STRATEGIES: Final = ("optim", "optim_grads", "optim_grads_params")
 _RECOMPUTE: Final = ("none", "selective", "full")
@@ -45,9 +45,20 @@ class Choice:
     refusal: str = ""
 
     @property
+    def fits(self) -> bool:
+        """Known to."""
+        return self.verdict is not None and self.verdict.fits
+
+    @property
     def cost(self) -> tuple[bool, float, float]:
         """What fits first, then by recomputed work, then by traffic."""
-        return (not _fits(self), self.recomputed_flops, self.wire_bytes)
+        return (not self.fits, self.recomputed_flops, self.wire_bytes)
+
+    @property
+    def merit(self) -> tuple[bool, float, float]:
+        """The cheapest that fits, else the smallest."""
+        peak = inf if self.prediction is None else self.prediction.peak_bytes
+        return self.cost if self.fits else (True, peak, 0.0)
 
     def to_document(self) -> dict[str, Any]:
         """Plain data."""
@@ -80,32 +91,18 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
             }
             choice = _chosen(spec, machine, switches)
             found.append(choice)
-            if choice.verdict is None or not choice.verdict.fits:
+            if not choice.fits:
                 break
-    best = min(
-        found, key=lambda one: (one.cost[0], *(one.cost[1:] if _fits(one) else (_peak(one),)))
-    )
-    found += [
-        _chosen(spec, machine, {**best.switches, **more})
-        for more in (*_MORE, *_hybrids(spec))
-        if best.prediction is not None
+    best, nodes = min(found, key=lambda one: one.merit), spec.launch.nodes
+    hybrids: list[Mapping[str, Any]] = [
+        {"engine.outer_size": nodes, "engine.outer_strategy": outer}
+        for outer in ("no_shard", "optim")
+        if nodes > 1
     ]
+    if best.prediction is not None:
+        more = (*_MORE, *hybrids)
+        found += [_chosen(spec, machine, {**best.switches, **one}) for one in more]
     return sorted(found, key=lambda one: one.cost)
-
-
-def _fits(choice: Choice) -> bool:
-    return choice.verdict is not None and choice.verdict.fits
-
-
-def _peak(choice: Choice) -> float:
-    return inf if choice.prediction is None else choice.prediction.peak_bytes
-
-
-def _hybrids(spec: RunSpec) -> Iterator[Mapping[str, Any]]:
-    """Shards within a node, and replicas or a sharded optimizer across nodes."""
-    if spec.launch.nodes > 1:
-        for outer in ("no_shard", "optim"):
-            yield {"engine.outer_size": spec.launch.nodes, "engine.outer_strategy": outer}
 
 
 def fewest_gpus(spec: RunSpec, machine: Machine) -> Iterator[Choice]:
@@ -118,7 +115,7 @@ def fewest_gpus(spec: RunSpec, machine: Machine) -> Iterator[Choice]:
         switches = {"engine.strategy": "optim_grads_params", "launch.ranks": ranks}
         choice = _chosen(spec, machine, switches)
         yield choice
-        if choice.verdict is not None and choice.verdict.fits:
+        if choice.fits:
             return
         ranks *= 2
 
@@ -152,22 +149,3 @@ def _chosen(spec: RunSpec, machine: Machine, switches: Mapping[str, Any]) -> Cho
         (found.wire_bytes or 0) / tokens,
         recomputed_flops(resolved) / tokens,
     )
-
-
-def recomputed_flops(resolved: ResolvedRun) -> float:
-    """Matrix products that one rank computes a second time in a step.
-
-    A third of the model's FLOPs are the forward pass; recomputed are those of the layers (full),
-    or of the attention's products alone (selective).
-    """
-    shape, train = resolved.shape, resolved.train
-    if shape is None or resolved.recompute == "none":
-        return 0.0
-    rows = train.micro_batch * resolved.microbatches
-    whole = flops_per_global_batch(shape, train.seq_len, rows)
-    tokens = float(rows * train.seq_len)
-    if resolved.recompute == "full":
-        head = 6.0 * tokens * shape.hidden * shape.vocab
-        return (whole - head) / 3
-    layers = shape.layers if shape.hybrid is None else shape.hybrid.pattern.count("*")
-    return 2.0 * tokens * train.seq_len * shape.heads * shape.head_dim * layers

@@ -64,11 +64,6 @@ def run_rank(run_dir: Path) -> None:
             measure_collective(resolved, resolved.collective, process, run_dir)
         else:
             _train(resolved, process, run_dir)
-    if process.rank == 0 and resolved.collective is None and resolved.measure.profile == "memory":
-        # Loads what only a prediction needs.
-        from bench.worker.predicted import keep_prediction
-
-        keep_prediction(resolved, run_dir / MEMORY)
 
 
 def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:

@@ -6,8 +6,7 @@ Units are named as a reader knows them: by their kind of block, many of them in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 from bench.derive.live_storage import LiveRow, LiveStorage, live_storage
 from bench.derive.timeline import MemoryPeak, peak, read_timeline
@@ -50,7 +49,6 @@ def memory_section(findings: Findings) -> Section | None:
             planned.append((cell, plan))
     blocks = [
         *_timeline_blocks(findings, drawn),
-        *_predicted_blocks(findings),
         *_live_blocks(findings),
         *_padding_blocks(planned),
         *_pool_blocks(planned),
@@ -124,63 +122,6 @@ def _alive(found: MemoryPeak, shape: ModelShape | None) -> str:
             )
         texts.append(f"{_SHOWN_ROLES.get(role, role)}: {', '.join(names)}")
     return "; ".join(texts) or "nothing"
-
-
-def _predicted_blocks(findings: Findings) -> list[Block]:
-    """What `fit` said beside what was measured, where a memory profile has kept it."""
-    rows: list[tuple[str, ...]] = []
-    for cell in findings.finished:
-        memory = cell.finished[0].record.memory or {}
-        predicted = memory.get("predicted")
-        if not isinstance(predicted, dict):
-            continue
-        if "refusal" in predicted:
-            text = f"not predicted: {predicted['refusal']}"
-            rows.append((cell.name, text, *[quantity.MISSING] * 3))
-            continue
-        name, found, foreseen = _peak(memory, predicted)
-        rows.append((cell.name, name, *_compared(foreseen, found)))
-        rows += [
-            (cell.name, name.replace("_", " "), *_compared(said, _bytes_of(memory).get(name)))
-            for name in in_order(_bytes_of(predicted))
-            for said in (_bytes_of(predicted)[name],)
-        ]
-    if not rows:
-        return []
-    table = Table.of("cell | what | predicted | measured | difference", rows, left=2)
-    caption = (
-        "What `mfsdp-bench fit` predicts for this configuration, computed by rank 0 at the end of"
-        " the run, and what it measured: the allocator's peak in the steps, and the highest that"
-        " the ledger and the account of saved tensors had of each category. Pools are booked by"
-        " the ledger under what they serve."
-    )
-    return [Heading("Predicted and measured"), TableBlock(table, caption)]
-
-
-def _peak(memory: Mapping[str, Any], predicted: Mapping[str, Any]) -> tuple[str, Any, Any]:
-    """Its name, measured, predicted. A device counts since its process began, set-up included."""
-    steps = memory.get("cpu_allocator_steps_peak_bytes")
-    if steps is not None:
-        return "peak of steps", steps, predicted.get("peak_bytes")
-    both = [predicted.get(key) for key in ("peak_bytes", "setup_bytes")]
-    whole = max((one for one in both if isinstance(one, int)), default=None)
-    return "peak with set-up", memory.get("device_peak_bytes"), whole
-
-
-def _bytes_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    found = document.get("by_category_bytes")
-    return found if isinstance(found, dict) else {}
-
-
-def _compared(said: Any, measured: Any) -> tuple[str, str, str]:
-    sizes = [one if isinstance(one, int) else None for one in (said, measured)]
-    predicted, found = sizes
-    difference = predicted / found - 1 if predicted is not None and found else None
-    return (
-        quantity.binary_bytes(predicted),
-        quantity.binary_bytes(found),
-        quantity.share(difference),
-    )
 
 
 def _live_blocks(findings: Findings) -> list[Block]:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+import sweeps
+from bench.fit.trace import trace
 
 VERBS = ["plan", "fit", "run", "status", "show", "logs", "compare", "gate", "noise", "baseline"]
 VERBS += ["report", "history", "export", "nccl", "doctor", "schema"]
@@ -53,6 +57,19 @@ def test_help_loads_nothing_heavy_and_verbs_that_measure_nothing_load_no_torch(c
     done = python(cli, LOADED_BY.format(commands=commands))
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("Usage: mfsdp-bench") == 1 + len(VERBS)
+
+
+def test_plan_of_a_shipped_sweep_traces_nothing(in_process, monkeypatch):
+    """A trace takes seconds of processor time for each cell: 140 s for pr5462_allocators."""
+    traced = []
+    monkeypatch.setattr("bench.fit.prediction.trace", lambda one: traced.append(one) or trace(one))
+    on_gpus = ("--device", "H100", "--gpus", "8")
+    shipped = sorted(path.stem for path in Path(sweeps.__path__[0]).glob("*.yaml"))
+    codes = {name: in_process("plan", name, *on_gpus)[0] for name in shipped}
+    assert set(codes.values()) == {0}, codes
+    assert traced == []
+    assert in_process("fit", "quickstart", "--only", "engine.name=ddp")[0] == 0
+    assert traced
 
 
 @pytest.mark.parametrize("verb", [*VERBS, "validate", "baseline save"])

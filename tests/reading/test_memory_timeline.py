@@ -204,31 +204,6 @@ def test_the_report_lists_padding_waste_and_the_plan_of_the_pool(store):
     assert area[4:] == ("2", "4.0 MiB", "8.0 MiB", "3", "50.0 %")
 
 
-def test_the_report_sets_what_fit_predicted_beside_what_was_measured(store):
-    said = {"peak_bytes": 3 * 2**20, "by_category_bytes": {"gradients": 2**20, "pools": 2**10}}
-    measured = {
-        "cpu_allocator_steps_peak_bytes": 2 * 2**20,
-        "by_category_bytes": {"gradients": 2**20},
-    }
-    # Of a device the peak is known since its process began.
-    device = {"predicted": said | {"setup_bytes": 4 * 2**20}, "device_peak_bytes": 4 * 2**20}
-    device["by_category_bytes"] = {}
-    documents = {"run": {"predicted": said, **measured}, "device": device}
-    documents["odd"] = {"predicted": {"peak_bytes": "x"}}
-    documents["layers"] = {"predicted": {"refusal": "only a device has"}}
-    rows = rows_of(memory_section(store, documents), "predicted")
-    assert rows == [
-        ("run", "peak of steps", "3.0 MiB", "2.0 MiB", "50.0 %"),
-        ("run", "gradients", "1.0 MiB", "1.0 MiB", "0.0 %"),
-        ("run", "pools", "1.0 KiB", "-", "-"),
-        ("device", "peak with set-up", "4.0 MiB", "4.0 MiB", "0.0 %"),
-        ("device", "gradients", "1.0 MiB", "-", "-"),
-        ("device", "pools", "1.0 KiB", "-", "-"),
-        ("odd", "peak with set-up", "-", "-", "-"),
-        ("layers", "not predicted: only a device has", "-", "-", "-"),
-    ]
-
-
 def test_a_damaged_plan_or_timeline_costs_the_report_its_section_and_nothing_else(store):
     odd = {"timeline": {"step": "x"}, "pool_plan": {"units": 3}}
     assert memory_section(store, {"odd": odd}) is None

@@ -57,7 +57,6 @@ class FitRequest:
     machine: MachineRequest = MachineRequest()
     search: bool = option("--search", "Try GPUs and switches; rank what fits by its cost.", False)
     whole: bool = option("--whole", "Trace every layer, not a few of those that repeat.", False)
-    plot: Path | None = option("--plot FILE", "Draw the memory of a step (--model).")
 
 
 @verb(
