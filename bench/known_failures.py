@@ -27,13 +27,13 @@ class KnownFailure:
     """One failure of one or several engines.
 
     does: what the user does. happens: what comes of it. versions: that it was seen with. by_design:
-    the documentation of the engine forbids it, or every torch module does the same. script: that
-    shows it alone, below docs. cases: shell pattern of the ids of cases that fail of it, without
-    the engine; "" where no case does. check: the check that fails first. most: the largest relative
-    difference that this check measures; 0 for any. kind, said, features, without: of random
-    programs that fail of it: how they end, a regular expression of their text, what their shrunk
-    program has (`Program.features`) and what it has not; kind "" where programs do not. A row
-    without cases and kind is shown by its script alone.
+    the documentation of the engine forbids it, or every torch module does the same. script: shows
+    it alone; a path below docs, or a name in the history (PAGE says where). cases: shell pattern of
+    the ids of cases that fail of it, without the engine; "" where no case does. check: the check
+    that fails first. most: the largest relative difference that this check measures; 0 for any.
+    kind, said, features, without: of random programs that fail of it: how they end, a regular
+    expression of their text, what their shrunk program has (`Program.features`) and what it has
+    not; kind "" where programs do not. A row without cases and kind is shown by its script alone.
     """
 
     engines: tuple[str, ...]
@@ -52,7 +52,7 @@ class KnownFailure:
 
     def __str__(self) -> str:
         design = ", by design" if self.by_design else ""
-        shown = f"; docs/{self.script}" if self.script else ""
+        shown = f"; docs/{self.script}" if self.script.endswith(".py") else ""
         return f"{self.does}: {self.happens} ({self.versions}{design}{shown})"
 
 
@@ -64,7 +64,6 @@ def _each_with(common: str, *features: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset({common, feature}) for feature in features)
 
 
-_FUZZ: Final = "evidence/2026-11-22-fuzz"
 #: What leaves a unit without a gradient: reentrant checkpoints of an input without one do as well.
 _UNUSED: Final = (
     *_any("letter s", "letter p", "letter d"),
@@ -81,7 +80,7 @@ KNOWN_FAILURES: Final = (
         ("fsdp2",),
         "a unit runs twice in a pass, each time under `checkpoint(use_reentrant=True)`",
         "**silently wrong**: the gradient of its first run is lost (0.36 of 0.72)",
-        script=f"{_FUZZ}/fsdp2-unit-twice-under-reentrant-checkpoints.py",
+        script="upstream/fsdp2-reentrant-twice.py",
         kind="differs",
         features=_any("letter K"),
     ),
@@ -103,7 +102,7 @@ KNOWN_FAILURES: Final = (
         "a backward pass ends with an exception, and no `reset_iter_state()` follows",
         "the next backward passes reduce nothing, and `.grad` stays None",
         by_design=True,
-        script=f"{_FUZZ}/fsdp2-exception-in-a-backward-pass.py",
+        script="fsdp2-exception-in-a-backward-pass",
         kind="differs",
         features=_any("pass failing backward"),
     ),
@@ -112,7 +111,7 @@ KNOWN_FAILURES: Final = (
         "the same, while activations are recomputed",
         "as above; of a frozen unit the next gradient is off by 0.38 of 0.45",
         by_design=True,
-        script=f"{_FUZZ}/fsdp2-exception-in-a-recomputation.py",
+        script="fsdp2-exception-in-a-recomputation",
         kind="differs",
         features=_any("pass failing recompute"),
     ),
@@ -121,7 +120,7 @@ KNOWN_FAILURES: Final = (
         "a forward pass ends with an exception",
         "weights of the unit that raised stay whole until its next pass",
         by_design=True,
-        script=f"{_FUZZ}/fsdp2-exception-in-a-forward-pass.py",
+        script="fsdp2-exception-in-a-forward-pass",
         kind="raised",
         said="full_tensor",
         features=_any("pass failing forward"),
@@ -131,7 +130,7 @@ KNOWN_FAILURES: Final = (
         "ranks take different paths through the units",
         "ranks wait for each other, or a connection breaks",
         by_design=True,
-        script=f"{_FUZZ}/fsdp2-ranks-on-other-paths.py",
+        script="fsdp2-ranks-on-other-paths",
         kind="hung|raised|died",
         features=_any("differing paths True"),
     ),
@@ -139,7 +138,7 @@ KNOWN_FAILURES: Final = (
         ("fsdp1",),
         "two backward passes through one graph, `NO_SHARD`",
         "**silently wrong**: a gradient is off by 0.28 of 0.76",
-        script=f"{_FUZZ}/fsdp1-two-backward-passes-whole-gradients.py",
+        script="fsdp1-two-backward-passes-whole-gradients",
         kind="differs",
         features=_each_with(_NO_SHARD, "last double", "last pair"),
     ),
@@ -147,7 +146,7 @@ KNOWN_FAILURES: Final = (
         ("fsdp1",),
         "two backward passes through one graph, or two forward passes first, sharded",
         '`AssertionError`: "should use `_saved_grad_shard`"',
-        script=f"{_FUZZ}/fsdp1-two-backward-passes-of-one-graph.py",
+        script="fsdp1-two-backward-passes-of-one-graph",
         kind="raised",
         said="_saved_grad_shard",
     ),
@@ -155,7 +154,7 @@ KNOWN_FAILURES: Final = (
         ("fsdp1",),
         "an evaluation between the backward pass and the optimizer step, sharded",
         "**silently wrong**: weights after the step are off by 0.0075 of 0.45",
-        script=f"{_FUZZ}/fsdp1-evaluation-before-the-step.py",
+        script="fsdp1-evaluation-before-the-step",
         kind="differs",
         said="weight after the step",
         features=(
@@ -168,7 +167,7 @@ KNOWN_FAILURES: Final = (
         "a unit that is used under `no_sync` but has no gradient in the reducing pass"
         " (here: a reentrant checkpoint of an input that needs none)",
         "**silently wrong**: a gradient is off by 0.15 of 0.64",
-        script=f"{_FUZZ}/fsdp1-unit-under-reentrant-checkpoint.py",
+        script="fsdp1-unit-under-reentrant-checkpoint",
         kind="differs",
         features=_each_with("root frozen", "letter k"),
     ),
@@ -177,7 +176,7 @@ KNOWN_FAILURES: Final = (
         "a weight shared by a unit and the root, `NO_SHARD`",
         "**silently wrong**: a gradient is off by 0.22 of 0.68",
         by_design=True,
-        script=f"{_FUZZ}/fsdp1-tied-weight.py",
+        script="fsdp1-tied-weight",
         kind="differs",
         features=_each_with(_NO_SHARD, "tie root", "tie unit"),
     ),
@@ -186,7 +185,7 @@ KNOWN_FAILURES: Final = (
         "a frozen layer among trained ones, sharded, FP64, then"
         " `summon_full_params(with_grads=True)`",
         "a rank without a gradient gathers zeros of torch's default dtype; a process is aborted",
-        script=f"{_FUZZ}/fsdp1-frozen-layer-and-whole-gradients.py",
+        script="fsdp1-frozen-layer-and-whole-gradients",
         kind="died|raised|hung",
         said="completing the gradients",
         features=tuple(
@@ -208,7 +207,7 @@ KNOWN_FAILURES: Final = (
         " under `no_sync`",
         "a gradient is off by 0.14 of 0.76",
         by_design=True,
-        script=f"{_FUZZ}/ddp-two-backward-passes-of-one-graph.py",
+        script="ddp-two-backward-passes-of-one-graph",
         kind="differs",
         features=_any("last double", "last pair"),
     ),
@@ -218,7 +217,7 @@ KNOWN_FAILURES: Final = (
         " `checkpoint(use_reentrant=True)`), without `find_unused_parameters`",
         "a gradient of this step is not reduced (off by 0.14 of 0.36); the next pass raises",
         by_design=True,
-        script=f"{_FUZZ}/ddp-unit-left-out.py",
+        script="ddp-unit-left-out",
         kind="differs",
         features=_UNUSED,
         without=_FOUND,
@@ -238,7 +237,7 @@ KNOWN_FAILURES: Final = (
         "a unit under `checkpoint(use_reentrant=True)`, twice or with `find_unused_parameters`",
         'refused: "Expected to mark a variable ready only once"',
         by_design=True,
-        script=f"{_FUZZ}/ddp-unit-under-reentrant-checkpoint.py",
+        script="ddp-unit-under-reentrant-checkpoint",
         kind="raised",
         said="Expected to mark a variable ready only once",
     ),
@@ -246,7 +245,7 @@ KNOWN_FAILURES: Final = (
         ("ddp",),
         "`static_graph=True`, the first pass under `no_sync`",
         '`INTERNAL ASSERT FAILED`, "please report a bug"; pytorch#187732 (open) fixes it',
-        script=f"{_FUZZ}/ddp-static-graph-and-no-sync.py",
+        script="upstream/ddp-static-graph-and-no-sync.py",
         kind="raised",
         said="INTERNAL ASSERT FAILED",
         features=_any("static_graph=True"),
@@ -273,7 +272,7 @@ KNOWN_FAILURES: Final = (
         "BF16 in stage 3",
         "gradients are off by up to 1 %: its linear layer rounds once more than torch's",
         _DEEPSPEED,
-        script=f"{_FUZZ}/deepspeed-stage-3-linear-layer.py",
+        script="deepspeed-stage-3-linear-layer",
         cases="optim_grads_params/*/bf16/*",
         check="gradients",
         most=0.01,
@@ -291,7 +290,7 @@ KNOWN_FAILURES: Final = (
         "a parameter that no rank uses",
         "its gradient is zeros, where plain torch has None",
         _DEEPSPEED,
-        script=f"{_FUZZ}/deepspeed-unit-left-out.py",
+        script="deepspeed-unit-left-out",
         kind="differs",
         said="is not None, in plain torch it is None",
     ),
@@ -300,7 +299,7 @@ KNOWN_FAILURES: Final = (
         "a unit twice under `checkpoint(use_reentrant=True)`",
         "stages 1 and 2 refuse it, as in DeepSpeed#988; an assertion without message in stage 3",
         _DEEPSPEED,
-        script=f"{_FUZZ}/deepspeed-unit-twice-under-reentrant-checkpoint.py",
+        script="deepspeed-unit-twice-under-reentrant-checkpoint",
         kind="raised",
         said="AssertionError",
         features=_any("letter K"),
@@ -311,7 +310,7 @@ KNOWN_FAILURES: Final = (
         "`KeyError: 0` in stages 1 and 2",
         _DEEPSPEED,
         by_design=True,
-        script=f"{_FUZZ}/deepspeed-steps-without-a-backward-pass.py",
+        script="deepspeed-steps-without-a-backward-pass",
         kind="raised",
         said="KeyError: 0",
     ),
@@ -320,7 +319,7 @@ KNOWN_FAILURES: Final = (
         "a pass ends with an exception, and training continues",
         'raises: "has already been reduced" in stages 1 and 2, "unknown parameter type" in stage 3',
         _DEEPSPEED,
-        script=f"{_FUZZ}/deepspeed-exception-in-a-backward-pass.py",
+        script="deepspeed-exception-in-a-backward-pass",
         kind="raised",
         said="has already been reduced|unknown parameter type",
         features=_any("pass failing forward", "pass failing recompute", "pass failing backward"),
