@@ -4,7 +4,7 @@
 #   make test               all tests that this machine can run
 #   make check              format, lint, types, import contracts
 #   make nightly            the long matrices, and properties with new random draws
-#   make bench              step times against other engines, and the harness's own costs
+#   make bench              host time per unit, and step times against other engines
 #   make mutation           which cases and tests notice which change of the core
 #   make faults             injected faults, on real process trees and a local Slurm
 #   make gpu-check          check a GPU machine, without network (docs/gpu.md)
@@ -151,13 +151,11 @@ bench: venv
 	-@$(BIN)/mfsdp-bench run peers_memory
 	-@$(BIN)/mfsdp-bench run peers --repeat $(BLOCKS)
 	-@$(BIN)/mfsdp-bench run peers_zero1 --repeat $(BLOCKS)
-	@$(BIN)/python -m tools.own_costs
 	-@$(BIN)/mfsdp-bench compare sweeps/speed_memory.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/speed.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/peers_memory.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
-	@$(BIN)/python -m tools.floor speed
 
 # Real process trees with scripted ranks, three at a time, then jobs of a Slurm of its own.
 faults: venv
