@@ -13,21 +13,53 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from bench.models.norm import RMSNorm
-from bench.spec import ModelShape
+from bench.spec import ModelShape, Recompute
 
 LEFT_OUT = -100
 
+Contexts = Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
+"""Makes what a forward pass runs under, and what the same runs under when it is recomputed."""
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+
+def recomputed(
+    function: Callable[..., Tensor], *inputs: Tensor, contexts: Contexts = noop_context_fn
+) -> Tensor:
     """`function` of `inputs`, of which only these are kept for the backward pass.
 
-    The models have no dropout, so there is no random state to replay.
+    The models have no dropout, so there is no random state to replay. Everything is recomputed: a
+    layer of Transformer Engine that is left early keeps the scales of the forward pass.
     """
-    out: Tensor = checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
+    out: Tensor = checkpoint(
+        function,
+        *inputs,
+        use_reentrant=False,
+        preserve_rng_state=False,
+        context_fn=contexts,
+        early_stop=contexts is noop_context_fn,
+    )
     return out
+
+
+class Recomputable(nn.Module):
+    """A layer that recomputes all of itself if `recompute` is full.
+
+    The checkpoint sits inside the layer: a wrapper's hooks then see one forward per microbatch, and
+    the recomputation runs after its pre-backward hook has gathered weights.
+    """
+
+    def __init__(self, recompute: Recompute) -> None:
+        super().__init__()
+        self._recompute_all = recompute == "full"
+        self.contexts: Contexts = noop_context_fn
+
+    def run(self, function: Callable[..., Tensor], *inputs: Tensor) -> Tensor:
+        """`function`, the layer's own, of `inputs`."""
+        if self._recompute_all and torch.is_grad_enabled():
+            return recomputed(function, *inputs, contexts=self.contexts)
+        return function(*inputs)
 
 
 class Decoder(nn.Module):

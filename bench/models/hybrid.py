@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.decoder import LEFT_OUT, Decoder, recomputed
+from bench.models.decoder import LEFT_OUT, Decoder, Recomputable
 from bench.models.experts import Experts, SquaredReLU
 from bench.models.llama import Attention
 from bench.models.norm import RMSNorm
@@ -37,7 +37,7 @@ _MIXERS: Final[Mapping[str, tuple[str, _Make]]] = {
 }
 
 
-class HybridBlock(nn.Module):
+class HybridBlock(Recomputable):
     """A norm, a mixer and a residual: the unit of sharding and of recompute.
 
     mixer: of `_MIXERS`, the name of the module that mixes the normed stream.
@@ -46,8 +46,7 @@ class HybridBlock(nn.Module):
     mixer: str = ""
 
     def __init__(self, shape: ModelShape, letter: str, recompute: Recompute) -> None:
-        super().__init__()
-        self.recompute_all = recompute == "full"
+        super().__init__(recompute)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         if letter in _MIXERS and shape.hybrid is not None:
             self.mixer, made = _MIXERS[letter]
@@ -55,10 +54,7 @@ class HybridBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same shape."""
-        # Inside the block, so that a wrapper's hooks see one forward per microbatch.
-        if self.recompute_all and torch.is_grad_enabled():
-            return recomputed(self._block, x)
-        return self._block(x)
+        return self.run(self._block, x)
 
     def _block(self, x: Tensor) -> Tensor:
         out: Tensor = x + getattr(self, self.mixer)(self.norm(x))

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.decoder import Decoder, recomputed
+from bench.models.decoder import Decoder, Recomputable, recomputed
 from bench.models.norm import RMSNorm
 from bench.models.rotary import RotaryCache, RotaryTables, apply_rotary
 from bench.spec import ModelShape, Recompute
@@ -67,12 +66,11 @@ class FeedForward(nn.Module):
         return out
 
 
-class TransformerLayer(nn.Module):
+class TransformerLayer(Recomputable):
     """Pre-norm attention and feed-forward with residuals: the unit of sharding and of recompute."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute) -> None:
-        super().__init__()
-        self.recompute_all = recompute == "full"
+        super().__init__(recompute)
         self.attention_norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.attention = Attention(shape, recompute_core=recompute == "selective")
         self.feed_forward_norm = RMSNorm(shape.hidden, shape.norm_eps)
@@ -80,11 +78,7 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         """[batch, seq_len, hidden] to the same shape; `cos` and `sin` are [seq_len, head_dim]."""
-        # The checkpoint sits inside the layer: a wrapper's hooks then see one forward per
-        # microbatch, and the recomputation runs after its pre-backward hook has gathered weights.
-        if self.recompute_all and torch.is_grad_enabled():
-            return recomputed(self._layer, x, cos, sin)
-        return self._layer(x, cos, sin)
+        return self.run(self._layer, x, cos, sin)
 
     def _layer(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         x = x + self.attention(self.attention_norm(x), RotaryTables(cos, sin))

@@ -8,13 +8,16 @@ from __future__ import annotations
 
 import importlib
 import warnings
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from bench.models.decoder import Decoder
+from bench.models.decoder import Decoder, Recomputable
 from bench.spec import DtypeName, LinearLayers
 
 #: From this compute capability on a device multiplies FP8.
@@ -71,6 +74,29 @@ def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.
                 with te.quantized_model_init(linear.quantised_weights, recipe, True):
                     setattr(parent, name, _te_linear(te, layer, compute))
     model.precision = lambda: te.autocast(enabled=True, recipe=recipe)
+    for layer in model.layers:
+        if isinstance(layer, Recomputable):
+            layer.contexts = partial(recompute_contexts, te, recipe)
+
+
+def recompute_contexts(
+    te: Any, recipe: Any
+) -> tuple[AbstractContextManager[object], AbstractContextManager[object]]:
+    """Transformer Engine's two phases, the second under the recipe of the forward pass.
+
+    Its own checkpoint reads and sets random states, which a captured step cannot. Scales of delayed
+    scaling follow whenever its autocast is left with gradients enabled, which would be once more
+    per recomputed layer.
+    """
+    phases = importlib.import_module("transformer_engine.pytorch.distributed")
+    forward, again = phases.get_activation_recompute_contexts()
+
+    @contextmanager
+    def recompute() -> Iterator[None]:
+        with torch.no_grad(), te.autocast(enabled=True, recipe=recipe), torch.enable_grad(), again:
+            yield
+
+    return forward, recompute()
 
 
 def _te_linear(te: Any, layer: nn.Linear, compute: torch.dtype) -> nn.Module:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from bench.models.decoder import recomputed
+from bench.models.low_precision import recompute_contexts
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -34,6 +37,8 @@ def recipe(request: pytest.FixtureRequest) -> Any:
 
 
 class Unit(nn.Module):
+    contexts: Any = None
+
     def __init__(self, *, fuses: bool) -> None:
         import transformer_engine.pytorch as te
 
@@ -43,10 +48,19 @@ class Unit(nn.Module):
         self.down = te.Linear(512, 256, **options)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (
+            self._run(x)
+            if self.contexts is None
+            else recomputed(self._run, x, contexts=self.contexts)
+        )
+
+    def _run(self, x: torch.Tensor) -> torch.Tensor:
         return x + self.down(nn.functional.gelu(self.up(x)))
 
 
-def losses(recipe: Any, strategy: int, *, primary: bool, fused: bool, adam: bool) -> list[float]:
+def losses(
+    recipe: Any, strategy: int, *, primary: bool, fused: bool, adam: bool, again: bool = False
+) -> list[float]:
     import transformer_engine.pytorch as te
 
     torch.manual_seed(0)
@@ -54,6 +68,8 @@ def losses(recipe: Any, strategy: int, *, primary: bool, fused: bool, adam: bool
         enabled=primary, recipe=recipe, preserve_high_precision_init_val=True
     ):
         module = nn.Sequential(Unit(fuses=fused), Unit(fuses=fused))
+    for unit in module if again else ():
+        unit.contexts = partial(recompute_contexts, te, recipe)
     model = fully_shard_model(
         module,
         device_mesh=init_device_mesh("cuda", (1,), mesh_dim_names=("dp",)),
@@ -69,6 +85,7 @@ def losses(recipe: Any, strategy: int, *, primary: bool, fused: bool, adam: bool
         inner = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     optimizer = fully_shard_optimizer(inner)
     x = torch.randn(64, 256, generator=torch.Generator().manual_seed(1)).cuda().bfloat16()
+    x.requires_grad_()  # as the stream that a decoder's first layer gets
     found = []
     for _ in range(STEPS):
         with te.autocast(enabled=True, recipe=recipe):
@@ -112,3 +129,11 @@ def test_weights_that_are_quantised_by_layers_travel_as_they_are(recipe: Any) ->
     assert found == pytest.approx(
         losses(recipe, 0, primary=False, fused=True, adam=False), rel=1e-3
     )
+
+
+@pytest.mark.parametrize("primary", [False, True])
+@pytest.mark.usefixtures("nccl")
+def test_recomputed_layers_train_as_kept_ones(recipe: Any, primary: bool) -> None:
+    wanted = losses(recipe, 3, primary=primary, fused=False, adam=False)
+    found = losses(recipe, 3, primary=primary, fused=False, adam=False, again=True)
+    assert found == pytest.approx(wanted, rel=1e-3)

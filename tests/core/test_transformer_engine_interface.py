@@ -25,6 +25,7 @@ WHERE = {
     "clear_columnwise_cache": "pytorch/tensor/utils.py",
     "quantized_model_init": "pytorch/quantization.py",
     "autocast": "pytorch/quantization.py",
+    "get_activation_recompute_contexts": "pytorch/distributed.py",
     "is_fp8_available": "pytorch/quantization.py",
     "Linear": "pytorch/module/linear.py",
     "FusedAdam": "pytorch/optimizers/fused_adam.py",

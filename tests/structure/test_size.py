@@ -20,7 +20,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
-    "bench: models, data": (1642, ("bench/models/", "bench/data/")),
+    "bench: models, data": (1690, ("bench/models/", "bench/data/")),
     "bench: engines": (3464, ("bench/engines/",)),
     "bench: meters, worker, loop": (2871, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (4452, ("bench/launch/",)),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (2814, ("tools/",)),
-    "tests": (43483, ("tests/",)),
+    "tests": (43686, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

@@ -61,7 +61,18 @@ class _State:
     preserves: bool = False
 
 
+@dataclass
+class Fp8State:
+    """What layers run under. phase: of a checkpoint. updates: how often delayed scales followed."""
+
+    enabled: bool = False
+    recipe: Any = None
+    phase: str = ""
+    updates: int = 0
+
+
 _STATE = _State()
+FP8 = Fp8State()
 
 
 @contextmanager
@@ -92,16 +103,36 @@ class autocast:  # noqa: N801 - its name there
         amax_reduction_group: Any = None,
         _graph: bool = False,
     ) -> None:
-        del calibrating, recipe, amax_reduction_group, _graph
-        self._enabled = enabled
+        del calibrating, amax_reduction_group, _graph
+        self._enabled, self._recipe = enabled, recipe
 
     def __enter__(self) -> autocast:
+        self._before = FP8.enabled, FP8.recipe
+        FP8.enabled, FP8.recipe = self._enabled, self._recipe
         return self
 
     def __exit__(self, *_error: object) -> None:
-        for quantizer in DELAYED if self._enabled else ():
-            if quantizer.amax.item() > 0:
-                quantizer.scale.copy_(LARGEST / quantizer.amax)
+        FP8.enabled, FP8.recipe = self._before
+        if not (self._enabled and torch.is_grad_enabled()):
+            return
+        FP8.updates += 1
+        for quantizer in DELAYED:
+            amax, scale = quantizer.amax, quantizer.scale
+            scale.copy_(torch.where(amax > 0, LARGEST / amax, scale))
+
+
+@contextmanager
+def _phase(name: str) -> Iterator[None]:
+    FP8.phase = name
+    try:
+        yield
+    finally:
+        FP8.phase = ""
+
+
+def get_activation_recompute_contexts() -> tuple[Any, Any]:
+    """For a checkpointed forward pass, and for the same when it is recomputed."""
+    return _phase("forward"), _phase("recompute")
 
 
 def is_fp8_available(return_reason: bool = False) -> bool | tuple[bool, str]:
@@ -290,7 +321,8 @@ def installed() -> Iterator[ModuleType]:
     own = sys.modules[__name__]
     below = ("", ".pytorch", ".pytorch.tensor", ".pytorch.tensor.utils", ".common.recipe")
     names = [
-        f"transformer_engine{name}" for name in (*below, ".pytorch.quantized_tensor", ".common")
+        f"transformer_engine{name}"
+        for name in (*below, ".pytorch.quantized_tensor", ".pytorch.distributed", ".common")
     ]
     before = {name: sys.modules.get(name) for name in names}
     for name in names:
