@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
-import importlib.util
 import os
 import random
 import signal
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from optional import skip_what_needs_more, take_surroundings
 
 if TYPE_CHECKING:
     from bench.store import ResultsStore
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 # A property that holds but is slow on a busy machine has not failed. Daily the same examples are
 # drawn every time; `make nightly` draws others and says how to draw them again.
-if importlib.util.find_spec("hypothesis") is not None:
+with contextlib.suppress(ModuleNotFoundError):  # the oldest torch is tried without it
     from hypothesis import settings
 
     settings.register_profile("daily", deadline=None, derandomize=True)
@@ -60,18 +61,11 @@ def store(tmp_path: Path) -> ResultsStore:
     return ResultsStore.open(tmp_path / "results", create=True)
 
 
-def cuda_device_count() -> int:
-    if importlib.util.find_spec("torch") is None:
-        return 0
-    import torch
-
-    return torch.cuda.device_count()
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     _leave_a_sample(items)
     _skip_without_devices(items)
+    skip_what_needs_more(items)
 
 
 @pytest.hookimpl(trylast=True)
@@ -105,7 +99,9 @@ def _skip_without_devices(items: list[pytest.Item]) -> None:
     wanted = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
     if not wanted:
         return
-    devices = cuda_device_count()
+    import torch
+
+    devices = torch.cuda.device_count()
     if devices and os.environ.get(_SHARES_DEVICE):
         devices = max(devices, 2)
     for item in wanted:
@@ -124,6 +120,7 @@ def pytest_configure() -> None:
     ignored, on purpose, and so would every process under test. Records of a test need not outlive a
     power cut, and waiting for the disk is most of what writing them takes.
     """
+    take_surroundings(os.environ)
     os.fsync = lambda _: None
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     sys.dont_write_bytecode = False

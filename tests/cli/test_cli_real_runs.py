@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 from pathlib import Path
@@ -38,7 +37,7 @@ def test_a_sweep_from_file_to_report(cli, fast, in_process):
 
 # Daily of scripted ranks: tests/run/faults; of a stand-in: outcomes_of_runs.py.
 @pytest.mark.nightly
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two runs need two cores")
+@pytest.mark.needs("two_cores")
 def test_packed_runs_keep_to_cores_of_their_own_and_end_together(cli, fast):
     endless = SEEDS.replace("train.seed", "train.steps: [1000000], train.seed")
     runner = cli.start("run", cli.sweep(f"{fast}pack: true\n{endless}"))

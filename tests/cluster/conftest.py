@@ -9,16 +9,11 @@ from pathlib import Path
 
 import pytest
 from cluster_runs import Cluster
-from two_node_slurm import SlurmNotStartedError, TwoNodeSlurm, missing_programs
+from two_node_slurm import SlurmNotStartedError, TwoNodeSlurm
 
 
 @pytest.fixture(scope="session")
 def slurm() -> Iterator[TwoNodeSlurm]:
-    missing = missing_programs()
-    if missing:
-        pytest.skip(
-            f"Slurm is not installed ({', '.join(missing)}): apt-get install slurm-wlm munge"
-        )
     folder = Path(tempfile.mkdtemp(prefix="two-nodes-"))
     try:
         with TwoNodeSlurm(folder) as cluster:

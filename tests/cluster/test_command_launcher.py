@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from command_line import CommandLine, wait_for
+from optional import program
 
 from bench.errors import UsageError
 from bench.launch import command_launcher
@@ -28,7 +28,6 @@ from bench.spec import RunSpec
 HOSTS = ("127.0.0.1", "127.0.0.2")
 #: Starts a command here, whatever the host is called.
 HERE = "env HOST={host} {command}"
-SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if Path("/usr/sbin/sshd").exists() else None)
 SWEEP = """\
 name: two
 base:
@@ -76,8 +75,6 @@ def answers(address: tuple[str, int]) -> bool:
 @pytest.fixture
 def ssh(tmp_path: Path) -> Iterator[str]:
     """A template for two real SSH servers, one per address, of a user's own."""
-    if SSHD is None or shutil.which("ssh-keygen") is None:
-        pytest.skip("needs sshd and ssh-keygen (apt-get install openssh-server)")
     with socket.socket() as probe:
         probe.bind((HOSTS[0], 0))
         port = probe.getsockname()[1]
@@ -93,7 +90,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
         settings += f"AuthorizedKeysFile {keys}/user.pub\nStrictModes no\nUsePAM no\n"
         config = keys / f"sshd.{address}"
         config.write_text(settings)
-        command = [SSHD, "-D", "-f", str(config), "-E", str(keys / f"log.{address}")]
+        command = [program("sshd"), "-D", "-f", str(config), "-E", str(keys / f"log.{address}")]
         servers.append(subprocess.Popen(command))
     config = keys / "config"
     config.write_text(
@@ -108,6 +105,7 @@ def ssh(tmp_path: Path) -> Iterator[str]:
         server.wait()
 
 
+@pytest.mark.needs("sshd")
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
@@ -122,6 +120,7 @@ def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
 
 # Daily where a command cannot reach its host, below.
 @pytest.mark.nightly
+@pytest.mark.needs("sshd")
 @pytest.mark.processes
 @pytest.mark.timeout(240)
 def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh: str) -> None:

@@ -23,7 +23,12 @@ from bench.launch.command import RUN_DIR_VARIABLE
 from bench.launch.local.process_tree import rank_of
 from sweeps.jobs import read_arrays
 
-pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(480)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.processes,
+    pytest.mark.needs("slurm"),
+    pytest.mark.timeout(480),
+]
 
 SAVED_WITHIN_SECONDS = 8.0
 KILL, TERM, INT, HUP = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP

@@ -14,7 +14,12 @@ from command_line import CHECKOUT
 
 from bench.record import FINISHED_GOOD
 
-pytestmark = [pytest.mark.nightly, pytest.mark.processes, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.nightly,
+    pytest.mark.processes,
+    pytest.mark.needs("slurm"),
+    pytest.mark.timeout(600),
+]
 
 PAGE = (CHECKOUT / "docs" / "slurm.md").read_text()
 RECIPE = CHECKOUT / "docs" / "recipes" / "nightly-slurm.sh"

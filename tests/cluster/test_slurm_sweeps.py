@@ -15,7 +15,7 @@ from bench.record import FINISHED_GOOD
 from bench.store import ResultsStore
 
 # On a machine with other work a run takes a minute.
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(480)]
+pytestmark = [pytest.mark.processes, pytest.mark.needs("slurm"), pytest.mark.timeout(480)]
 
 
 @pytest.mark.nightly

@@ -9,7 +9,6 @@ import contextlib
 import getpass
 import os
 import secrets
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,11 +18,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import optional
 import psutil
 
 NODES = ("n1", "n2")
-PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
-_SBIN = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 _START_SECONDS = 30.0
 # As many cores as a test asks for: nothing is bound to them.
 _CPUS_PER_NODE = 4
@@ -72,15 +70,6 @@ MinJobAge=300
 PartitionName=main Nodes=ALL Default=YES MaxTime=60 State=UP PriorityTier=1 PreemptMode=REQUEUE
 PartitionName=urgent Nodes=ALL MaxTime=60 State=UP PriorityTier=10 PreemptMode=OFF
 """
-
-
-def missing_programs() -> list[str]:
-    """What this machine lacks to run a Slurm of its own."""
-    return [name for name in PROGRAMS if _found(name) is None]
-
-
-def _found(name: str) -> str | None:
-    return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *_SBIN]))
 
 
 class SlurmNotStartedError(Exception):
@@ -213,7 +202,7 @@ class TwoNodeSlurm:
                     yield process, environment
 
     def _start(self, program: str, *arguments: str, name: str = "") -> None:
-        path = _found(program)
+        path = optional.program(program)
         if path is None:
             raise SlurmNotStartedError(f"{program} is not installed")
         with (self.folder / f"{name or program}.out").open("ab") as output:

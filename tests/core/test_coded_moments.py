@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,7 @@ from mfsdp_core import (
 )
 from oracle.ranks import mesh
 
-pytestmark = [
-    pytest.mark.on_ranks,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torchao") is None,
-        reason="torchao is not installed: pip install 'mfsdp-bench[fp8]'",
-    ),
-]
+pytestmark = [pytest.mark.on_ranks, pytest.mark.needs("torchao")]
 SIZE, STEPS = 2, 3
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
+import importlib
 import inspect
 import warnings
 from typing import Any
@@ -47,13 +47,12 @@ FUNCTIONS = ("fully_shard_model", "fully_shard", "fully_shard_optimizer")
 
 @pytest.fixture(scope="module")
 def upstream() -> Any:
-    if importlib.util.find_spec("megatron_fsdp") is None:
-        pytest.skip("megatron_fsdp 0.6.1 is not installed, so there is nothing to compare with")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of each optional package that is missing
         return importlib.import_module("megatron_fsdp")
 
 
+@pytest.mark.needs("megatron_fsdp")
 @pytest.mark.parametrize("name", [*FUNCTIONS, *(kind.__name__ for kind in CLASSES)])
 def test_arguments_have_upstreams_names_order_and_defaults(upstream: Any, name: str) -> None:
     theirs = inspect.signature(getattr(upstream, name)).parameters
@@ -77,6 +76,7 @@ def test_own_arguments_have_the_defaults_of_the_wrapper(name: str) -> None:
     assert own == OWN == OWN_DEFAULTS
 
 
+@pytest.mark.needs("megatron_fsdp")
 def test_the_wrapper_has_every_method_that_users_call(upstream: Any) -> None:
     public = {name for name in dir(upstream.MegatronFSDP) if not name.startswith("_")}
     # Called by upstream's own hooks alone.

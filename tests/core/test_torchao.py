@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import warnings
 from pathlib import Path
 from typing import Any
@@ -25,13 +24,7 @@ from mfsdp_core import (
 from mfsdp_core.errors import CapabilityNotBuiltError
 from oracle.ranks import mesh, two_axes
 
-pytestmark = [
-    pytest.mark.on_ranks,
-    pytest.mark.skipif(
-        importlib.util.find_spec("torchao") is None,
-        reason="torchao is not installed: pip install 'mfsdp-bench[fp8]'",
-    ),
-]
+pytestmark = [pytest.mark.on_ranks, pytest.mark.needs("torchao")]
 STEPS = 3
 
 

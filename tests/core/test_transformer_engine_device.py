@@ -14,7 +14,7 @@ from bench.models.decoder import recomputed
 from bench.models.low_precision import recompute_contexts
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.needs("transformer_engine"), pytest.mark.timeout(300)]
 STEPS = 6
 #: Recipe, and the function that says whether this device has it.
 RECIPES = {
@@ -27,7 +27,7 @@ RECIPES = {
 
 @pytest.fixture(params=RECIPES)
 def recipe(request: pytest.FixtureRequest) -> Any:
-    te = pytest.importorskip("transformer_engine.pytorch")
+    import transformer_engine.pytorch as te
     from transformer_engine.common import recipe as recipes
 
     available, reason = getattr(te, RECIPES[request.param])(return_reason=True)

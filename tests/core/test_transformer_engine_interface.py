@@ -6,17 +6,18 @@ Its sources are read, not imported: that needs CUDA. `make venv` brings them to 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import inspect
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+from optional import files_of_transformer_engine
 
 from mfsdp_core.precision.transformer_engine import GATHERED
 from oracle import fused_adam, quantised_tensors, transformer_engine
+
+pytestmark = pytest.mark.needs("transformer_engine_files")
 
 #: Functions and classes of the stand-in, and the files that have the true ones.
 WHERE = {
@@ -49,13 +50,9 @@ PROTOCOL = (
 
 @pytest.fixture(scope="module")
 def sources() -> Path:
-    aside = Path(sys.prefix, "sources", "transformer_engine")
-    found = importlib.util.find_spec("transformer_engine")
-    if aside.is_dir():
-        return aside
-    if found is None or found.origin is None:
-        pytest.skip("the files of transformer_engine are not here: make venv fetches them")
-    return Path(found.origin).parent
+    found = files_of_transformer_engine()
+    assert found is not None
+    return found
 
 
 def defaults_in(source: str, name: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import os
 import warnings
 from pathlib import Path
@@ -26,10 +25,6 @@ from oracle.reference import compare
 pytestmark = pytest.mark.on_ranks
 
 RANKS = 4
-with_transformers = pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("transformers", "safetensors"))),
-    reason="transformers or safetensors is not installed (pip install -e '.[dev]')",
-)
 
 
 def llama(tied: bool) -> Any:
@@ -55,7 +50,7 @@ def llama(tied: bool) -> Any:
     )
 
 
-@with_transformers
+@pytest.mark.needs("transformers", "safetensors")
 @pytest.mark.parametrize(
     ("tied", "recompute"), [(True, "reentrant"), (False, "non-reentrant"), (False, None)]
 )
@@ -198,7 +193,7 @@ def test_wrappers_and_copies_of_frameworks_are_answered_in_words() -> None:
             action()
 
 
-@with_transformers
+@pytest.mark.needs("transformers", "safetensors")
 def test_transformers_saves_whole_weights(tmp_path: Path) -> None:
     """And the core; neither save_pretrained by itself nor a resized embedding is let through."""
     warnings.simplefilter("ignore")  # of transformers

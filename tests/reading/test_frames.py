@@ -90,10 +90,10 @@ def test_the_sweeps_that_are_asked_for(store):
     assert any(broken in problem for problem in frames.problems)
 
 
-@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+@pytest.mark.parametrize(
+    "form", ["csv", "json", pytest.param("parquet", marks=pytest.mark.needs("pyarrow"))]
+)
 def test_export_writes_the_same_frames(quickstart_root, tmp_path, form):
-    if form == "parquet":
-        pytest.importorskip("pyarrow", reason="pyarrow (extra parquet) is not installed")
     from bench.cli.exporting import export
     from bench.cli.verbs.read import ExportRequest
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import math
 import random
@@ -24,10 +23,6 @@ from reports.history.change_points import levels
 from reports.history.page import History, document, to_data
 from reports.history.series import Series, series_of
 from reports.history.starts import Start, read_archive, starts_of, to_lines
-
-needs_ruptures = pytest.mark.skipif(
-    importlib.util.find_spec("ruptures") is None, reason="ruptures (extra history) is not installed"
-)
 
 
 def start(night: int, number: int = 0, *, value: float = 100.0, **changes) -> Start:
@@ -207,7 +202,7 @@ def test_an_exact_number_changes_at_its_commit(metric, name, values, bound, afte
 # -- levels of times ---------------------------------------------------------------------------
 
 
-@needs_ruptures
+@pytest.mark.needs("ruptures")
 @pytest.mark.parametrize(
     ("means", "same", "expected"),
     [
@@ -232,7 +227,7 @@ def test_levels_are_told_apart(means, same, expected):
     assert (found.tolerance > 0.04) == (106 in means and 95 in means)
 
 
-@needs_ruptures
+@pytest.mark.needs("ruptures")
 def test_a_slower_commit_is_found_with_its_size_and_interval():
     found = times([100, 100.4, 99.8, 100.1, 106, 106.3, 105.9, 106.2])
     (change,) = found.changes
@@ -243,7 +238,7 @@ def test_a_slower_commit_is_found_with_its_size_and_interval():
     assert (change.judgement.n_base, change.judgement.n_head) == (16, 16)
 
 
-@needs_ruptures
+@pytest.mark.needs("ruptures")
 def test_a_change_below_the_tolerance_of_the_policy_or_the_noise_floor_is_none():
     means = [100, 100.4, 99.8, 100.1, 106, 106.3, 105.9, 106.2]
     series = one(nights(means))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Any
+
+from optional import missing
 
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
@@ -56,14 +57,13 @@ def cell(
     )
 
 
-DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 SAVING = {"checkpoint_every": 2}
 HOST = {"host_time": True}
 """One cell of each engine, measured behind its run; of the lesser used engines nightly."""
 DEEPSPEED_CELLS = {
     f"deepspeed-{strategy}": cell("deepspeed", strategy, host_time=strategy == "optim_grads")
     for strategy in ("optim", "optim_grads", ZERO3)
-    if DEEPSPEED
+    if missing("deepspeed") is None
 }
 FP32_CELLS = {
     "ddp": cell("ddp", train=SAVING, **HOST),
@@ -126,7 +126,7 @@ HYBRID_CELLS = {
 EIGHT_BIT_CELLS = {
     f"{name}-adamw_8bit": cell(name, train={"optimizer": "adamw_8bit"})
     for name in ("fsdp2", "mfsdp")
-    if importlib.util.find_spec("torchao") is not None
+    if missing("torchao") is None
 }
 SINGLE_CELLS = {
     "single": cell("single", train=SAVING, **HOST),

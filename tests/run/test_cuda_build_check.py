@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("torch")
-
 from tools import cuda_build_check, torch_build
 
 

@@ -9,7 +9,7 @@ from bench.validate.cases import Case
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import CaseVerdict
 
-pytestmark = pytest.mark.processes
+pytestmark = [pytest.mark.processes, pytest.mark.needs("deepspeed")]
 #: Stage 3 rounds once more in its linear layer. `rows` has 973 elements, buckets an even size.
 CASES = {
     "stage 3": Case("deepspeed", "optim_grads_params", policy="bf16"),
@@ -22,7 +22,6 @@ CASES = {
 @pytest.fixture(scope="module")
 def found(fork_server: ForkServer) -> dict[str, CaseVerdict]:
     """Of cases one after another on the same ranks."""
-    pytest.importorskip("deepspeed", reason="DeepSpeed is not installed")
     one_set = WorkerSettings(case_seconds=100.0)
     return dict(zip(CASES, verdicts(fork_server, CASES.values(), one_set), strict=True))
 

@@ -7,6 +7,7 @@ calls themselves are bound to the signatures of the package, where it is install
 from __future__ import annotations
 
 import inspect
+import warnings
 
 import pytest
 import torch
@@ -67,9 +68,12 @@ class Binding:
         raise CalledError(self._signature.bind(*arguments, **named).arguments)
 
 
+@pytest.mark.needs("megatron_fsdp")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_the_call_fits_the_package_that_is_installed(world_of_one, strategy):
-    package = pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it warns of each optional package that is missing
+        import megatron_fsdp as package
     resolved = run(strategy, nccl_ub=True, max_pool=True, symmetric_registration=False)
     model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
     with pytest.raises(CalledError) as call:
@@ -126,8 +130,8 @@ class Stepping:
 
 @pytest.mark.gpu
 @pytest.mark.processes
+@pytest.mark.needs("megatron_fsdp")
 def test_the_package_itself_passes_validation_on_a_gpu():
-    pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
     asked = [Case("megatron_fsdp", one, policy="bf16", ranks=1) for one in STRATEGIES]
     with ForkServer(modules=MODULES) as server:
         found = list(verdicts(server, asked, WorkerSettings(device="cuda", case_seconds=100.0)))

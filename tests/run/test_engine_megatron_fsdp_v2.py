@@ -22,8 +22,8 @@ RIGHT = (
 
 
 @pytest.mark.processes
+@pytest.mark.needs("megatron_fsdp")
 def test_the_package_itself_trains_as_plain_torch_does(fork_server: ForkServer) -> None:
-    pytest.importorskip("megatron_fsdp", reason="megatron-fsdp is not installed")
     tied = Case(ON_CPU, ALL, model="tied")
     found = list(verdicts(fork_server, (*RIGHT, tied), WorkerSettings(case_seconds=100.0)))
     for verdict in found[:-1]:

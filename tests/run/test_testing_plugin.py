@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
@@ -11,6 +10,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 
 import pytest
+from optional import missing
 
 HERE = Path(__file__).parent
 pytestmark = pytest.mark.processes
@@ -37,7 +37,7 @@ CASES = {
     "test_it": ("no_shard/2/stack/fp64/k3", "program/1-15", "params/2/tied/fp64/k1"),
     "engine:engine": tuple(f"params/2/{model}/fp64/k" for model in ("stack", "tied", "recomputed")),
 }
-if importlib.util.find_spec("accelerate") is not None:
+if missing("accelerate") is None:
     # What it prepares is right in these.
     parts = ("no_shard/2/stack/fp64/k3", "no_shard/2/tied/fp64/k1", "program/1-15")
     CASES["thread_bugs:accelerated"] = parts
@@ -85,8 +85,8 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     return found
 
 
+@pytest.mark.needs("accelerate")
 def test_accelerate_passes_through_its_adapter(ended: Outcomes) -> None:
-    pytest.importorskip("accelerate", reason="accelerate is not installed")
     found = [outcome for name, (outcome, _) in ended.items() if "accelerated " in name]
     assert found == ["passed"] * 3
 

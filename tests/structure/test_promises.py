@@ -49,6 +49,21 @@ def test_one_module_of_the_core_knows_cuda() -> None:
     assert set(knows) == {"mfsdp_core/streams.py"}
 
 
+ASKING = {"importorskip", "skipif", "find_spec", "which"}
+
+
+def test_only_one_file_of_tests_asks_what_a_machine_lacks() -> None:
+    """Elsewhere `ABSENT` would not be heeded: tests say `@pytest.mark.needs`."""
+    found = {
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in (ROOT / "tests").rglob("*.py")
+        for node in ast.walk(ast.parse(file.read_text()))
+        if (isinstance(node, ast.Attribute) and node.attr in ASKING)
+        or (isinstance(node, ast.alias) and node.name in ASKING)
+    }
+    assert {place.partition(":")[0] for place in found} == {"tests/optional.py"}, found
+
+
 def in_the_encoding_of_the_locale(call: ast.Call) -> bool:
     named = {keyword.arg for keyword in call.keywords}
     if not isinstance(call.func, ast.Attribute) or "encoding" in named:
