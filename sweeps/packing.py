@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Literal, Self, TypeVar
 
 from bench.launch.share import Share
+from bench.resolve.device_rules import least_bytes
 from bench.resolve.machine import Machine
-from bench.resolve.state_bytes import state_bytes_of_all_ranks
 from bench.spec import ResolvedRun
 
 T = TypeVar("T")
@@ -61,7 +61,7 @@ class _Need:
         if launch.device == "cuda":
             return cls("devices", launch.devices_per_node, 0)
         count = launch.ranks * launch.threads_per_rank
-        return cls("cores", count, state_bytes_of_all_ranks(run) or 0)
+        return cls("cores", count, least_bytes(run) or 0)
 
 
 class ResourcePool:

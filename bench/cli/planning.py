@@ -9,15 +9,13 @@ from bench.cli import console
 from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of, pruned_text
 from bench.cli.verbs.measure import PlanRequest
-from bench.resolve.state_bytes import gather_bytes, state_bytes_by_category
-from bench.spec import ResolvedRun
 from reports.nccl.sums import gradient_sums
 from sweeps.plan import Plan
 from sweeps.resume import named
 
 
 def show_plan(asked: PlanRequest) -> Answer:
-    """The plan, with what each cell would hold and how its gradients are added up."""
+    """The plan, and how gradients are added up in each cell."""
     requested = choose(asked.wanted, machine=machine_of(asked.machine))
 
     def text() -> str:
@@ -34,20 +32,8 @@ def _document(requested: ChosenSweep) -> dict[str, Any]:
     sums = {name: [asdict(one) for one in gradient_sums(run)] for name, run in cells.items()}
     return plan.to_document() | {
         "arms": [{"name": arm.name, "description": arm.described()} for arm in requested.arms],
-        "state_bytes_per_rank": {name: _state_bytes(run) for name, run in cells.items()},
-        "gather_bytes": {name: gather_bytes(run) for name, run in cells.items()},
         "gradient_sums": sums,
     }
-
-
-def _state_bytes(resolved: ResolvedRun) -> int | None:
-    """Weights, gradients and optimizer state of the rank that holds most; None if unknown."""
-    return sum(state_bytes_by_category(resolved).values()) or None
-
-
-def _mebibytes(predicted_bytes: int | None) -> str:
-    """For people; where nobody knows, nothing."""
-    return f"{predicted_bytes / 2**20:,.1f} MiB" if predicted_bytes else "-"
 
 
 def arms_text(requested: ChosenSweep) -> str:
@@ -67,17 +53,10 @@ def plan_text(plan: Plan) -> str:
     parts = [f"{plan.id}: {plan.description}".rstrip(": ")]
     if plan.cells:
         rows = [
-            (
-                cell.id,
-                cell.resolved.config_hash,
-                str(cell.resolved.train.steps),
-                str(cell.repeats),
-                _mebibytes(_state_bytes(cell.resolved)),
-                _mebibytes(sum(gather_bytes(cell.resolved).values())),
-            )
+            (cell.id, cell.resolved.config_hash, str(cell.resolved.train.steps), str(cell.repeats))
             for cell in plan.cells
         ]
-        titles = ("cell", "config", "steps", "runs", "state per rank", "one gather")
+        titles = ("cell", "config", "steps", "runs")
         parts.append(console.columns(titles, rows, left=2))
     if plan.pruned:
         parts.append(pruned_text(plan))

@@ -7,7 +7,6 @@ from typing import Final
 
 from bench.errors import ConfigError
 from bench.resolve.machine import Machine
-from bench.resolve.parameter_facts import TORCH_NAMES
 from bench.spec import (
     CollectiveSettings,
     DataSpec,
@@ -18,7 +17,6 @@ from bench.spec import (
     RunSpec,
     TrainSpec,
 )
-from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES
 
 #: What a run without a model reads of the sections that are about training.
 _READ: Final = {"train": ("steps",), "dtypes": ("compute",)}
@@ -61,7 +59,7 @@ def check_collective(spec: RunSpec, settings: CollectiveSettings) -> None:
 
 def element_bytes(dtype: DtypeName) -> int:
     """Size of one element."""
-    return ELEMENT_BYTES[TORCH_NAMES[dtype]]
+    return {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}[dtype]
 
 
 def buffer_bytes_of_all_ranks(run: ResolvedRun) -> int | None:

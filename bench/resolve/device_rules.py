@@ -6,12 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from bench.resolve.collective_rules import buffer_bytes_of_all_ranks
-from bench.resolve.engine_rules import outer_axis
+from bench.resolve.collective_rules import buffer_bytes_of_all_ranks, element_bytes
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
-from bench.resolve.state_bytes import state_bytes_of_all_ranks
-from bench.spec import ResolvedRun
+from bench.spec import SHARDED, ResolvedRun
 
 # More runnable threads than this per core and a step measures the scheduler, not the engine.
 MAX_THREADS_PER_CORE = 4
@@ -67,22 +65,31 @@ def _no_bf16(run: ResolvedRun, machine: Machine) -> str | None:
 def _too_little_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """The kernel kills CPU ranks that do not fit, and perhaps other processes too.
 
-    The bound counts only weights, gradients and optimizer state (`state_bytes`), so it never
-    refuses what fits. On CUDA, running out of memory is a harmless result, so the run may show it.
-    Shards on two axes that do not go together cannot be counted.
+    The bound (`least_bytes`) never refuses what fits; what a run holds is for `fit` to say. On
+    CUDA, running out of memory is a harmless result, so the run may show it.
     """
-    if run.launch.device != "cpu" or any(outer_axis(run, machine)):
+    if run.launch.device != "cpu":
         return None
     buffers, nodes = buffer_bytes_of_all_ranks(run), run.launch.nodes
-    needed = state_bytes_of_all_ranks(run) if buffers is None else buffers
+    needed = least_bytes(run) if buffers is None else buffers
     if needed is None or needed <= machine.memory_bytes * nodes:
         return None
-    what = "weights, gradients and optimizer state" if buffers is None else "its buffers"
+    what = "weights and gradients" if buffers is None else "its buffers"
     where = f"{nodes} nodes with {{}} each are given" if nodes > 1 else "this machine has {}"
     return (
         f"{run.model_name} needs at least {_gib(needed)} for {what}"
         f" on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
     )
+
+
+def least_bytes(run: ResolvedRun) -> int | None:
+    """Weights and gradients, once or, unsharded, on every rank; None of a model of the user's."""
+    if run.shape is None:
+        return None
+    main = run.dtypes.main_params or run.dtypes.compute
+    copies = 1 if SHARDED[run.strategy] else run.data_parallel
+    each = element_bytes(main) + element_bytes(run.dtypes.main_grads)
+    return copies * run.shape.parameters * each
 
 
 def files(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:

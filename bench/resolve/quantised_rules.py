@@ -11,7 +11,6 @@ from typing import Final
 from bench.resolve.engine_choice import codec_of, core_settings
 from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
-from bench.resolve.state_bytes import gather_bytes
 from bench.spec import EngineSpec, LinearLayers, ModelSpec, ResolvedRun
 from mfsdp_core.plan.recipes import TWO_PAYLOADS
 from mfsdp_core.plan.strategy import OUTER
@@ -73,18 +72,14 @@ def recipes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
 
 
 def planned_only(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
-    """A recipe that is not built; what it would gather is said all the same."""
+    """A recipe that is not built."""
     codec = codec_of(run.engine)
     if codec is None or codec.recipe != "nvfp4":
         return
-    predicted = sum(gather_bytes(run).values())
-    elements = 0 if run.shape is None else run.shape.parameters
-    bytes_each = f", {predicted / elements:.2f} B per weight" if elements and predicted else ""
     yield (
         "recipe-not-built",
         "weights of the recipe nvfp4 need kernels of Transformer Engine for compute capability"
-        f" 10.0, and plain torch has no 4-bit dtype: planned only (one gather: {predicted:,}"
-        f" B{bytes_each})",
+        " 10.0, and plain torch has no 4-bit dtype",
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from pydantic import ConfigDict, Field
 
@@ -78,8 +77,7 @@ class EngineRow:
     hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways
     to split a model that it shards beside. one_process: it has no process group, and one rank
     consumes the whole global batch. devices: what it runs on.
-    needs: modules that must be installed. install: the command that does it. state: how
-    `bench.resolve.state_bytes` counts its memory; None if unknown. code: files that are
+    needs: modules that must be installed. install: the command that does it. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
     figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
@@ -101,7 +99,6 @@ class EngineRow:
     dtypes: DtypePolicies = DtypePolicies()
     needs: tuple[str, ...] = ("torch",)
     install: str = ""
-    state: Literal["core", "torch", "flat", "whole_parameters"] | None = None
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None

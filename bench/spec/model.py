@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from math import prod
 from typing import Final, Literal
 
 from pydantic import Field
 
 from bench.spec.names import Frozen, LinearName, Recompute
-
-_Layer = list[tuple[str, tuple[int, ...]]]
 
 
 class ModelSpec(Frozen):
@@ -154,22 +150,20 @@ class ModelShape(Frozen):
     @property
     def parameters(self) -> int:
         """Number of distinct parameters (a tied embedding counts once)."""
-        return sum(prod(size) for _, _, size in self.tensors())
-
-    def tensors(self) -> Iterator[tuple[tuple[str, ...], str, tuple[int, ...]]]:
-        """Names, unit and shape of every parameter, in registration order.
-
-        Those of `bench.models.build.empty_model`. The layers are the units; "" is the root.
-        """
-        matrix = (self.vocab, self.hidden)
-        tied = ("head.weight",) if self.tie_embeddings else ()
-        yield ("embedding.weight", *tied), "", matrix
-        for index, layer in enumerate(_layers(self)):
-            unit = f"layers.{index}"
-            yield from (((f"{unit}.{name}",), unit, size) for name, size in layer)
-        yield ("norm.weight",), "", (self.hidden,)
-        if not tied:
-            yield ("head.weight",), "", matrix
+        matrix = self.vocab * self.hidden
+        root = (1 if self.tie_embeddings else 2) * matrix + self.hidden
+        biases = (self.heads + 2 * self.kv_heads) * self.head_dim if self.qkv_bias else 0
+        attention, feed_forward = self.attention_weights + biases, self.hidden * self.ffn_hidden
+        if self.hybrid is None:
+            return root + self.layers * (2 * self.hidden + attention + 3 * feed_forward)
+        blocks = {
+            "M": _mamba(self.hidden, self.hybrid),
+            "*": attention,
+            "E": _experts(self.hidden, self.hybrid),
+            "-": 2 * feed_forward,
+            "/": self.hidden + 2 * self.hidden**2,
+        }
+        return root + sum(self.hidden + blocks[letter] for letter in self.hybrid.pattern)
 
     @property
     def attention_weights(self) -> int:
@@ -179,66 +173,13 @@ class ModelShape(Frozen):
         return self.hidden * (query + 2 * kv) + query * self.hidden
 
 
-def _layers(shape: ModelShape) -> list[_Layer]:
-    if shape.hybrid is None:
-        return [_llama_layer(shape)] * shape.layers
-    norm: _Layer = [("norm.weight", (shape.hidden,))]
-    mixers = {
-        "M": _mamba(shape.hidden, shape.hybrid),
-        "*": _attention(shape),
-        "E": _experts(shape.hidden, shape.hybrid),
-        "-": _feed_forward("feed_forward", shape.hidden, shape.ffn_hidden),
-        "/": [
-            ("embedded_norm.weight", (shape.hidden,)),
-            ("join.weight", (shape.hidden, 2 * shape.hidden)),
-        ],
-    }
-    return [norm + mixers[letter] for letter in shape.hybrid.pattern]
-
-
-def _llama_layer(shape: ModelShape) -> _Layer:
-    hidden, ffn = shape.hidden, shape.ffn_hidden
-    return [
-        ("attention_norm.weight", (hidden,)),
-        *_attention(shape),
-        ("feed_forward_norm.weight", (hidden,)),
-        ("feed_forward.gate.weight", (ffn, hidden)),
-        *_feed_forward("feed_forward", hidden, ffn),
-    ]
-
-
-def _attention(shape: ModelShape) -> _Layer:
-    query, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    found: _Layer = []
-    for name, size in (("query", query), ("key", kv), ("value", kv)):
-        found.append((f"attention.{name}.weight", (size, shape.hidden)))
-        found += [(f"attention.{name}.bias", (size,))] if shape.qkv_bias else []
-    return [*found, ("attention.output.weight", (shape.hidden, query))]
-
-
-def _feed_forward(name: str, hidden: int, width: int) -> _Layer:
-    return [(f"{name}.up.weight", (width, hidden)), (f"{name}.down.weight", (hidden, width))]
-
-
-def _mamba(hidden: int, hybrid: HybridShape) -> _Layer:
+def _mamba(hidden: int, hybrid: HybridShape) -> int:
     inner, convolved, heads = hybrid.mamba_inner, hybrid.mamba_convolved, hybrid.mamba_heads
-    return [
-        ("mamba.conv_weight", (convolved, 1, hybrid.conv_kernel)),
-        ("mamba.conv_bias", (convolved,)),
-        ("mamba.log_decay", (heads,)),
-        ("mamba.step_bias", (heads,)),
-        ("mamba.skip", (heads,)),
-        ("mamba.input.weight", (inner + convolved + heads, hidden)),
-        ("mamba.norm.weight", (inner,)),
-        ("mamba.output.weight", (hidden, inner)),
-    ]
+    convolution = convolved * (hybrid.conv_kernel + 1)
+    # Decay, step and skip of each head; projections in and out; the norm.
+    return convolution + 3 * heads + (2 * inner + convolved + heads) * hidden + inner
 
 
-def _experts(hidden: int, hybrid: HybridShape) -> _Layer:
-    width = hybrid.shared_expert_hidden
-    return [
-        ("experts.up", (hybrid.experts * hybrid.expert_hidden, hidden)),
-        ("experts.down", (hybrid.experts * hidden, hybrid.expert_hidden)),
-        ("experts.router.weight", (hybrid.experts, hidden)),
-        *(_feed_forward("experts.shared", hidden, width) if width else []),
-    ]
+def _experts(hidden: int, hybrid: HybridShape) -> int:
+    routed = hybrid.experts * hidden * (2 * hybrid.expert_hidden + 1)
+    return routed + 2 * hidden * hybrid.shared_expert_hidden

@@ -6,9 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from mfsdp_core.plan.buffers import CATEGORIES, Category
-from mfsdp_core.plan.memory_model import POOL
 
 __all__ = ["CATEGORIES", "POOL", "Booking", "Category", "MemoryLedger"]
+
+#: Stands for the bucket where all slots of a pool are booked as one.
+POOL = "(pool)"
 
 
 @dataclass(frozen=True, slots=True)

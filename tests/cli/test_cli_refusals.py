@@ -50,17 +50,6 @@ def test_what_the_help_selects_is_there_in_a_plain_sweep(in_process, tmp_path, v
     assert "mfsdp" in out
 
 
-def test_what_an_engine_of_the_user_holds_is_unknown_and_not_nothing(in_process, tmp_path):
-    (tmp_path / "theirs.py").write_text("def build(model, resolved, device): ...\n")
-    (tmp_path / "my.yaml").write_text('name: a\nbase: {engine.name: "theirs:build"}\n')
-    code, out, err = in_process("plan", "my.yaml")
-    assert (code, "MiB" in out) == (0, False), err
-    (held,) = json.loads(in_process("plan", "my.yaml", "--json")[1])[
-        "state_bytes_per_rank"
-    ].values()
-    assert held is None
-
-
 def test_a_plan_as_json_says_how_gradients_are_added_up(in_process):
     asked = ("plan", "pr3067_short", "--device", "H100", "--gpus", "8", "--json")
     sums = json.loads(in_process(*asked)[1])["gradient_sums"]

@@ -15,11 +15,11 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_, fully_shard_model
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.grouping import ParameterFacts
-from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.beside_torch import Pair
 from oracle.experts import MoeLayer, build_moe, tokens_of
 from oracle.ranks import mesh
+from oracle.rest import bytes_at_rest
 
 pytestmark = pytest.mark.on_ranks
 
@@ -228,12 +228,7 @@ def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
     both.backward(own_tokens(name, 0, 0))
     both.model.zero_grad_buffer()
     dense, experts = (place_on(axes, name) for axes in meshes(name))
-    expected = memory_at_rest(
-        facts,
-        parse_strategy(inner, outer),
-        dense,
-        PolicyNames("float64"),
-        expert_coordinate=experts,
-    )
-    booked, planned = both.model.ledger.bytes_by_category(), expected.bytes_by_category()
+    strategy = parse_strategy(inner, outer)
+    planned = bytes_at_rest(facts, strategy, dense, ("float64", None, None), experts=experts)
+    booked = both.model.ledger.bytes_by_category()
     assert booked == planned, (booked, planned)

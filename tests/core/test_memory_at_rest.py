@@ -1,4 +1,4 @@
-"""What the core holds at rest is what `mfsdp_core.plan.memory_model` says, to the byte."""
+"""What the ledger books at rest is the sum of the core's table of buffers, to the byte."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import torch
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
 from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.memory_model import ADAM, PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
 from oracle.ranks import GROUP_SIZES, WORLD, mesh, two_axes
+from oracle.rest import bytes_at_rest
 from oracle.sharded import STRATEGIES, Sharded, shard
 
 pytestmark = pytest.mark.on_ranks
@@ -47,7 +47,7 @@ def compare(
     dtypes: Dtypes,
     allocation: AllocationConfig | None = None,
 ) -> None:
-    """The ledger with the model at each stage of a step. meshes: inner and outer ranks, 0: none."""
+    """The ledger with the table at each stage of a step. meshes: inner and outer ranks, 0: none."""
     compute, *policy = dtypes
     options: dict[str, Any] = {"mixed_precision_policy": MixedPrecisionPolicy(*policy)}
     if allocation is not None:
@@ -55,7 +55,7 @@ def compare(
         options["fsdp_db_use_persist_buf_on_alloc_fail"] = allocation.persistent_fallback
     inner, outer = meshes
     if outer:
-        options["unused_parameters"] = "zero"  # the model counts state of every parameter
+        options["unused_parameters"] = "zero"  # state of every parameter is counted
         toy: Sharded = hybrid(*strategy, outer, compute, name, **options)
         axes, _ = two_axes(outer)
         ranks = (axes.get_local_rank("inner"), inner, axes.get_local_rank("outer"), outer)
@@ -63,31 +63,30 @@ def compare(
     else:
         toy = shard(name, strategy[0], inner, compute, **options)
         coordinate = Coordinate(mesh(inner).get_local_rank("dp"), inner)
-    names = PolicyNames(*(None if dtype is None else name_of(dtype) for dtype in policy))
+    main, grads, comm = (None if dtype is None else name_of(dtype) for dtype in policy)
 
     def same_bytes(when: str, **arguments: Any) -> None:
-        expected = memory_at_rest(
+        expected = bytes_at_rest(
             facts_of(name, compute),
             parse_strategy(*strategy),
             coordinate,
-            names,
+            (main, grads, comm),
             allocation=allocation,
             **arguments,
         )
         found = toy.model.ledger.bytes_by_category()
-        assert found == expected.bytes_by_category(), (
-            f"{name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, "
-            f"model {expected.bytes_by_category()} = {expected.bytes_by_line()}"
+        assert found == expected, (
+            f"{name} {strategy} {coordinate} {dtypes} {when}: ledger {found}, table {expected}"
         )
 
     same_bytes("as built")
     trainable = [p for p in toy.model.parameters() if p.requires_grad]
     optimizer = fully_shard_optimizer(torch.optim.AdamW(trainable, lr=0.01, foreach=False))
     toy.run_cycle(1)
-    same_bytes("with gradients", gradients_attached=True)
+    same_bytes("with gradients", gradients=True)
     optimizer.step()
     optimizer.zero_grad()
-    same_bytes("after zero_grad", optimizer=ADAM)
+    same_bytes("after zero_grad", adam=True)
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def compare(
         ),
     ],
 )
-def test_the_ledger_equals_the_model_to_the_byte(
+def test_the_ledger_equals_the_table_to_the_byte(
     strategy: tuple[str, str], meshes: tuple[int, int], policies: list[Dtypes], names: list[str]
 ) -> None:
     for name, dtypes in product(names, policies):

@@ -20,7 +20,6 @@ from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, GroupDtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan
 from mfsdp_core.plan.layout import build_layout
-from mfsdp_core.plan.memory_model import PolicyNames, memory_of_buckets
 from mfsdp_core.plan.payload import WEIGHTS, Payload
 from mfsdp_core.plan.strategy import INNER, OUTER, Strategy, parse_strategy
 
@@ -89,11 +88,10 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=300, deadline=None)
 @given(cases())
 def test_every_byte_has_one_owner(case: Case) -> None:
-    for rank, table in enumerate(case.tables()):
+    for table in case.tables():
         a_role_has_one_buffer_of_whole_slices_within_the_bucket(case, table)
         main_weights_lie_in_one_lasting_buffer_in_their_dtype(case, table)
         gradients_have_room_where_the_bucket_is_trained_and_only_there(case, table)
-        the_memory_model_sums_the_rows_that_last(case, rank, table)
         pools_are_asked_for_what_comes_and_goes_and_nothing_else(table)
 
 
@@ -134,19 +132,6 @@ def gradients_have_room_where_the_bucket_is_trained_and_only_there(
     # What is not accumulated whole needs a whole bucket for one microbatch's gradient.
     whole = accumulator.elements == case.plan.layout.total_elements
     assert whole or table.get("grad_bucket").elements == case.plan.layout.total_elements
-
-
-def the_memory_model_sums_the_rows_that_last(case: Case, rank: int, table: BucketBuffers) -> None:
-    if (case.payloads and case.payloads[0].name != WEIGHTS) or not case.plan.requires_grad:
-        # A plan says itself whether it is encoded; a frozen one has the dtypes of the model alone.
-        return
-    names = PolicyNames(case.dtypes.main_params, case.dtypes.main_grads, case.dtypes.grad_comm)
-    outer, inner = divmod(rank, case.inner)
-    coordinate = Coordinate(inner, case.inner, outer, case.outer, case.has_outer_axis)
-    model = memory_of_buckets([case.plan], case.strategy, coordinate, names)
-    lasting = [row for row in table.rows if row.lifetime == "model"]
-    assert model.total_bytes == sum(r.elements * ELEMENT_BYTES[r.dtype] for r in lasting)
-    assert len(model.lines) == len(lasting)
 
 
 def pools_are_asked_for_what_comes_and_goes_and_nothing_else(table: BucketBuffers) -> None:

@@ -21,12 +21,12 @@ from mfsdp_core import (
 )
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.memory_model import PolicyNames, memory_at_rest
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
 from oracle.ranks import mesh
+from oracle.rest import bytes_at_rest
 from oracle.sharded import STRATEGIES, shard, weights_seen
 from oracle.toy_codecs import DoubledBack, Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
@@ -109,9 +109,9 @@ def test_payloads_are_counted_to_the_byte(strategy: str, codec: Any) -> None:
     coordinate = Coordinate(mesh(2).get_local_rank("dp"), 2)
     for name in NAMES:
         toy = shard(name, strategy, 2, F32, mixed_precision_policy=policy(codec))
-        expected = memory_at_rest(
-            facts_of(name, F32), parse_strategy(strategy), coordinate, PolicyNames(), codec=codec
-        ).bytes_by_category()
+        expected = bytes_at_rest(
+            facts_of(name, F32), parse_strategy(strategy), coordinate, codec=codec
+        )
         found = toy.model.ledger.bytes_by_category()
         assert found == expected, (name, found, expected)
 

@@ -92,7 +92,7 @@ def test_runs_that_leave_cores_free_go_on_side_by_side_and_are_marked(store, sta
 
 
 def test_what_is_known_to_be_too_much_memory_together_waits(store, stand_in, monkeypatch):
-    monkeypatch.setattr("sweeps.packing.state_bytes_of_all_ranks", lambda _: 2**39 + 1)
+    monkeypatch.setattr("sweeps.packing.least_bytes", lambda _: 2**39 + 1)
     go(store, stand_in)
     assert {len(going) for going in stand_in.together} == {1}
 

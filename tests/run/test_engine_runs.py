@@ -14,8 +14,6 @@ import torch
 from engine_cells import (
     BF16_CELLS,
     CELLS,
-    DEEPSPEED_CELLS,
-    EIGHT_BIT_CELLS,
     FP32_CELLS,
     FP64_CELLS,
     HYBRID_CELLS,
@@ -28,7 +26,6 @@ from engine_cells import (
 
 from bench.derive.host_time import HostPass
 from bench.derive.live_storage import LiveStorage
-from bench.resolve.state_bytes import state_bytes_by_category
 
 # One fixture trains all of them, which takes minutes beside other work.
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
@@ -64,9 +61,8 @@ def test_moments_of_codes_train_as_under_fully_shard(cells):
     found, expected = (cells[f"{name}-adamw_8bit"] for name in ("mfsdp", "fsdp2"))
     assert found.losses == pytest.approx(expected.losses, rel=1e-3)
     assert found.losses == pytest.approx(cells["single"].losses, rel=1e-2)
-    planned = state_bytes_by_category(EIGHT_BIT_CELLS["mfsdp-adamw_8bit"])["optimizer_state"]
     plain = ledger(cells["mfsdp-optim_grads_params"])["optimizer_state"]
-    assert ledger(found)["optimizer_state"] == planned < plain / 2
+    assert ledger(found)["optimizer_state"] < plain / 2
 
 
 @pytest.mark.parametrize("name", BF16_CELLS)
@@ -163,27 +159,6 @@ def test_a_replica_holds_all_that_is_persistent_and_a_shard_its_part(cells, name
         assert found[category] == pytest.approx(size * PARAMETERS / ranks, rel=0.005)
     if ranks == 1:
         assert found.get("compute_weights", 0) == pytest.approx(0, abs=0.005 * 4 * PARAMETERS)
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "single",
-        *(name for name in FP32_CELLS if name not in DEEPSPEED_CELLS),
-        *("ddp-bf16", "fsdp2-bf16", "mfsdp-bf16"),
-        *(name for name in (*FP64_CELLS, *HYBRID_CELLS) if "-tp" in name or "-experts" in name),
-    ],
-)
-def test_the_plan_knows_the_bytes_of_gradients_and_optimizer_state(cells, name):
-    planned = state_bytes_by_category(CELLS[name])
-    found = ledger(cells[name])
-    for category in ("gradients", "optimizer_state"):
-        if name.startswith("fsdp1"):  # without padding and counters
-            assert planned[category] <= found[category] <= 1.01 * planned[category]
-        else:
-            assert found[category] == planned[category]
-    weights = ("main_weights", "compute_weights")
-    assert sum(found.get(c, 0) for c in weights) >= sum(planned.get(c, 0) for c in weights)
 
 
 def test_fsdp2_gathers_the_root_and_two_layers_at_most_and_reduces_a_layer(cells):

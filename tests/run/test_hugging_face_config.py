@@ -13,7 +13,6 @@ from bench.errors import ConfigError
 from bench.models.build import empty_model
 from bench.models.rotary import stretched
 from bench.resolve.model_shape import resolve_shape
-from bench.resolve.parameter_facts import parameter_facts
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelSpec, RopeScaling
 
@@ -112,9 +111,6 @@ def test_llamas_under_other_names_have_their_published_parameters(config, of, pa
     assert shape.parameters == parameters
     with torch.device("meta"):
         built = empty_model(shape)
-    assert [tuple(p.shape) for p in built.parameters()] == [
-        facts.shape for facts in parameter_facts(shape, "fp32")
-    ]
     assert sum(p.numel() for p in built.parameters()) == parameters
 
 

@@ -1,12 +1,17 @@
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
+import torch
 
 from bench.errors import ConfigError
+from bench.models.build import empty_model
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.presets import PRESETS
 from bench.resolve.resolution import resolve_anywhere
-from bench.spec import LaunchSpec, ModelSpec, RunSpec
+from bench.spec import GatherPrecisionName, LaunchSpec, ModelSpec, RecipeName, RunSpec
+from mfsdp_core.plan.recipes import RECIPES, GatherPrecision
 
 # Published: config.json plus weights of each model; debug, tiny ones, bench-34m, nano-1b: ours.
 PARAMETERS = {
@@ -27,6 +32,27 @@ PARAMETERS = {
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_a_preset_has_the_published_number_of_parameters(name: str) -> None:
     assert PRESETS[name].parameters == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        *(ModelSpec(preset=name) for name in PARAMETERS),
+        ModelSpec(tie_embeddings=True, kv_heads=1),
+        ModelSpec(preset="hybrid-tiny", pattern="M*/E/-"),
+    ],
+    ids=str,
+)
+def test_a_shape_has_the_parameters_of_the_model_that_is_built(spec: ModelSpec) -> None:
+    shape = resolve_shape(spec)
+    with torch.device("meta"):
+        model = empty_model(shape)
+    assert sum(p.numel() for p in model.parameters()) == shape.parameters
+
+
+def test_names_of_recipes_are_those_of_the_core() -> None:
+    assert get_args(RecipeName) == ("none", *RECIPES)
+    assert get_args(GatherPrecisionName) == get_args(GatherPrecision)
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
@@ -86,6 +112,11 @@ def test_a_hybrid_counts_its_blocks_from_its_pattern() -> None:
 def test_a_hybrid_that_means_nothing_is_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         resolve_shape(ModelSpec.model_validate({"preset": "hybrid-tiny", **fields}))
+
+
+def test_a_pattern_of_more_blocks_than_anybody_trains_is_refused() -> None:
+    with pytest.raises(ValueError, match="at most 1000 characters"):
+        ModelSpec(preset="hybrid-tiny", pattern="M*" * 501)
 
 
 def test_only_what_differs_from_its_default_names_a_run() -> None:

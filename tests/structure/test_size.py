@@ -13,8 +13,8 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (16368, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3956, ("bench/spec/", "bench/resolve/")),
+    "mfsdp_core": (15988, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3543, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (5078, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1182, ("bench/fit/",)),
     "bench: importers": (1239, ("bench/importers/",)),
-    "bench: cli": (5330, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (5309, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (495, ("bench/doctor/",)),
     "sweeps": (3985, ("sweeps/",)),
     "reports: nccl": (3689, ("reports/nccl/",)),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (2814, ("tools/",)),
-    "tests": (43768, ("tests/",)),
+    "tests": (43488, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

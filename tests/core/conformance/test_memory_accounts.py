@@ -36,16 +36,7 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.observer import Observer
 from mfsdp_core.plan.buffers import CATEGORIES
-from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.grouping import ParameterFacts
-from mfsdp_core.plan.memory_model import (
-    SGD,
-    MomentCodes,
-    PolicyNames,
-    memory_at_rest,
-)
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
-from mfsdp_core.plan.strategy import parse_strategy
 from mfsdp_core.streams import Streams
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -226,18 +217,6 @@ class _Spare(Unit):
         if self.fails:
             out.register_hook(_fail)
         return out
-
-
-def test_what_the_formula_leaves_out_by_default() -> None:
-    """No cast gradient, nothing that SGD would keep; which moments are codes."""
-    facts = [ParameterFacts(("u",), ("u",), (5, 3), "float32", True)]
-    policy, sharded = PolicyNames("float32", "bfloat16"), parse_strategy(3)
-    idle = memory_at_rest(facts, sharded, Coordinate(0, 2), policy)
-    same("no gradient is attached", "cast gradient" in idle.bytes_by_line(), False)
-    stepped = memory_at_rest(facts, sharded, Coordinate(0, 2), policy, optimizer=SGD)
-    same("SGD keeps nothing", stepped.total_bytes, idle.total_bytes)
-    coded = [elements for elements in (256, 4096, 4097, 8192) if MomentCodes().takes(elements)]
-    same("moments in codes", coded, [4096, 8192])
 
 
 @pytest.mark.parametrize("strategy", [0, 1, 2, 3])

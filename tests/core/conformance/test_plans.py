@@ -9,7 +9,6 @@ from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan import (
     grouping,
     layout,
-    memory_model,
     prefetch,
     recipes,
     strategy,
@@ -212,58 +211,6 @@ def test_divisors_and_dtypes() -> None:
     same("frozen", (frozen.main_params, frozen.grad_comm), ("h", "h"))
     trained = resolve_dtypes("h", "f", "g", "w", trainable=True)
     same("trained", (trained.main_params, trained.grad_comm), ("f", "w"))
-
-
-def test_bytes_at_rest_are_as_counted_by_hand() -> None:
-    """A unit with 5 rows of 3 and a root vector of 4, two ranks: slices of 9 and of 2 elements.
-
-    Of what the ledger, which test_memory_at_rest.py compares, does not show.
-    """
-    facts = [
-        grouping.ParameterFacts(("root",), ("",), (4,), "bfloat16", True),
-        grouping.ParameterFacts(("unit",), ("u",), (5, 3), "bfloat16", True),
-    ]
-    step = memory_model.memory_at_rest(
-        facts,
-        strategy.parse_strategy(3),
-        Coordinate(1, 2),
-        memory_model.PolicyNames("float32", "bfloat16"),
-        gradients_attached=True,
-        optimizer=memory_model.OptimizerFacts(1, 0, "bfloat16", True, True),
-    ).bytes_by_line()
-    # The second rank holds the last 2 rows, in 9 elements.
-    wanted = {
-        "preserved root weights": 8,
-        "main weights": 4 * 8,
-        "gradient accumulator": 2 * 8,
-        "cast gradient": 4 * 8,
-        "optimizer state": 2 * 8,
-        "master weights": 4 * 8,
-        "weight remainders": 2 * 8,
-        "step counters": 0,
-        "padding": 3 * (4 + 2 + 4),
-    }
-    same("at the step", {name: step[name] for name in wanted}, wanted)
-    wide = [grouping.ParameterFacts(("unit",), ("u",), (5, 3), "float64", True)]
-    masters = memory_model.memory_at_rest(
-        wide,
-        strategy.parse_strategy(3),
-        Coordinate(0, 2),
-        memory_model.PolicyNames(None),
-        optimizer=memory_model.OptimizerFacts(0, 0, None, True),
-    ).bytes_by_line()
-    same("as wide as the weights", masters["master weights"], 8 * 9)
-    policy = memory_model.PolicyNames
-    refuses(ConfigurationError, "no element size", lambda: policy(main_grads="int3"))
-    experts = [grouping.ParameterFacts(("e",), ("u",), (4, 2), "float32", True, is_expert=True)]
-    plans = grouping.plan_buckets(experts, 2, expert_slices=2)
-    refuses(
-        ConfigurationError,
-        "expert_coordinate",
-        lambda: memory_model.memory_of_buckets(
-            plans, strategy.parse_strategy(3), Coordinate(0, 2), policy()
-        ),
-    )
 
 
 def test_quantised_weights_travel_as_bytes() -> None:
