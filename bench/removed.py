@@ -11,6 +11,10 @@ REMOVED: Final[dict[str, str]] = {
     "same_host": "leave engine.transport out, or write native or point_to_point",
     "--until-decided": "use --budget TIME",
     "--plot": "use fit, whose table and --json have the same bytes",
+    "adamw_8bit": "use precision_aware_adamw with state_dtype bf16",
+    "adamw_fp8": "use precision_aware_adamw with state_dtype bf16",
+    "torchao": "use transformer_engine, engine.recipe, or a model of your own (model.factory)",
+    "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }
 """Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`)."""
 

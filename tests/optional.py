@@ -27,7 +27,7 @@ PROGRAMS = {
 #: Python packages. `make venv` fetches the files of Transformer Engine, which need no CUDA.
 PACKAGES = (
     *("accelerate", "deepspeed", "einops", "megatron_fsdp", "pyarrow", "ruptures", "safetensors"),
-    *("torchao", "transformer_engine", "transformer_engine_files", "transformers"),
+    *("transformer_engine", "transformer_engine_files", "transformers"),
 )
 #: No test needs these: ABSENT takes them from all tests and from what they start.
 SURROUNDINGS: dict[str, dict[str, str]] = {

@@ -20,7 +20,6 @@ _COMPANIONS = {
         "FP8 layers and quantised weights",
         "pip install 'mfsdp-bench[gpu]' beside a CUDA build of torch",
     ),
-    "torchao": ("torchao", "float8 weights and gathers", "pip install 'mfsdp-bench[fp8]'"),
 }
 
 

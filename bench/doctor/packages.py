@@ -28,7 +28,6 @@ _NEEDED = (
 _EXTRAS = (
     ("gpu", "nvidia-ml-py", "names, memory, clocks and power caps of GPUs in every record"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
-    ("fp8", "torchao", "float8 weights and gathers of torchao"),
     ("deepspeed", "deepspeed", "the engine deepspeed"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
     ("slurm", "submitit", "sweeps as jobs of a Slurm cluster: run --launcher slurm"),

@@ -11,7 +11,7 @@ import json
 import sys
 from typing import Any
 
-_COMPANIONS = ("transformer_engine.pytorch", "torchao")
+_COMPANIONS = ("transformer_engine.pytorch",)
 
 
 def answers() -> dict[str, Any]:

@@ -214,9 +214,8 @@ def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPr
 
 
 def _exact_values(model: nn.Module) -> dict[str, Any]:
-    """The state dict in the precision that the model was built in, without wrappers of torchao."""
-    found = {name: getattr(value, "_tensor", value) for name, value in model.state_dict().items()}
-    return found | getattr(model, "exact_values", {})
+    """The state dict in the precision that the model was built in."""
+    return model.state_dict() | getattr(model, "exact_values", {})
 
 
 def _loses_values(dtypes: ResolvedDtypes) -> bool:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +14,6 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.local_tensor import local_tensor
 from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
 from bench.spec import TrainSpec
-
-#: torchao's names.
-_OF_TORCHAO: Final = {"adamw_8bit": "AdamW8bit", "adamw_fp8": "AdamWFp8"}
 
 
 def clip_shards(
@@ -75,8 +71,6 @@ def build_optimizer(
         )
     if train.optimizer == "fused_adam":
         return _fused_adam(parameters, train, decoupled)
-    if train.optimizer in _OF_TORCHAO:
-        return _torchao_optimizer(parameters, train)
     rate = train.lr if capturable_on is None else torch.tensor(train.lr, device=capturable_on)
     return torch.optim.AdamW(
         parameters,
@@ -106,23 +100,6 @@ def _fused_adam(parameters: Any, train: TrainSpec, decoupled: bool) -> torch.opt
     return made
 
 
-def _torchao_optimizer(parameters: Any, train: TrainSpec) -> torch.optim.Optimizer:
-    """With moments of codes. On a CPU it is not compiled: that takes seconds per shape."""
-    with warnings.catch_warnings():  # about libraries of CUDA that it did not find
-        warnings.simplefilter("ignore")
-        module = importlib.import_module("torchao.optim")
-    made: Any = getattr(module, _OF_TORCHAO[train.optimizer])(
-        parameters,
-        lr=train.lr,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
-    if all(p.device.type == "cpu" for group in made.param_groups for p in group["params"]):
-        made.step = torch.compiler.set_stance("force_eager")(made.step)
-    return made  # type: ignore[no-any-return]
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Used by the next step."""
     for group in optimizer.param_groups:
@@ -135,16 +112,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
     """Bytes of all state tensors on this rank; 0 before the first step."""
     return sum(
-        _held_bytes(local_tensor(value))
+        local_tensor(value).nbytes
         for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, Tensor)
     )
-
-
-def _held_bytes(tensor: Tensor) -> int:
-    """Bytes of a tensor, or of those that one of another class is made of."""
-    if type(tensor) is Tensor or not hasattr(tensor, "__tensor_flatten__"):
-        return tensor.nbytes
-    names, _ = tensor.__tensor_flatten__()
-    return sum(_held_bytes(getattr(tensor, name)) for name in names)

@@ -30,7 +30,6 @@ PACKAGES = (
     "nvidia-nccl-cu12",
     "nvidia-nccl-cu13",
     "transformer-engine",
-    "torchao",
     "megatron-fsdp",
 )
 _LEFT_OUT = ("PYTHONPATH", WORKER_VARIABLE)

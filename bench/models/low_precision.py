@@ -1,16 +1,14 @@
-"""Linear layers of torchao or Transformer Engine instead of torch's, with the same values.
+"""Linear layers of Transformer Engine instead of torch's, with the same values.
 
 Those of a decoder's layers are replaced; embedding, norms and head stay torch's. Parameters keep
-their names. Neither package is imported before a run needs it.
+their names. The package is not imported before a run needs it.
 """
 
 from __future__ import annotations
 
 import importlib
-import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -20,8 +18,6 @@ from torch import Tensor, nn
 from bench.models.decoder import Decoder, Recomputable
 from bench.spec import DtypeName, LinearLayers
 
-#: From this compute capability on a device multiplies FP8.
-_FP8_CAPABILITY = (8, 9)
 #: Transformer Engine's names of recipes.
 _TE_RECIPES: Final = {
     "delayed": "DelayedScaling",
@@ -33,32 +29,14 @@ _TE_RECIPES: Final = {
 
 
 def exchange_layers(model: Decoder, linear: LinearLayers, compute: DtypeName) -> None:
-    """Let the package of `linear` compute the projections of every layer, in place.
+    """Let Transformer Engine compute the projections of every layer, in place, if `linear` says so.
 
     compute: the dtype that Transformer Engine decodes its codes to. `model.exact_values` then has
     the values that they were made of, by name of the parameter.
     """
-    if linear.kind == "torchao":
-        _to_torchao(model, linear)
-    elif linear.kind == "transformer_engine":
+    if linear.kind == "transformer_engine":
         dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
         _to_transformer_engine(model, linear, dtype)
-
-
-def _to_torchao(model: Decoder, linear: LinearLayers) -> None:
-    with warnings.catch_warnings():  # about libraries of CUDA that it did not find
-        warnings.simplefilter("ignore")
-        float8 = importlib.import_module("torchao.float8")
-    config = replace(
-        float8.Float8LinearConfig.from_recipe_name(linear.recipe),
-        enable_fsdp_float8_all_gather=linear.quantised_weights,
-        emulate=not _multiplies_fp8(next(model.parameters()).device),
-    )
-    float8.convert_to_float8_training(model.layers, config=config)
-
-
-def _multiplies_fp8(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.dtype) -> None:

@@ -24,11 +24,7 @@ from mfsdp_core.plan.strategy import INNER, OUTER, AxisPlacements
 
 _PRECISION_AWARE_NAMES: Final = " or ".join(PRECISION_AWARE)
 #: Package and extra of optimizers that are not torch's or this project's.
-_PACKAGES: Final = {
-    "fused_adam": ("transformer_engine", "gpu"),
-    "adamw_8bit": ("torchao", "fp8"),
-    "adamw_fp8": ("torchao", "fp8"),
-}
+_PACKAGES: Final = {"fused_adam": ("transformer_engine", "gpu")}
 
 
 def offers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:

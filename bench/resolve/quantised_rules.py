@@ -13,12 +13,10 @@ from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
 from bench.spec import EngineSpec, LinearLayers, ModelSpec, ResolvedRun
 from mfsdp_core.plan.recipes import TWO_PAYLOADS
-from mfsdp_core.plan.strategy import OUTER
 
 #: The recipes of each package; the first is the default.
 RECIPES: Final = {
     "torch": ("",),
-    "torchao": ("tensorwise", "rowwise", "rowwise_with_gw_hp"),
     "transformer_engine": ("current", "delayed", "block", "mxfp8", "nvfp4"),
 }
 #: What Transformer Engine is asked about a recipe.
@@ -84,7 +82,7 @@ def planned_only(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str
 
 
 def layers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Linear layers of torchao and of Transformer Engine: what they know, need and multiply."""
+    """Linear layers of Transformer Engine: what they know, need and multiply."""
     if found := _no_such_recipe(run.linear):
         yield "linear-has-no-such-recipe", found
     if run.linear.kind == "torch":
@@ -117,10 +115,8 @@ def _no_such_recipe(linear: LinearLayers) -> str | None:
     if not linear.quantised_weights:
         return None
     if linear.kind == "torch":
-        return "quantised_weights are kept by layers of torchao or transformer_engine: set linear"
-    if linear.kind == "torchao" and linear.recipe != "tensorwise":
-        return f"torchao gathers codes of the recipe tensorwise only; found {linear.recipe}"
-    if (linear.kind, linear.recipe) == ("transformer_engine", "nvfp4"):
+        return "quantised_weights are kept by layers of transformer_engine: set linear"
+    if linear.recipe == "nvfp4":
         return "weights that are kept as nvfp4 are not built: set quantised_weights to false"
     return None
 
@@ -138,20 +134,15 @@ def _beside_the_engine(run: ResolvedRun) -> str | None:
 
 def _codes_beside_the_engine(linear: LinearLayers, engine: EngineSpec) -> str | None:
     core = core_settings(engine)
-    if core is None and (engine.name, linear.kind) != ("fsdp2", "torchao"):
+    if core is None:
         return (
             f"engine {engine.name} gathers no codes of {linear.kind}: set quantised_weights to"
             " false"
         )
-    if core is not None and core.recipe != "none":
+    if core.recipe != "none":
         return (
             f"recipe {core.recipe} would encode weights that {linear.kind} keeps as codes: set"
             " one of recipe and quantised_weights back"
-        )
-    if linear.kind == "torchao" and OUTER[engine.outer_strategy].shards_optimizer:
-        return (
-            "torchao's hooks gather over one axis, and outer_strategy"
-            f" {engine.outer_strategy} shards over two: set it to no_shard"
         )
     return None
 
@@ -161,10 +152,6 @@ def _layers_not_here(run: ResolvedRun, machine: Machine) -> str | None:
     linear = run.linear
     if machine.described:
         return _needs_capability(linear, machine)
-    if linear.kind == "torchao":
-        if locate("torchao") is None:
-            return "model.linear torchao is not installed here: pip install 'mfsdp-bench[fp8]'"
-        return None
     if locate("transformer_engine") is None:
         return "Transformer Engine is not installed here: pip install 'mfsdp-bench[gpu]'"
     if run.launch.device != "cuda":
@@ -175,7 +162,7 @@ def _layers_not_here(run: ResolvedRun, machine: Machine) -> str | None:
 
 def _needs_capability(linear: LinearLayers, machine: Machine) -> str | None:
     needed = _CAPABILITY.get(linear.recipe, _FP8_CAPABILITY)
-    for device in machine.cuda_devices[:1] if linear.kind == "transformer_engine" else ():
+    for device in machine.cuda_devices[:1]:
         if device.capability is not None and device.capability < needed:
             return (
                 f"Transformer Engine has the recipe {linear.recipe} from compute capability"

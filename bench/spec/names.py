@@ -43,7 +43,7 @@ Profile = Literal["none", "memory", "torch"]
 #: Ways to split a model over ranks beside its data.
 ParallelismName = Literal["tensor_parallel", "expert_parallel"]
 #: Who computes the projections of a Llama.
-LinearName = Literal["torch", "torchao", "transformer_engine"]
+LinearName = Literal["torch", "transformer_engine"]
 NcclRecord = Literal["none", "evidence"]
 Switch = Literal["default", "on", "off"]
 

@@ -65,10 +65,8 @@ class TrainSpec(Frozen):
     """Sequences of one forward pass on one rank."""
     seq_len: int = Field(default=64, ge=1)
     """Tokens of a sequence."""
-    optimizer: Literal[
-        "adamw", "sgd", "precision_aware_adamw", "fused_adam", "adamw_8bit", "adamw_fp8"
-    ] = "adamw"
-    """adamw_8bit and adamw_fp8 are torchao's (codes with scales); fused_adam is TE's."""
+    optimizer: Literal["adamw", "sgd", "precision_aware_adamw", "fused_adam"] = "adamw"
+    """fused_adam is Transformer Engine's."""
     state_dtype: DtypeName = "fp32"
     """Of the moments; precision_aware_adamw and fused_adam alone."""
     master_weights: bool = False

@@ -173,12 +173,6 @@ class StorageResizeAllocator:
             self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
         return resized.tensor
 
-    def adopt(self, key: BufferKey, tensor: torch.Tensor) -> None:
-        """Let what somebody else has allocated come and go from now on; it is held."""
-        resized = self._resized[key] = _Resized(tensor)
-        resized.held = True
-        self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
-
     def release(self, key: BufferKey) -> None:
         """Free the storage; the tensor object and its views stay, without contents."""
         resized = self._resized.get(key)

@@ -16,7 +16,7 @@ payload          S       of payload   gather,    the same, where weights are gat
                                       or model
 main_weights     O       main_params  model      main and compute dtypes differ, or weights are
                                                  encoded, or a shard of FLAT parameters serves as
-                                                 both, or the weight has gather hooks
+                                                 both
 accumulator      S or I  main_grads   cycle, or  trainable; I where every microbatch reduces; model
                                       model      with a pool
 grad_bucket      S       grad_comm    reduction  trainable, and every microbatch reduces, or
@@ -26,10 +26,9 @@ outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a
 grad_cast        O       main_params  step       trainable, the main gradient has another dtype
                                                  and is not handed over decoupled
 
-Transports take scratch memory besides (role `peer_slices`), which depends on them alone. A weight
-with gather hooks has a `compute_weights` of no elements: its hooks say at its first gather what is
-gathered, into `payload`s that are there as long as compute weights would be. The same holds for
-weights that modules compute with as codes.
+Transports take scratch memory besides (role `peer_slices`), which depends on them alone. Weights
+that modules compute with as codes have a `compute_weights` of no elements, and `payload`s that are
+there as long as compute weights would be.
 [Note: one copy] of `runtime/weight_buffers.py` says what the missing rows share storage with.
 """
 
@@ -220,8 +219,7 @@ def _weights(
 ) -> Iterator[Buffer]:
     inner, outer = of.strategy.inner, of.strategy.outer
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
-    hooked = of.plan.is_hooked
-    full = (0, 0) if hooked or of.plan.primary else of.whole
+    full = (0, 0) if of.plan.primary else of.whole
     yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else "model")
     collects = inner.gathers_every_use and outer.shards_optimizer
     if collects and not encoded:
@@ -236,7 +234,7 @@ def _weights(
                 lasts = "model"
             yield Buffer("payload", payload.dtype, *of.whole, size, lasts, payload.name)
     serves_as_both = inner.gathers_every_use and not collects
-    if encoded or hooked or not dtypes.shares_weights or serves_as_both:
+    if encoded or not dtypes.shares_weights or serves_as_both:
         yield of.row("main_weights", of.owned, dtypes.main_params)
 
 

@@ -28,9 +28,8 @@ class ParameterFacts:
 
     names: every qualified name under which modules hold it, registration order. units: the owner
     unit of each name. shape: of what this rank holds before sharding. dtype: any name; equal names
-    share a group. is_expert: sharded over the mesh of experts. is_hooked: its gather is its own
-    (`mfsdp_core.shard.gather_hooks`), so that it has a bucket of its own. primary: the kind of
-    codes that it is kept as (`mfsdp_core.precision.transformer_engine`), "" for plain values.
+    share a group. is_expert: sharded over the mesh of experts. primary: the kind of codes that it
+    is kept as (`mfsdp_core.precision.transformer_engine`), "" for plain values.
     """
 
     names: tuple[str, ...]
@@ -39,7 +38,6 @@ class ParameterFacts:
     dtype: str
     requires_grad: bool
     is_expert: bool = False
-    is_hooked: bool = False
     primary: str = ""
 
 
@@ -47,8 +45,8 @@ class ParameterFacts:
 class BucketPlan:
     """One flat buffer to be: its members (indices of the given facts) and their layout.
 
-    is_encoded: its weights travel through the model's codec rather than as they are. is_hooked: its
-    one weight travels through hooks of its own. primary: modules compute with codes of that kind.
+    is_encoded: its weights travel through the model's codec rather than as they are. primary:
+    modules compute with codes of that kind.
     """
 
     name: str
@@ -59,7 +57,6 @@ class BucketPlan:
     layout: Layout
     is_expert: bool = False
     is_encoded: bool = False
-    is_hooked: bool = False
     primary: str = ""
 
 
@@ -112,22 +109,22 @@ def plan_buckets(
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool, bool, bool, int, str], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool, bool, bool, str], list[int]] = {}
     units_begun = False
     for index, facts in enumerate(parameters):
         unit = owner_of(facts.units)
         units_begun |= unit != ROOT
         behind = unit == ROOT and units_begun
-        alone = index + 1 if facts.is_hooked else 0
-        own = alone or facts.primary
-        encoded = codec is not None and not own and codec.takes(facts.names[0], facts.shape)
+        encoded = (
+            codec is not None and not facts.primary and codec.takes(facts.names[0], facts.shape)
+        )
         kind = (facts.dtype, facts.requires_grad, facts.is_expert)
-        key = (unit, *kind, encoded, behind, alone, facts.primary)
+        key = (unit, *kind, encoded, behind, facts.primary)
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
     for key, indices in groups.items():
-        unit, dtype, requires_grad, is_expert, is_encoded, _, hooked, primary = key
+        unit, dtype, requires_grad, is_expert, is_encoded, _, primary = key
         shapes = [parameters[i].shape for i in indices]
         each = [[position] for position in range(len(shapes))]
         count_of_slices = expert_slices if is_expert else slices
@@ -147,7 +144,6 @@ def plan_buckets(
                     layout,
                     is_expert,
                     is_encoded,
-                    bool(hooked),
                     primary,
                 )
             )

@@ -9,7 +9,7 @@ one raw and one sharded face under several names; a swap rebinds all of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,6 @@ from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor, name_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer
-from mfsdp_core.shard.gather_hooks import values_of, with_values
 from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 from mfsdp_core.shard.uneven_shard import shard_like, with_cut
@@ -403,19 +402,16 @@ class Bucket:
     def _adopt(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""
         weights = self.weights
-        if not (self.plan.is_hooked or self.plan.primary):
+        if not self.plan.primary:
             for index, managed in enumerate(self.parameters):
                 view = weights.full.tensor(index)
                 view.copy_(local_data(managed.raw))
                 move_to(managed.raw, view)
         weights.adopt()
         loaded = [self._load_first(index) for index in range(len(self.parameters))]
-        marks = [self._make_sharded(*one) for one in enumerate(self.local_views(weights.main))]
-        computing = weights.begin(self.parameters[0].sharded, anew=any(loaded))
-        if computing is not None:
-            self.parameters[0].raw = computing
-            lacking = {k: v for k, v in marks[0].items() if not hasattr(computing, k)}
-            vars(computing).update(lacking)
+        for index, local in enumerate(self.local_views(weights.main)):
+            self._make_sharded(index, local)
+        weights.begin(anew=any(loaded))
         for managed in self.parameters:
             managed.watch()
 
@@ -428,8 +424,6 @@ class Bucket:
         managed = self.parameters[index]
         if self.plan.primary:
             value = initial_values(managed.names[0], managed.raw)
-        elif self.plan.is_hooked:
-            value = values_of(managed.raw)
         elif has_drawn_values(managed.raw):
             value = take_drawn_values(managed.raw)
         else:
@@ -437,21 +431,16 @@ class Bucket:
         self.load_part(index, local_data(value))
         return True
 
-    def _make_sharded(self, index: int, local: torch.Tensor) -> Mapping[str, Any]:
-        """The shard that the user sees. Returns attributes of the parameter, which it gets too."""
+    def _make_sharded(self, index: int, local: torch.Tensor) -> None:
+        """The shard that the user sees, with the attributes of the parameter."""
         managed = self.parameters[index]
-        marks: Mapping[str, Any] = marks_of(managed.raw)
-        if self.plan.is_hooked:
-            local = with_values(managed.raw, local)
-            marks = {name: value for name, value in marks.items() if name not in vars(local)}
         shard = self._as_dtensor(index, local)
         managed.sharded = sharded_weight(shard, requires_grad=managed.raw.requires_grad)
         managed.offsets = self._offsets(index)
         remember_offsets(managed.sharded, managed.offsets)
-        for name, value in marks.items():
+        for name, value in marks_of(managed.raw).items():
             if not hasattr(managed.sharded, name):
                 setattr(managed.sharded, name, value)
-        return marks
 
     def _offsets(self, index: int) -> Offsets:
         """Where this rank's rows of a parameter begin in all of it; a sharded scalar is a row."""

@@ -30,9 +30,7 @@ from mfsdp_core.plan.grouping import (
 )
 from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
-from mfsdp_core.plan.strategy import Strategy
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
-from mfsdp_core.precision.hooked_weight import HookedBucket
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import (
     PrimaryBucket,
@@ -57,7 +55,6 @@ from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.experts import ExpertScope, is_expert, mark_expert
-from mfsdp_core.shard.gather_hooks import PRE, check_hooked, has_gather_hooks
 from mfsdp_core.shard.tensor_parallel import tensor_part
 from mfsdp_core.streams import Streams
 
@@ -92,7 +89,7 @@ def build_context(
     units = [Unit(name, child, index=None) for name, child in unit_modules]
     by_name = {unit.name: unit for unit in (root, *units)}
     collected = _collect(module, {id(unit.module): unit.name for unit in units})
-    managed_facts = [_manage(found, environment, config.strategy, policy) for found in collected]
+    managed_facts = [_manage(found, environment, policy) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
     for axes in (environment.dense, environment.experts):
         if axes is not None:
@@ -287,11 +284,6 @@ class _BucketFactory:
             keeps = self._config.keeps_transposes
             make = partial(PrimaryBucket, weights, axes.data_group, keeps_copies=keeps)
             return payloads_of(plan.primary, layout), make
-        if plan.is_hooked:
-            (raw,), (module, _) = weights, members[0].holders[0]
-            mesh, shape, dtype = axes.inner_mesh, raw.shape, raw.dtype
-            hooks = partial(HookedBucket, plan.name, mesh, shape=shape, module=module, dtype=dtype)
-            return (), hooks
         codec = self._policy.weight_codec if plan.is_encoded else None
         if codec is None:
             return (Payload(WEIGHTS, plan.dtype, layout.slice_elements),), lambda _shard: Plain()
@@ -380,29 +372,20 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
     return list(found.values())
 
 
-def _is_hooked(found: _Found, environment: Environment, strategy: Strategy) -> bool:
-    """Whether a parameter is to be gathered by hooks of its own.
+def _refuse_gather_hooks(found: _Found) -> None:
+    """Refuse a tensor that brings hooks for its gather: gathered without them, it goes in full.
 
     Raises:
-        CapabilityNotBuiltError: it is, and where that is not built; gathered without them it would
-            travel in full, without a word.
+        CapabilityNotBuiltError: it has them, as weights of torchao's float8 gathers do.
     """
-    name, local = found.names[0], getattr(found.raw, "_local_tensor", found.raw)
-    if not has_gather_hooks(local):
-        return False
-    check_hooked(name, local)
-    where = {
-        "with tp_dim": environment.dense.tensor_group is not None or local is not found.raw,
-        "where the outer axis shards the optimizer": strategy.outer.shards_optimizer,
-    }
-    for case in (case for case, found_so in where.items() if found_so):
+    local = getattr(found.raw, "_local_tensor", found.raw)
+    if hasattr(local, "fsdp_pre_all_gather") or hasattr(local, "fsdp_post_all_gather"):
         raise CapabilityNotBuiltError(
-            f"{name} is a {type(local).__name__}, which wants to be gathered by its own {PRE} over "
-            f"one axis. That is not built {case}. Shard plain weights there (torchao: "
+            f"{found.names[0]} is a {type(local).__name__}, which wants to be gathered by its own "
+            "fsdp_pre_all_gather. That is not built. Shard plain weights (torchao: "
             "enable_fsdp_float8_all_gather=False); for gathers in FP8 pass "
             'MixedPrecisionPolicy(weight_codec=Float8Reference("current")).'
         )
-    return True
 
 
 def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisionPolicy) -> str:
@@ -436,11 +419,12 @@ def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisio
 
 
 def _manage(
-    found: _Found, environment: Environment, strategy: Strategy, policy: MixedPrecisionPolicy
+    found: _Found, environment: Environment, policy: MixedPrecisionPolicy
 ) -> tuple[ManagedParameter, ParameterFacts]:
     raw = found.raw
     primary = _primary_kind(found, environment, policy)
-    hooked = not primary and _is_hooked(found, environment, strategy)
+    if not primary:
+        _refuse_gather_hooks(found)
     expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
     axes = environment.axes(is_expert=expert)
     part = tensor_part(found.names[0], raw, axes.tensor_group)
@@ -453,7 +437,6 @@ def _manage(
         dtype_name(raw.dtype),
         raw.requires_grad,
         expert,
-        hooked,
         primary,
     )
     return ManagedParameter(names, holders, raw, part), facts

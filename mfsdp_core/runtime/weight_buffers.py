@@ -11,11 +11,11 @@ weights are then this rank's part of the *source*, the buffer that inner gathers
 [Note: cast when gathered] Weights that come and go, in another dtype than their main weights, need
 no shard in the compute dtype between gathers: the main weights are cast into this rank's part of
 the full buffer, from where it is sent. Only where the outer axis shards the optimizer does a shard
-of its own collect the outer sub-shards. What hooks of a weight send has no source either.
+of its own collect the outer sub-shards.
 
-[Note: no full buffer] Modules compute with codes of Transformer Engine, and with weights that have
-gather hooks, as they were gathered: the payloads stay as long as compute weights would, the full
-buffer has no elements, and the codec lets the modules' tensors look at the payloads.
+[Note: no full buffer] Modules compute with codes of Transformer Engine as they were gathered: the
+payloads stay as long as compute weights would, the full buffer has no elements, and the codec lets
+the modules' tensors look at the payloads.
 
 State of the compute weights:
 
@@ -45,7 +45,6 @@ from enum import Enum
 from typing import Literal
 
 import torch
-from torch import nn
 
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Done, Pending
@@ -58,7 +57,6 @@ from mfsdp_core.plan.payload import BOTH, WEIGHTS
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.strategy import Collective
 from mfsdp_core.precision.codec import Shard
-from mfsdp_core.precision.hooked_weight import HookedBucket
 from mfsdp_core.precision.transformer_engine import PrimaryBucket
 from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward
 from mfsdp_core.runtime.bucket_spec import BucketSpec
@@ -102,8 +100,7 @@ class WeightBuffers:
         codec = self._codec = spec.codec(self._shard(communicators))
         # See [Note: no full buffer].
         self._primary = codec if isinstance(codec, PrimaryBucket) else None
-        self._hooked = codec if isinstance(codec, HookedBucket) else None
-        self._has_full = self._primary is None and self._hooked is None
+        self._has_full = self._primary is None
         stays = self._persistent or not self._has_full
         self._allocator = allocators.lasting if stays else allocators.weights
         self._streams = allocators.streams
@@ -111,7 +108,6 @@ class WeightBuffers:
         self._events = events
         rows = spec.buffers.rows
         self._encoded = [row.payload for row in rows if row.role == "payload_shard"]
-        self._decodes = bool(self._encoded) or self._hooked is not None
         payloads = {row: BufferKey.of(spec.name, row) for row in rows if row.role == "payload"}
         self._keys = {row.payload: key for row, key in payloads.items()}
         self._until_decoded = [key for row, key in payloads.items() if row.lifetime == "gather"]
@@ -125,8 +121,6 @@ class WeightBuffers:
         self._work: list[Pending] = []
         self._sources: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.Tensor] = {}
-        self._sent: dict[str, torch.Tensor] = {}  # by hooks, until it has arrived
-        self._made: list[BufferKey] = []  # by hooks, of what has arrived
         self._direction: Direction = "forward"
         self._outer_stale = False
         self.state, self.is_gathered = Residency.READY, True
@@ -141,7 +135,7 @@ class WeightBuffers:
         if self._has_full:
             return self._full_key.size_bytes
         keys = [self._keys[name] for name in self._names["forward"] if name in self._keys]
-        return sum(key.size_bytes for key in (*keys, *self._made))
+        return sum(key.size_bytes for key in keys)
 
     @property
     def is_for_backward(self) -> bool:
@@ -179,31 +173,16 @@ class WeightBuffers:
         if not table.find("main_weights"):
             self.main = self._parts[WEIGHTS]
 
-    def begin(self, sharded: nn.Parameter, *, anew: bool) -> nn.Parameter | None:
+    def begin(self, *, anew: bool) -> None:
         """Main weights have their first values: encode them, and free what comes and goes.
 
-        sharded: the first parameter's face, over `main`. anew: values are not those of the full
-        buffer. Returns what modules compute with from now on where hooks make it. Collective where
-        a codec is.
+        anew: values are not those of the full buffer. Collective where a codec is.
         """
         if self._primary is not None:
             self._primary.show({name: self._payload(name) for name in self._encoded})
         if self._encoded or anew:
             self.install(anew=anew)
-        if self._hooked is not None:
-            self._hooked.start(sharded)
-            if self._streams.copy_in is not None:
-                self._streams.copy_in.follow()
-            self.issue("forward")
-            self.complete()
-            for number, tensor in enumerate(self._hooked.made):
-                elements = tensor.untyped_storage().nbytes() // tensor.dtype.itemsize
-                name = f"made of them {number}"
-                self._made.append(self._payload_key(name, elements, tensor.dtype))
-                self._lasting.adopt(self._made[-1], tensor)
-            self._until_released = [*self._keys.values(), *self._made]
         self.release()
-        return None if self._hooked is None else self._hooked.raw
 
     def issue(self, direction: Direction) -> bool:
         """Start gathering unless the weights are there or under way; whether it was started."""
@@ -237,9 +216,7 @@ class WeightBuffers:
             for name, source in sources.items():
                 self._outer.all_gather(source, self._parts[name], self._spec.name).wait()
             self._outer_stale = False
-        if self._hooked is not None:
-            sources = self._sent = self._inputs(self._hooked)
-        elif not sources:
+        if not sources:
             # [Note: cast when gathered]
             sources = {WEIGHTS: self._own_part()}
             self._codec.encode(self.main, sources)
@@ -252,21 +229,6 @@ class WeightBuffers:
             ]
         except RuntimeError as error:
             raise self._failed(error) from error
-
-    def _inputs(self, hooked: HookedBucket) -> dict[str, torch.Tensor]:
-        """What hooks send now; memory for what arrives is known by it, and stays the same."""
-        found: dict[str, torch.Tensor] = {}
-        hooked.encode(self.main, found)
-        ranks = 1 if self._is_whole else self._gather.size
-        keys = {
-            name: self._payload_key(name, ranks * tensor.numel(), tensor.dtype)
-            for name, tensor in found.items()
-        }
-        self._keys = keys
-        self._names = {direction: [*keys] for direction in BOTH}
-        for name, tensor in found.items() if self._is_whole else ():
-            self._payload(name).copy_(tensor)
-        return found
 
     def rendezvous(self) -> None:
         """Before a gather that the pass has had already, see [Note: gathering again]."""
@@ -287,7 +249,7 @@ class WeightBuffers:
                     work.wait()
             except RuntimeError as error:
                 raise self._failed(error) from error
-            if self._decodes:
+            if self._encoded:
                 self._decode()
 
     def _failed(self, error: RuntimeError) -> LifecycleError:
@@ -326,7 +288,7 @@ class WeightBuffers:
             self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
-        if not self._is_whole or self._hooked is not None:
+        if not self._is_whole:
             if self.state is not Residency.EMPTY:
                 self.state, self.is_gathered = Residency.PRESERVED, False
         elif self._encoded:
@@ -361,25 +323,16 @@ class WeightBuffers:
         """The memory that a payload is gathered into; the source itself where that is whole."""
         if name == WEIGHTS:
             return self.full.data
-        if self._is_whole and self._hooked is None:
+        if self._is_whole:
             return self._sources[name]
         return self._lasting.acquire(self._keys[name])
-
-    def _payload_key(self, name: str, elements: int, dtype: torch.dtype) -> BufferKey:
-        """Of a payload that no table knows."""
-        return BufferKey(self._spec.name, "payload", elements, dtype, name)
 
     def _decode(self) -> None:
         """Turn the payloads that have arrived into compute weights."""
         gathered = {name: self._payload(name) for name in self._names[self._direction]}
-        for key in self._made:
-            self._lasting.acquire(key)
         self._codec.decode(self._direction, gathered, self.full.data)
         copy_in = self._streams.copy_in
         with nullcontext() if copy_in is None else copy_in.behind():
-            self._sent = {}
-            if self._hooked is not None:
-                self._hooked.forget()
             for key in self._until_decoded:
                 self._lasting.release(key)
 

@@ -22,7 +22,6 @@ from mfsdp_core.errors import LayoutError
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.layout import Shape
 from mfsdp_core.plan.strategy import Strategy
-from mfsdp_core.shard.gather_hooks import values_of
 from mfsdp_core.shard.tensor_parallel import TensorPart
 
 #: Attribute of a shard: what errors call it.
@@ -98,18 +97,18 @@ def without_offset(shard: DTensor) -> DTensor:
     """
     local = shard.to_local()
     # torch takes the shape of a scalar from the local tensor, whatever it is told.
-    blank = values_of(local).new_empty(0 if shard.ndim else ())
+    blank = local.new_empty(0 if shard.ndim else ())
     fresh = as_dtensor(blank, tuple(shard.shape), shard.device_mesh, tuple(shard.placements))
-    fresh._local_tensor = values_of(local)
+    fresh._local_tensor = local
     return fresh
 
 
 def local_tensor(value: Any) -> Any:
     """This rank's part of a DTensor itself, not a view of it that autograd follows.
 
-    The plain values of one with gather hooks. Anything else is returned as it is.
+    Anything else is returned as it is.
     """
-    return values_of(value._local_tensor) if isinstance(value, DTensor) else value
+    return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
@@ -131,7 +130,7 @@ def assemble(tensor: torch.Tensor) -> torch.Tensor:
     """`gather_full` of a tensor whose read ranks have agreed on."""
     if not isinstance(tensor, DTensor):
         return tensor
-    rows = values_of(tensor.to_local()).detach()
+    rows = tensor.to_local().detach()
     mesh = tensor.device_mesh
     order = assembly_order(tensor.placements)
     for mesh_dim, dim in order:

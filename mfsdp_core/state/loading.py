@@ -14,7 +14,6 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import CheckpointError, StateDictError
 from mfsdp_core.state.checkpoint_folder import Manifest, read_manifest
-from mfsdp_core.state.coded_moments import encoded
 from mfsdp_core.state.model_state import PREFIX
 from mfsdp_core.state.named_state import (
     MODEL,
@@ -161,8 +160,7 @@ class Loading:
             for key, value in state.get(number.get(name, -1), {}).items():
                 # Optimizer.load_state_dict casts moments to the dtype of the weights.
                 if isinstance(value, DTensor) and optimizer.state[parameter][key] is not value:
-                    own = encoded(optimizer, key, value, parameter)
-                    optimizer.state[parameter][key] = own
+                    optimizer.state[parameter][key] = value
 
     def _values(self, section: str) -> Any:
         return unpack(self.manifest.values.get(section), self.targets)

@@ -24,7 +24,6 @@ from torch.optim import optimizer as torch_optimizer
 
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, name_of, name_tensor
 from mfsdp_core.shard.uneven_shard import own_rows, shard_like
-from mfsdp_core.state.coded_moments import keeps_codes
 from mfsdp_core.state.whole_matrices import are_whole
 
 #: Optimizers whose update of an element depends on nothing but that element's own history.
@@ -67,11 +66,7 @@ class LocalStep:
             or torch_optimizer._global_optimizer_pre_hooks
             or torch_optimizer._global_optimizer_post_hooks
         )
-        return not hooked and (
-            type(self._optimizer) in ELEMENTWISE
-            or keeps_codes(self._optimizer)
-            or self._sees_whole_tensors
-        )
+        return not hooked and (type(self._optimizer) in ELEMENTWISE or self._sees_whole_tensors)
 
     def __call__(self, *closure: Callable[[], Any]) -> Any:
         """One step; returns what the optimizer's own method does. closure: none if it is local."""

@@ -20,7 +20,6 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.errors import CheckpointError, ConfigurationError
 from mfsdp_core.shard.chunk import describe_chunk, offsets_of
 from mfsdp_core.shard.dtensor import as_dtensor
-from mfsdp_core.state.coded_moments import decoded
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.model_state import PREFIX
 from mfsdp_core.state.plain_values import Json, pack
@@ -82,8 +81,7 @@ def add_optimizer(
     plain: dict[str, dict[str, object]] = {}
     for parameter, values in optimizer.state.items():
         name = names[parameter]
-        for key, kept in sorted(values.items()):
-            value = decoded(kept, parameter)
+        for key, value in sorted(values.items()):
             if not isinstance(value, torch.Tensor):
                 plain.setdefault(name, {})[key] = value
                 continue

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
-from mfsdp_core.state.coded_moments import exchange_decoded, held_bytes
+from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
 from mfsdp_core.state.fresh_state import complete_state, is_initial, offer_state
@@ -52,6 +52,11 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
             "model.parameters() after sharding, or use fully_shard(module, optimizer)."
         )
+    if any(kind.__module__.startswith("torchao.") for kind in type(optimizer).__mro__):
+        raise ConfigurationError(
+            f"{type(optimizer).__name__} keeps moments as codes in blocks that shards may cut: "
+            "expected an optimizer of torch, or PrecisionAwareAdamW with BF16 moments."
+        )
     refuse_whole_matrices(optimizer, sharded=not are_whole(_parameters(optimizer)))
     check_gradients_are_read(optimizer, _alive(owners))
     patched: Any = optimizer
@@ -63,7 +68,6 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
     offer_state(optimizer)
     accept_foreign_state(optimizer)
-    exchange_decoded(optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
         owner.know_optimizer(optimizer, stepped=False)
@@ -225,7 +229,8 @@ def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
     def meter() -> int:
         alive = reference()
         states = alive.state.values() if alive is not None else ()
-        tensors = (v for state in states for v in state.values() if isinstance(v, torch.Tensor))
-        return sum(map(held_bytes, tensors))
+        values = (value for state in states for value in state.values())
+        tensors = (local_tensor(value) for value in values if isinstance(value, torch.Tensor))
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     return meter

@@ -25,7 +25,7 @@ FACTS: dict[str, Any] = {
     "pairs_without_peer_access": [],
     "nccl": {"compiled": "2.28.3", "loaded": "2.28.3"},
     "symmetric_pools": True,
-    "loads": {"transformer_engine.pytorch": "", "torchao": ""},
+    "loads": {"transformer_engine.pytorch": ""},
 }
 
 
@@ -54,7 +54,7 @@ def by_name(found: list[Any]) -> dict[str, Any]:
         ),
         ({"devices": [A100]}, "FP8 on devices", "note", "0 of 1 devices"),
         (
-            {"loads": {"transformer_engine.pytorch": "OSError: libcudart", "torchao": None}},
+            {"loads": {"transformer_engine.pytorch": "OSError: libcudart"}},
             "Transformer Engine loads",
             "note",
             "OSError: libcudart",
@@ -136,10 +136,10 @@ def test_limits_that_bind_are_named() -> None:
 
 def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        packages, "installed_version", lambda name: None if name == "torchao" else "1"
+        packages, "installed_version", lambda name: None if name == "deepspeed" else "1"
     )
-    finding = by_name(packages.package_findings())["torchao"]
-    assert finding.remedy == "pip install 'mfsdp-bench[fp8]'"
+    finding = by_name(packages.package_findings())["deepspeed"]
+    assert finding.remedy == "pip install 'mfsdp-bench[deepspeed]'"
 
 
 def test_a_terminal_sees_what_is_being_looked_at_and_nothing_is_left_of_it(

@@ -197,7 +197,7 @@ def test_a_twin_for_cpus_has_the_cells_of_its_original(name, only_on_gpus, runs,
         ("pr4181_fine_grained", "B200", 8, 14, {"recompute-inside-of-a-unit"}),
         ("pr5462_graphs", "H100", 8, 24, set()),
         (
-            "fp8_layers", "B200", 8, 19,
+            "fp8_layers", "B200", 8, 15,
             {"linear-beside-the-engine", "linear-has-no-such-recipe", "recipe-not-built"},
         ),
     ],

@@ -123,11 +123,6 @@ HYBRID_CELLS = {
         "mfsdp", dtypes=FP64, model=HYBRID, ranks=4, expert_parallel=2, **HFSDP
     ),
 }
-EIGHT_BIT_CELLS = {
-    f"{name}-adamw_8bit": cell(name, train={"optimizer": "adamw_8bit"})
-    for name in ("fsdp2", "mfsdp")
-    if missing("torchao") is None
-}
 SINGLE_CELLS = {
     "single": cell("single", train=SAVING, **HOST),
     "single-fp64": cell("single", dtypes=FP64),
@@ -145,4 +140,4 @@ NIGHTLY_CELLS = {
     *("simple_fsdp-compiled-optim_grads", "simple_fsdp-bf16", "simple_fsdp-fp64"),
 }
 PARALLEL_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS
-CELLS = SINGLE_CELLS | PARALLEL_CELLS | FP64_CELLS | HYBRID_CELLS | EIGHT_BIT_CELLS
+CELLS = SINGLE_CELLS | PARALLEL_CELLS | FP64_CELLS | HYBRID_CELLS

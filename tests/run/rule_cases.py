@@ -302,18 +302,18 @@ CASES = {
         engine(recipe="nvfp4"), engine(recipe="mxfp8"), "plain torch has no 4-bit dtype"
     ),
     "linear-has-no-such-recipe": Case(
-        layers("torchao", linear_recipe="rowwise", quantised_weights=True),
-        layers("torchao", linear_recipe="rowwise"),
-        "torchao gathers codes of the recipe tensorwise only",
+        layers("torch", linear_recipe="mxfp8"),
+        layers("torch"),
+        "linear layers of torch know the recipes none, not mxfp8",
     ),
     "linear-beside-the-engine": Case(
-        layers("torchao", "ddp", quantised_weights=True),
-        layers("torchao", "fsdp2", quantised_weights=True),
-        "engine ddp gathers no codes of torchao",
+        layers("transformer_engine", "ddp", quantised_weights=True),
+        layers("transformer_engine", "ddp"),
+        "engine ddp gathers no codes of transformer_engine",
     ),
     "linear-sizes-divide": Case(
-        layers("torchao", device="cuda", hidden=40, heads=4, ffn_hidden=64),
-        layers("torchao", device="cuda", hidden=64, heads=4, ffn_hidden=64),
+        layers("transformer_engine", device="cuda", hidden=40, heads=4, ffn_hidden=64),
+        layers("transformer_engine", device="cuda", hidden=64, heads=4, ffn_hidden=64),
         "found hidden 40, kv_heads x head_dim 20",
         SERVER,
     ),

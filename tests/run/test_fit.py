@@ -113,7 +113,7 @@ def test_experts_of_a_hybrid_are_chosen_without_contents(preset):
 
 
 def test_what_no_trace_can_know_is_refused():
-    quantised = {"preset": "debug", "linear": "torchao"}
+    quantised = {"preset": "debug", "linear": "transformer_engine"}
     with pytest.raises(UnsupportedError, match="only a device has"):
         predict(run(MFSDP, model=quantised))
     with pytest.raises(UnsupportedError, match="in BF16 alone"):
@@ -172,7 +172,9 @@ def test_cells_of_equal_memory_are_traced_once(monkeypatch):
     runs = {
         "plain": run({"name": "ddp"}, launch=on_cuda),
         "again": run({"name": "ddp"}, launch=on_cuda, train={"lr": 0.5}),
-        "unknown": run(MFSDP, model={"preset": "debug", "linear": "torchao"}, launch=on_cuda),
+        "unknown": run(
+            MFSDP, model={"preset": "debug", "linear": "transformer_engine"}, launch=on_cuda
+        ),
     }
     found = predictions(runs)
     assert "only a device has" in found["unknown"].reason

@@ -64,11 +64,10 @@ def test_the_peak_of_set_up_is_the_one_foretold(workers, name):
     ("engine", "model"),
     [
         (ZERO3 | {"strategy": "no_shard"}, {"preset": "debug"}),
-        (ZERO3, {"preset": "debug", "linear": "torchao"}),
         ({"name": "ddp"}, {"preset": "debug"}),
         ({"name": "fsdp1"}, {"preset": "debug"}),
     ],
-    ids=["no_shard", "torchao", "ddp", "fsdp1"],
+    ids=["no_shard", "ddp", "fsdp1"],
 )
 def test_what_cannot_be_drawn_by_unit_is_built_whole(engine, model):
     asked = run(engine, model=model)

@@ -13,9 +13,7 @@ from tools.gpu_check.training import note_ranks, rank_count, ranks, run, small_r
 _RELATIVE = 2e-3
 _RECIPES = ("delayed", "current", "block", "mxfp8", "nvfp4")
 _LAYERS: tuple[dict[str, Any], ...] = tuple(
-    {"linear": linear, "quantised_weights": as_codes}
-    for linear in ("torchao", "transformer_engine")
-    for as_codes in (False, True)
+    {"linear": "transformer_engine", "quantised_weights": as_codes} for as_codes in (False, True)
 )
 _DTYPES = {"compute": "bf16", "main_params": "fp32", "main_grads": "fp32", "grad_comm": "bf16"}
 

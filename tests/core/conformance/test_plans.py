@@ -57,19 +57,17 @@ def test_parameters_go_into_buckets() -> None:
         facts("expert", ("u",), is_expert=True, shape=(6, 2)),
         facts("shared", ("u", "v")),
         facts("two", ("v",), shape=(3, 2)),
-        facts("own", ("v",), is_hooked=True),
     ]
     found = grouping.plan_buckets(given, 2, expert_slices=3)
-    names = [(p.name, p.members, p.is_expert, p.is_hooked, p.layout.slices) for p in found]
+    names = [(p.name, p.members, p.is_expert, p.layout.slices) for p in found]
     wanted: list[tuple[object, ...]] = [
-        ("(root)/0", (0,), False, False, 2),
-        ("u/0", (1,), False, False, 2),
-        ("u/1", (2,), False, False, 2),
-        ("u/2", (3,), False, False, 2),
-        ("u/3", (4,), True, False, 3),
-        ("(root)/1", (5,), False, False, 2),
-        ("v/0", (6,), False, False, 2),
-        ("v/1", (7,), False, True, 2),
+        ("(root)/0", (0,), False, 2),
+        ("u/0", (1,), False, 2),
+        ("u/1", (2,), False, 2),
+        ("u/2", (3,), False, 2),
+        ("u/3", (4,), True, 3),
+        ("(root)/1", (5,), False, 2),
+        ("v/0", (6,), False, 2),
     ]
     same("buckets", names, wanted)
     both = [facts("a", ("u",)), facts("b", ("u",))]

@@ -65,29 +65,32 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
         close("all at once", mfsdp_core.gather_full(p), 2 * whole)
 
 
-class _Half(torch.Tensor):
-    """Has one of the two hooks."""
+class _Hooked(torch.Tensor):
+    """Brings hooks for its gather."""
 
     def fsdp_pre_all_gather(self, mesh: Any) -> Any:
         """Never called."""
 
 
-class _Both(_Half):
-    """Has both, and no values that could be found."""
+def test_tensors_with_hooks_for_their_gather_are_refused() -> None:
+    """They would be gathered in full without a word."""
+    linear = nn.Linear(2, 2, bias=False)
+    value: Tensor = torch.ones(2, 2).as_subclass(_Hooked)
+    linear.weight = nn.Parameter(value)
+    words = "gathered by its own fsdp_pre_all_gather"
+    refuses(CapabilityNotBuiltError, words, mfsdp_core.fully_shard_model, linear)
 
-    def fsdp_post_all_gather(self, *_: Any) -> Any:
-        """Never called."""
+
+def test_optimizers_that_keep_codes_in_blocks_are_refused() -> None:
+    """As torchao's, which is known by its module."""
+    model = mfsdp_core.fully_shard_model(nn.Linear(2, 2))
+    kind = type("AdamW8bit", (torch.optim.AdamW,), {"__module__": "torchao.optim.adam"})
+    words = "AdamW8bit keeps moments as codes"
+    prepare = mfsdp_core.fully_shard_optimizer
+    refuses(ConfigurationError, words, lambda: prepare(kind(model.parameters())))
 
 
-def test_odd_tensors_are_refused() -> None:
-    """With one hook for gathers, or with values that nobody finds."""
-    for kind, error, words in (
-        (_Half, ConfigurationError, "and no fsdp_post_all_gather"),
-        (_Both, CapabilityNotBuiltError, "keeps its values in other than one tensor"),
-    ):
-        linear = nn.Linear(2, 2, bias=False)
-        value: Tensor = torch.ones(2, 2).as_subclass(kind)
-        linear.weight = nn.Parameter(value)
-        refuses(error, words, mfsdp_core.fully_shard_model, linear)
+def test_the_reference_codec_has_headroom_and_a_history() -> None:
+    """By default."""
     codec = mfsdp_core.Float8Reference("delayed")
     same("headroom and history", (codec.margin, codec.history), (0, 16))
