@@ -79,6 +79,7 @@ class TrainingLoop:
         # Ranks of one tensor parallel group see the same tokens: each counts its share of them.
         self._tokens = resolved.tokens_per_step // resolved.launch.ranks
         self._memory = MemoryMeter(device)
+        self.setup_peaks: dict[str, int] | None = None
         self._cpu = CpuMeter()
         self._sink = sink
         self._marked = marked
@@ -102,6 +103,7 @@ class TrainingLoop:
             NonFiniteLossError: at the first step whose loss or gradient norm is not finite; its
                 sample is not written, because JSON has no NaN.
         """
+        self.setup_peaks = self._memory.end_setup()
         for step in range(1, self._train.steps + 1):
             with self.cost.timed("cpu"):
                 before = self._cpu.read()

@@ -65,8 +65,8 @@ class StepSample:
     None where nothing is trained. grad_norm: global, before clipping (same on all ranks).
     tokens: this rank's share of those consumed. wire_bytes: bytes this rank sent by the ring
     convention (gather and scatter (n-1)/n of the full buffer, all-reduce twice that).
-    rss_bytes: resident set after the step. device_peak_bytes: the device allocator's peak so
-    far, None on CPU. cpu_milliseconds: CPU time of the step by thread (main, autograd,
+    rss_bytes: resident set after the step. device_peak_bytes: the device allocator's peak since
+    set-up, None on CPU. cpu_milliseconds: CPU time of the step by thread (main, autograd,
     transport, other), None where the system does not tell. phase_milliseconds: parts of the
     step, by the device's own events on CUDA (`bench.meters.phases`). host_milliseconds: until
     the host had enqueued the step, None on CPU. device: what this rank read of its device

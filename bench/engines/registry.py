@@ -36,7 +36,10 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
                 f"engine {row.name}: expected {row.factory}(model, resolved, device); found a "
                 f"function that takes {signature}: {error}"
             ) from None
-    return factory(model, resolved, device)
+    engine = factory(model, resolved, device)
+    # The FP32 values behind rounded weights: an engine that wants them has loaded them.
+    getattr(model, "exact_values", {}).clear()
+    return engine
 
 
 def build_collective(resolved: ResolvedRun, device: torch.device) -> TimedCollective:

@@ -6,6 +6,7 @@ The ledger (bytes by category) comes from the engine, which knows what its tenso
 
 from __future__ import annotations
 
+import gc
 from typing import Final
 
 import psutil
@@ -35,8 +36,24 @@ class MemoryMeter:
         """Resident set of this process, now."""
         return int(self._process.memory_info().rss)
 
+    def end_setup(self) -> dict[str, int] | None:
+        """Peaks of the device's allocator so far, which no later peak has in it; None on a CPU.
+
+        Blocks that set-up has left free are given back: steps would have them as reserved.
+        """
+        if self._device.type != "cuda":
+            return None
+        found = {
+            "device_setup_peak_bytes": torch.cuda.max_memory_allocated(self._device),
+            "device_setup_peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
+        }
+        gc.collect()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+        return found
+
     def device_peak_bytes(self) -> int | None:
-        """Most that torch's device allocator has had allocated so far; None on a CPU."""
+        """Most that torch's device allocator has had allocated since set-up; None on a CPU."""
         if self._device.type != "cuda":
             return None
         return torch.cuda.max_memory_allocated(self._device)
@@ -53,7 +70,7 @@ class MemoryMeter:
         }
 
     def device_peak_reserved_bytes(self) -> int | None:
-        """Most that the device allocator has held, free blocks included; None on a CPU."""
+        """Most that the device allocator has held since set-up, free blocks included."""
         if self._device.type != "cuda":
             return None
         return torch.cuda.max_memory_reserved(self._device)

@@ -26,7 +26,8 @@ def memory_report(
     `ledger`: the most that was held at one moment of that step, and by which categories; null
     without a ledger. `timeline`: the step, change by change (`bench.record.MemoryTimeline`).
     `cpu_allocator_peak_bytes` (with set-up), `cpu_allocator_steps_peak_bytes` (without) and the
-    category `activations` exist in memory profiles only.
+    category `activations` exist in memory profiles only. Peaks of a device are those of the steps;
+    `device_setup_peak_bytes` and `device_setup_peak_reserved_bytes` join them from the loop.
     """
     by_category = dict(engine.memory_by_category())
     peak = profile.activations_peak_bytes if profile is not None else None

@@ -114,6 +114,7 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         report = runtime_report(engine, resolved, process, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         memory = memory_report(engine, process, profile, timeline)
+        memory |= loop.setup_peaks or {}
         memory |= {"live": None if held is None else held.model_dump(mode="json")}
         write_json_atomically(run_dir / MEMORY, memory)
     _look_behind(loop, model, resolved, process, run_dir)
