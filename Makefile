@@ -17,6 +17,8 @@
 # VENV=path                 an environment other than .venv
 # TORCH=torch==2.13.0       the torch to install; by default the CPU build, if there is one
 # WORKERS=2                 processes of `make test` and `make nightly`
+# MARKS="not nightly"       what `make test` chooses of pytest's marks
+# ABSENT="sshd slurm"       test as on a machine without these, or ABSENT=all (tests/optional.py)
 # DRAWS=1763877600          seed of `make nightly`; by default the time
 # SEED=1 SAMPLE=30          mutants of `make mutation`: seed and number
 # MINUTES=600               time limit of `make mutation`; the next call continues
@@ -35,6 +37,7 @@ PYTHON ?=
 TORCH ?=
 BLOCKS ?= 6
 WORKERS ?= 2
+MARKS ?= not nightly
 DRAWS := $(or $(DRAWS),$(shell date +%s))
 SEED ?= 1
 SAMPLE ?= 30
@@ -53,7 +56,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
 
 help:
-	@sed -n '3,27s/^# \{0,1\}//p' Makefile
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
 
 venv: $(STAMP)
 
@@ -98,7 +101,7 @@ demo: venv
 
 # Half of the time goes into ranks that wait for each other, so two processes share the files.
 test: venv
-	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -m "$(MARKS)"
 
 check: venv
 	@$(BIN)/ruff format --check .
