@@ -106,8 +106,7 @@ class RunStatus(BaseModel):
     job: the job of a cluster that the run is part of, which decides whether it lives; None where
     the lock of its folder does.
     packed: other runs of the sweep may have gone on beside it, on other cores or devices.
-    files, checksum: hashes of the raw files and of this status, written at the end
-    (`store.checksum`); None in records from before they existed.
+    digest: hashes of the raw files and of this status, written at the end (`store.digest`).
     """
 
     model_config = ConfigDict(extra="ignore")
@@ -129,8 +128,7 @@ class RunStatus(BaseModel):
     job: str | None = None
     comparable_in_time: bool = True
     packed: bool = False
-    files: dict[str, str] | None = None
-    checksum: str | None = None
+    digest: dict[str, str] | None = None
 
 
 class SteadyWindow(BaseModel):
@@ -261,7 +259,7 @@ class RankPlacement(BaseModel):
 class RunRecord:
     """One run, read back. `problems` names what was damaged or missing; reading never raises it.
 
-    broken_checksums: of them, what was changed after the end of the run.
+    changed: of them, what was changed after the end of the run.
     """
 
     run_id: str
@@ -274,7 +272,7 @@ class RunRecord:
     counts: dict[str, Any] | None = None
     host: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
-    broken_checksums: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
 
     @property
     def workload(self) -> Workload:
@@ -309,7 +307,7 @@ class RunRecord:
         Of a run that did not finish only what was changed after its end.
         """
         if self.status.state not in FINISHED_GOOD:
-            return self.broken_checksums
+            return self.changed
         expected = self.resolved.train.steps
         counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
         short = [rank for rank, count in counts.items() if count < expected]

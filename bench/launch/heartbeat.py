@@ -26,7 +26,7 @@ class Heartbeat:
     def poll(self, now_seconds: float) -> None:
         """Look at the files; remembers `now_seconds` for those ranks that have added lines."""
         for file in self._folder.glob(GLOB):
-            for rank, lines in lines_by_rank(file, self._new_lines(file)).items():
+            for rank, lines in lines_by_rank(self._new_lines(file)).items():
                 if lines and rank < len(self._lines):
                     self._lines[rank] += lines
                     self._grown_seconds[rank] = self.last_growth_seconds = now_seconds

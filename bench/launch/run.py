@@ -25,12 +25,12 @@ from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
 from bench.store.errors import StoreGoneError
-from bench.store.file_visibility import wait_until
 from bench.store.layout import MEMORY
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now
 
 _DEFAULT_LIMITS = Limits()
+_LOOK_SECONDS = 0.25
 _LOCAL = LocalLauncher()
 
 
@@ -112,7 +112,10 @@ def _run(
     if end.state is not None:
         return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
-    _await_late_files(folder, heartbeat, steps if end.exit_code == 0 else None)
+    if not isinstance(launcher, LocalLauncher):
+        _await_late_files(
+            folder, heartbeat, steps if end.exit_code == 0 else None, limits.late_seconds
+        )
     evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
     return _with_departure(classify(evidence), folder)
 
@@ -125,10 +128,19 @@ def _with_departure(outcome: Outcome, folder: RunFolder) -> Outcome:
     return replace(outcome, reason=f"{outcome.reason}; {said}") if said else outcome
 
 
-def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None) -> None:
-    """Wait for what other nodes have written ([Note: late files]).
+def _await_late_files(
+    folder: RunFolder, heartbeat: Heartbeat, steps: int | None, seconds: float
+) -> None:
+    """Wait for what other machines have written.
 
-    steps: of every rank of a run that went well; None for one that failed, whose ranks say why.
+    [Note: late files] A client of NFS or Lustre caches listings and attributes for up to a minute:
+    a file that was closed elsewhere may be missing here. An absence is believed after that minute.
+
+    Args:
+        folder: of the run.
+        heartbeat: counts steps in its files.
+        steps: of every rank of a run that went well; None for one that failed, whose ranks say why.
+        seconds: the longest wait.
     """
 
     def complete() -> bool:
@@ -141,7 +153,17 @@ def _await_late_files(folder: RunFolder, heartbeat: Heartbeat, steps: int | None
             and "meters" in folder.read_runtime()
         )
 
-    wait_until(complete, folder.path)
+    wait_until(complete, seconds)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Whether `condition` becomes true within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(_LOOK_SECONDS)
+    return True
 
 
 def _note_interruption(folder: RunFolder, outcome: Outcome | None) -> None:

@@ -24,12 +24,14 @@ class Limits:
 
     tick: how often it looks at the step files and at `stop`; between two looks it sleeps in the
     kernel. startup_allowance: added to `hang_seconds` for the first step, in which ranks import
-    torch, read data and find each other. grace: between SIGTERM and SIGKILL.
+    torch, read data and find each other. grace: between SIGTERM and SIGKILL. late: until files
+    that another machine wrote are seen here.
     """
 
     tick_seconds: float = 0.5
     startup_allowance_seconds: float = 120.0
     grace_seconds: float = 3.0
+    late_seconds: float = 60.0
 
 
 class StopRequest(threading.Event):

@@ -9,7 +9,6 @@ import.lock       of who writes the others
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import re
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
-from bench.store.checksum import own_hash
+from bench.store.digest import changed_files, with_digest
 from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import FileLock
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -92,10 +91,8 @@ class Imports:
         document: dict[str, Any] = {
             "workload": run.workload.model_dump(mode="json"),
             "provenance": run.provenance.model_dump(mode="json"),
-            "steps_sha256": _hash(text),
-            "nccl_sha256": _hash(shown),
         }
-        write_json_atomically(folder / _WORKLOAD, document | {"checksum": own_hash(document)})
+        write_json_atomically(folder / _WORKLOAD, with_digest(folder / _WORKLOAD, document))
         return run
 
     def ids(self) -> list[str]:
@@ -120,20 +117,12 @@ class Imports:
             steps = tuple(_STEP.validate_json(line) for line in text.splitlines())
             workload = Workload.model_validate(document["workload"])
             provenance = Provenance.model_validate(document["provenance"])
-            kept = document["steps_sha256"]
             log = folder / _NCCL
             nccl = log.read_bytes().decode() if log.is_file() else ""
         except (OSError, ValueError, KeyError, TypeError, ValidationError) as error:
             raise DamagedRecordError(f"{folder} cannot be understood: {error}; {remedy}") from error
-        for name, is_kept in (
-            (_WORKLOAD, document.get("checksum", own_hash(document)) == own_hash(document)),
-            (_STEPS, kept == _hash(text)),
-            (_NCCL, document.get("nccl_sha256", _hash("")) == _hash(nccl)),
-        ):
-            if not is_kept:
-                raise DamagedRecordError(
-                    f"{folder / name} was changed after it was imported; {remedy}"
-                )
+        for problem in changed_files(folder / _WORKLOAD, document, "after it was imported"):
+            raise DamagedRecordError(f"{folder}/{problem}; {remedy}")
         return ImportedRun(wanted, workload, provenance, steps, tuple(nccl.split("\n")[:-1]))
 
     def all(self, damaged: list[str] | None = None) -> Iterator[ImportedRun]:
@@ -149,7 +138,3 @@ class Imports:
 def _identity(run: ImportedRun) -> tuple[object, ...]:
     origin = run.provenance
     return run.workload, run.steps, origin.sha256, origin.label, origin.lines
-
-
-def _hash(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()

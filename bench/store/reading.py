@@ -26,20 +26,14 @@ from bench.record import (
 )
 from bench.spec import ResolvedRun
 from bench.store import layout
-from bench.store.checksum import broken_checksums
+from bench.store.digest import DIGEST, changed_files
 from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import holder_of, is_locked
-from bench.store.file_visibility import (
-    LATE_SECONDS,
-    is_shared,
-    late_seconds,
-    read_bytes,
-    wait_until,
-)
 from bench.store.samples import read_samples
 
-# Longer than a rank may be silent before its launcher ends it (hang_seconds and the start).
-_SILENT_SECONDS = 300.0
+# Longer than a rank may be silent before its launcher ends it (hang_seconds and the start), and
+# than a network file system may show its files late.
+_SILENT_SECONDS = 360.0
 
 
 def read_record(path: Path, run_id: str) -> RunRecord:
@@ -52,8 +46,8 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     problems: list[str] = []
     document = _status_document(path, problems)
     status = _status(path, document, problems)
-    broken = _broken_checksums(path, document or {})
-    problems += broken
+    changed = _changed(path, document or {})
+    problems += changed
     environment = read_json_object(path / layout.ENVIRONMENT, problems)
     if environment is None:
         problems.append(f"{layout.ENVIRONMENT} is missing")
@@ -70,40 +64,34 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         counts=read_json_object(path / layout.COUNTS, problems),
         host=read_json_object(path / layout.HOST, problems),
         problems=tuple(problems),
-        broken_checksums=tuple(broken),
+        changed=tuple(changed),
     )
 
 
 def read_outline(path: Path, run_id: str) -> RunOutline:
-    """As `read_record`, without samples where the checksum shows that they are what they were.
+    """As `read_record`, without samples where the digest shows that they are what they were.
 
     A run that ends well has a sample of every rank and step (`bench.launch.run`), so a
-    checksum that fits says as much as reading them does.
+    digest that fits says as much as reading them does.
 
     Raises:
         DamagedRecordError: as `read_record`.
     """
     document = _status_document(path, []) or {}
-    if document.get("state") in FINISHED_GOOD and document.get("checksum") is not None:
+    if document.get("state") in FINISHED_GOOD and document.get(DIGEST) is not None:
         problems: list[str] = []
         status = _status(path, document, problems)
-        if not problems and not _broken_checksums(path, document):
+        if not problems and not _changed(path, document):
             return RunOutline(run_id, read_spec(path), status)
     record = read_record(path, run_id)
     return RunOutline(run_id, record.resolved, record.status, record.damage)
 
 
-def _broken_checksums(path: Path, document: dict[str, Any]) -> list[str]:
-    """Believed once nothing can be late any more ([Note: late files])."""
-    broken: list[str] = []
-
-    def whole() -> bool:
-        broken[:] = broken_checksums(path, document)
-        return not broken
-
-    ended = document.get("ended_utc")
-    wait_until(whole, path, late_seconds(path, ended if isinstance(ended, str) else None))
-    return broken
+def _changed(path: Path, document: dict[str, Any]) -> list[str]:
+    """What was changed since the end of the run, in words; a run that goes on has no digest yet."""
+    if not document or (document.get("ended_utc") is None and document.get(DIGEST, ...) is None):
+        return []
+    return changed_files(path / layout.STATUS, document, "after the run had ended")
 
 
 def read_spec(path: Path) -> ResolvedRun:
@@ -114,7 +102,7 @@ def read_spec(path: Path) -> ResolvedRun:
     """
     file = path / layout.SPEC
     try:
-        document = json.loads(read_bytes(file))
+        document = json.loads(file.read_bytes())
         return ResolvedRun.model_validate(document)
     except OSError as error:
         raise DamagedRecordError(f"{file}: {error.strerror}") from error
@@ -157,7 +145,7 @@ def _status(path: Path, document: dict[str, Any] | None, problems: list[str]) ->
 def _ownerless(path: Path, status: RunStatus) -> RunStatus:
     """`status` as it stands while the owner lives, else interrupted ([Note: liveness by flock]).
 
-    Locks of another machine may not be seen here: its owner lives while its files change.
+    Locks of another machine may not show here: its owner lives while its files change.
     """
     if is_locked(path / layout.OWNER_LOCK) or _lives_elsewhere(path):
         return status
@@ -172,13 +160,13 @@ def _ownerless(path: Path, status: RunStatus) -> RunStatus:
 
 def _lives_elsewhere(path: Path) -> bool:
     host = holder_of(path / layout.OWNER_LOCK).partition(" on ")[2]
-    if not is_shared(path) or host in {"", socket.gethostname()}:
+    if host in {"", socket.gethostname()}:
         return False
     try:
         newest = max(file.stat().st_mtime for file in [path, *path.iterdir()])
     except OSError:
         return False
-    return time.time() - newest < _SILENT_SECONDS + LATE_SECONDS
+    return time.time() - newest < _SILENT_SECONDS
 
 
 def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
@@ -195,7 +183,7 @@ def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
 def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
     """The JSON object in `file`; None if it is absent, or damaged (then `problems` grows)."""
     try:
-        document = json.loads(read_bytes(file))
+        document = json.loads(file.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:

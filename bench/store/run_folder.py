@@ -20,7 +20,7 @@ from bench.store.atomic import (
     write_json_atomically,
     write_text_atomically,
 )
-from bench.store.checksum import with_checksums
+from bench.store.digest import with_digest
 from bench.store.file_lock import FileLock
 from bench.store.reading import read_failures, read_json_object
 
@@ -85,12 +85,13 @@ class RunFolder:
         self.status = status
 
     def finish(self, status: RunStatus) -> None:
-        """Replace `status.json` for the last time, with a checksum of every file of the run.
+        """Replace `status.json` for the last time, with a digest of every file of the run.
 
         Raises:
             StoreFullError: no space; the previous status stands.
         """
-        self.write_status(with_checksums(self.path, status))
+        document = with_digest(self.path / layout.STATUS, status.model_dump(mode="json"))
+        self.write_status(RunStatus.model_validate(document))
 
     def write_environment(self, environment: dict[str, Any]) -> None:
         """Replace `env.json`; anything that looks like a secret is redacted here."""

@@ -1,7 +1,6 @@
 """Raw samples on disk: one file per node, to which every rank of that node appends its lines.
 
-    steps.node<K>.jsonl   {"rank": 3, "step": 1, ...}   written today
-    steps.rank<N>.jsonl   {"step": 1, ...}              of older records, and of arms of older code
+    steps.node<K>.jsonl   {"rank": 3, "step": 1, ...}
 
 [Note: one writer per line] Thousands of ranks must not make thousands of files. Ranks of one node
 share a file: each line is handed to the kernel by one write in append mode, so lines of two
@@ -20,13 +19,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from bench.errors import first_problem
 from bench.record import StepSample
-from bench.store.file_visibility import read_bytes
 
-GLOB = "steps.*.jsonl"
+GLOB = "steps.node*.jsonl"
 
 _SAMPLE: TypeAdapter[StepSample] = TypeAdapter(StepSample)
 _SAMPLES: TypeAdapter[list[StepSample]] = TypeAdapter(list[StepSample])
-_RANK_IN_NAME = re.compile(r"steps\.rank(\d+)\.jsonl")
 _RANK_IN_LINE = re.compile(rb'\{"rank": (\d+),')
 _RANKS_IN_LINES = re.compile(rb'^\{"rank": (\d+),', re.MULTILINE)
 _MAX_PROBLEMS_PER_FILE = 3
@@ -37,11 +34,8 @@ def node_file(node: int) -> str:
     return f"steps.node{node}.jsonl"
 
 
-def lines_by_rank(file: Path, content: bytes) -> Counter[int]:
-    """How many lines each rank has in `content`, whole lines of `file`."""
-    rank = _rank_of(file)
-    if rank is not None:
-        return Counter({rank: content.count(b"\n")})
+def lines_by_rank(content: bytes) -> Counter[int]:
+    """How many lines each rank has in `content`, whole lines of a file."""
     return Counter(int(found) for found in _RANKS_IN_LINES.findall(content))
 
 
@@ -53,7 +47,7 @@ def read_samples(path: Path, problems: list[str]) -> dict[int, list[StepSample]]
     steps: dict[int, list[StepSample]] = {}
     for file in sorted(path.glob(GLOB)):
         try:
-            content = read_bytes(file)
+            content = file.read_bytes()
         except OSError as error:
             problems.append(f"{file.name}: {error.strerror}")
             continue
@@ -84,7 +78,7 @@ def _samples_of(file: Path, content: bytes, problems: list[str]) -> dict[int, li
     if lines.pop():
         found.append(f"{file.name}: the last line is cut off and was left out")
     try:
-        steps = _read_whole(file, lines)
+        steps = _read_whole(lines)
     except (ValueError, RecursionError):
         steps = _read_line_by_line(file, lines, found)
     if len(found) > _MAX_PROBLEMS_PER_FILE:
@@ -94,17 +88,15 @@ def _samples_of(file: Path, content: bytes, problems: list[str]) -> dict[int, li
     return steps
 
 
-def _read_whole(file: Path, lines: Iterable[bytes]) -> dict[int, list[StepSample]]:
+def _read_whole(lines: Iterable[bytes]) -> dict[int, list[StepSample]]:
     """Many lines at once, which is seven times as fast as one by one.
 
     Raises:
         ValueError: any of them cannot be understood.
     """
-    rank_of_file = _rank_of(file)
     by_rank: dict[int, list[bytes]] = {}
     for line in lines:
-        rank = _rank_in(line) if rank_of_file is None else rank_of_file
-        by_rank.setdefault(rank, []).append(line)
+        by_rank.setdefault(_rank_in(line), []).append(line)
     steps = {}
     for rank, own in by_rank.items():
         steps[rank] = _SAMPLES.validate_json(b"[" + b",".join(own) + b"]")
@@ -116,23 +108,16 @@ def _read_whole(file: Path, lines: Iterable[bytes]) -> dict[int, list[StepSample
 def _read_line_by_line(
     file: Path, lines: Iterable[bytes], found: list[str]
 ) -> dict[int, list[StepSample]]:
-    rank_of_file = _rank_of(file)
     steps: dict[int, list[StepSample]] = {}
     for number, line in enumerate(lines, start=1):
         try:
             sample = _SAMPLE.validate_python(json.loads(line))
-            rank = _rank_in(line) if rank_of_file is None else rank_of_file
+            rank = _rank_in(line)
         except (ValueError, RecursionError) as error:
             found.append(f"{file.name}:{number} was left out: {_first_line(error)}")
         else:
             steps.setdefault(rank, []).append(sample)
     return steps
-
-
-def _rank_of(file: Path) -> int | None:
-    """Rank of a file that belongs to one; None for the file of a node."""
-    found = _RANK_IN_NAME.fullmatch(file.name)
-    return int(found.group(1)) if found else None
 
 
 def _rank_in(line: bytes) -> int:

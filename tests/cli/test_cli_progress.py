@@ -131,8 +131,8 @@ def write_steps(folder: Path, rank: int, *milliseconds: float, cut: str = "", **
     lines = []
     for step, one in enumerate(milliseconds, start=1):
         sample = StepSample(step, one, 2.0 + rank, 1.0, 1e-3, 64, 0, (rank + 1) << 20)
-        lines.append(json.dumps(dataclasses.asdict(sample) | fields) + "\n")
-    (folder / f"steps.rank{rank}.jsonl").write_text("".join(lines) + cut)
+        lines.append(json.dumps({"rank": rank} | dataclasses.asdict(sample) | fields) + "\n")
+    (folder / f"steps.node{rank}.jsonl").write_text("".join(lines) + cut)
 
 
 def test_a_running_run_is_read_from_the_ends_of_its_files(tmp_path):

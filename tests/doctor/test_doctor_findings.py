@@ -15,7 +15,6 @@ from bench.doctor import accelerators, machine, packages, results_folder
 from bench.errors import UsageError
 from bench.resolve import Machine
 from bench.store.file_lock import FileLock
-from bench.store.file_system import FileSystem, file_system_of
 
 FACTS: dict[str, Any] = {
     "torch": "2.13.0",
@@ -86,20 +85,6 @@ def test_a_torch_that_does_not_load_is_a_problem(monkeypatch: pytest.MonkeyPatch
     assert "exit code 1" in finding.found
 
 
-@pytest.mark.parametrize(
-    ("kind", "shared"), [("nfs4", True), ("fuse.sshfs", True), ("ext4", False)]
-)
-def test_shared_file_systems_are_known(tmp_path: Path, kind: str, shared: bool) -> None:
-    mounts = tmp_path / "mountinfo"
-    mounts.write_text(
-        "21 1 8:1 / / rw - ext3 /dev/sda1 rw\n"
-        f"36 21 0:35 / {tmp_path} rw,noatime master:1 - {kind} server:/home rw\n"
-        "37 21 0:36 / /elsewhere rw - tmpfs tmpfs rw\n"
-    )
-    found = file_system_of(tmp_path / "not" / "yet", mounts)
-    assert (found.kind, found.mount, found.is_shared) == (kind, str(tmp_path), shared)
-
-
 def test_a_results_folder_without_locks_is_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,17 +95,6 @@ def test_a_results_folder_without_locks_is_a_problem(
     found = by_name(results_folder.results_findings(tmp_path / "results"))
     assert found["file locks"].level == "problem"
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_on_a_shared_file_system_serves_many_nodes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        results_folder, "file_system_of", lambda _: FileSystem("lustre", "/scratch")
-    )
-    found = by_name(results_folder.results_findings(tmp_path))
-    assert found["results of many nodes"].level == "ok"
-    assert "on lustre, mounted at /scratch" in found["results folder"].found
 
 
 def test_limits_that_bind_are_named() -> None:

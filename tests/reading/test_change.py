@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import recorded_cell, resolved_run
+from recorded_runs import keep_changes, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, RSS
 from reports.comparisons.change import change_between, memory_metric, tradeoff_flags
@@ -60,6 +60,7 @@ def test_memory_is_compared_by_the_most_telling_number_both_sides_have(store):
     assert memory_metric([base, head]) is LEDGER_PEAK
     for path in (store.root / "runs").glob("*/*/memory.json"):
         path.unlink()
+    keep_changes(store)
     without = make_cell("a", store.records(sweep="a"))
     assert memory_metric([without, head]) is RSS
 

@@ -10,6 +10,7 @@ from recorded_runs import (
     Arm,
     Recorded,
     fill_quickstart,
+    keep_changes,
     quickstart_cells,
     record_arms,
     record_run,
@@ -165,6 +166,7 @@ def test_what_cannot_be_compared_is_refused_with_its_exit_code(
     folder = one_cell_sweep(store, "b", resolved_run(), **changes)
     if then is not None:
         then(folder)
+        keep_changes(store)
     with pytest.raises(error, match=said) as info:
         shown(store, capsys, "a", "b")
     assert info.value.exit_code == {NotComparableError: 5, NothingMeasuredError: 3}[error]

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from xml.etree import ElementTree as ET
 
 import pytest
-from recorded_runs import CELLS, Arm, judged_arms, on_nodes, record_arms
+from recorded_runs import CELLS, Arm, judged_arms, keep_changes, on_nodes, record_arms
 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, MetricRule, default_rules
 from bench.errors import UsageError
@@ -85,6 +85,7 @@ def test_a_side_of_which_every_run_is_damaged_says_so(store):
         if record.status.arm == "head":
             _, folder = store.find(record.run_id)
             next(folder.glob("steps.*")).write_text("")
+    keep_changes(store)
     failed = dict(sides_of_arms(store, "gate", "base", "head").failed)
     assert set(failed) == set(CELLS)
     assert {*failed.values()} == {"no complete block (head: damaged: no samples of rank 0, 1)"}
@@ -164,6 +165,7 @@ def test_bytes_that_one_engine_does_not_count_are_passed_over_unless_they_are_as
     record_arms(store, {"base": Arm(), "head": Arm()}, cells=single)
     for file in store.root.glob("runs/*/*/steps.node*.jsonl"):
         file.write_text(re.sub(r'"wire_bytes": \d+', '"wire_bytes": null', file.read_text()))
+    keep_changes(store)
     sides = sides_of_arms(store, "gate", None, None)
     assert not judged(sides).failed
     asked = judged(sides, wire_bytes=MetricRule("required", 0.0, "lower_is_better", named=True))
@@ -175,6 +177,7 @@ def test_a_resident_set_is_not_held_to_half_a_per_cent(store):
     record_arms(store, {"base": Arm(), "head": Arm()}, cells={"ddp": CELLS["ddp"]})
     for file in store.root.glob("runs/*/*/memory.json"):
         file.unlink()
+    keep_changes(store)
     memory = [
         j
         for j in judged(sides_of_arms(store, "gate", None, None)).judgements

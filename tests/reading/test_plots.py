@@ -10,7 +10,14 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from recorded_runs import Recorded, quickstart_cells, record_run, recorded_cell, resolved_run
+from recorded_runs import (
+    Recorded,
+    keep_changes,
+    quickstart_cells,
+    record_run,
+    recorded_cell,
+    resolved_run,
+)
 
 from bench.derive.metrics import LEDGER_PEAK
 from reports.comparisons.parity import parity_groups
@@ -150,6 +157,7 @@ def test_losses_of_fewer_steps_are_not_called_equal(store):
         samples = [json.loads(line) for line in file.read_text().splitlines()]
         cut = [one | ({"loss": None} if one["step"] > 12 else {}) for one in samples]
         file.write_text("".join(json.dumps(one) + "\n" for one in cut))
+    keep_changes(store)
     cells = [make_cell(name, store.records(sweep=name)) for name in "ab"]
     figure = loss_figure(parity_groups(cells), looks(cells))
     assert "all losses are equal" not in figure

@@ -7,7 +7,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from recorded_runs import Recorded, in_memory, record_run, resolved_run, sample, write_plan
+from recorded_runs import (
+    Recorded,
+    in_memory,
+    keep_changes,
+    record_run,
+    resolved_run,
+    sample,
+    write_plan,
+)
 
 from bench.derive.stragglers import spread
 from bench.engines.mfsdp import check_nodes
@@ -91,6 +99,7 @@ def test_the_report_names_nodes_axes_and_stragglers(store, tmp_path) -> None:
     # The ranks of beta take 5 ms longer in every step.
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(map(_five_more_on_beta, lines)))
+    keep_changes(store)
     write_plan(store, [("hybrid", run.resolved)])
     text = write_report(store, ["quickstart"], tmp_path / "report").markdown.read_text()
     assert "Nodes and stragglers" in text

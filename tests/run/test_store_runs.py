@@ -12,7 +12,6 @@ from bench.record import RunStatus, RunSummary, StepSample
 from bench.resolve import resolve
 from bench.spec import MeasureSpec, ResolvedRun, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder
-from bench.store.checksum import with_checksums
 
 
 def resolved(**train: object) -> ResolvedRun:
@@ -59,7 +58,7 @@ def test_what_is_written_is_read_back(store: ResultsStore) -> None:
         folder.finish(status)
     record = store.read(folder.run_id)
     assert record.resolved == run
-    assert record.status == with_checksums(folder.path, status)
+    assert record.status == status.model_copy(update={"digest": folder.status.digest})
     assert (status.sweep, status.cell, status.repeat, status.arm) == ("s", "c1", 2, "head")
     assert status.code == "abc"
     assert record.steps == {0: [sample(1), sample(2)], 1: [sample(1), sample(2)]}

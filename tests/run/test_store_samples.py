@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.launch.heartbeat import Heartbeat
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
 from bench.store.samples import last_samples, node_file, read_samples
@@ -40,21 +39,6 @@ def test_ranks_of_a_node_append_to_one_file_without_mixing_lines(tmp_path: Path)
         rank: list(range(1, 401)) for rank in range(4)
     }
     assert all(one.loss == rank for rank in steps for one in steps[rank])
-
-
-def test_a_record_of_files_per_rank_reads_as_one_of_files_per_node(tmp_path: Path) -> None:
-    old, new = tmp_path / "old", tmp_path / "new"
-    old.mkdir()
-    new.mkdir()
-    for rank in range(3):
-        append(new / node_file(0), rank, 4)
-        lines = [json.dumps(dataclasses.asdict(sample(step, float(rank)))) for step in range(1, 5)]
-        (old / f"steps.rank{rank}.jsonl").write_text("\n".join(lines) + "\n")
-    assert read_samples(old, []) == read_samples(new, [])
-    beats = [Heartbeat(folder, 3, 0.0) for folder in (old, new)]
-    for beat in beats:
-        beat.poll(1.0)
-    assert beats[0].steps == beats[1].steps == [4, 4, 4]
 
 
 @pytest.mark.parametrize("line", ['{"step": 2}', "1", "", '{"rank": -1, "step": 2}', "{}, {}"])

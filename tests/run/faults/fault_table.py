@@ -263,7 +263,7 @@ def _in_a_launcher_of_its_own(folder: RunFolder, fault: Fault, pids: set[int]) -
 
 
 def _wait_for_step_4(run_dir: Path, launcher: subprocess.Popen[bytes]) -> None:
-    steps = [run_dir / f"steps.rank{rank}.jsonl" for rank in (0, 1)]
+    steps = [run_dir / f"steps.node{rank}.jsonl" for rank in (0, 1)]
     deadline = time.monotonic() + 90
     while not all(path.exists() and path.read_bytes().count(b"\n") >= 4 for path in steps):
         if time.monotonic() > deadline or launcher.poll() is not None:

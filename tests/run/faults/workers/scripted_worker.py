@@ -60,7 +60,7 @@ def misbehave() -> None:
 
 def steps_of(peer: int) -> int:
     try:
-        return (run_dir / f"steps.rank{peer}.jsonl").read_bytes().count(b"\n")
+        return (run_dir / f"steps.node{peer}.jsonl").read_bytes().count(b"\n")
     except OSError:
         return 0
 
@@ -78,6 +78,10 @@ for step in range(1, run.train.steps + 1):
     time.sleep(0.02)
     trained = {"from": begun, "to": time.time()}
     sample = StepSample(step, 20.0, 1.0 / step, 1.0, 0.1, 8, 0, 1, device=trained)
-    line = {name: getattr(sample, name) for name in StepSample.__slots__}
-    with (run_dir / f"steps.rank{rank}.jsonl").open("a") as stream:
+    line: dict[str, object] = {"rank": rank}
+    line |= {name: getattr(sample, name) for name in StepSample.__slots__}
+    with (run_dir / f"steps.node{rank}.jsonl").open("a") as stream:
         stream.write(json.dumps(line) + "\n")
+if rank == 0:
+    (run_dir / "memory.json").write_text("{}")
+    (run_dir / "runtime.json").write_text('{"meters": {}}')

@@ -1,4 +1,4 @@
-"""A shared file system shows late what other machines wrote: no run is called broken for it.
+"""A network file system shows late what other machines wrote: no run is called broken for it.
 
 The layer: what another node writes goes to a hidden folder, and reaches the run folder only when
 its time has come, as a client with cached listings sees it.
@@ -6,25 +6,21 @@ its time has come, as a client with cached listings sees it.
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import threading
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from small_runs import RUN
-from stand_in_runs import finished_run
 
 from bench.launch.protocol import JobState, Symptoms
 from bench.launch.run import launch
 from bench.launch.watch import Limits
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
-from bench.store import ResultsStore, RunFolder, file_visibility
+from bench.store import ResultsStore
 from bench.store.samples import node_file
 
 LATE = 0.6
@@ -47,23 +43,6 @@ class LateFolder:
     def join(self) -> None:
         for timer in self._timers:
             timer.join()
-
-
-@pytest.fixture
-def shared(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(file_visibility, "is_shared", lambda _: True)
-    monkeypatch.setattr("bench.store.reading.is_shared", lambda _: True)
-    monkeypatch.setattr(file_visibility, "_LOOK_SECONDS", 0.02)
-
-
-@pytest.fixture
-def no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    def sleep(_seconds: float) -> None:
-        raise AssertionError("it waits")
-
-    monkeypatch.setattr(
-        file_visibility, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep)
-    )
 
 
 class OtherNodes:
@@ -127,7 +106,6 @@ def hidden(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.usefixtures("shared")
 def test_a_run_whose_samples_come_late_is_whole(store: ResultsStore, tmp_path: Path) -> None:
     status, record = launched(store, OtherNodes(hidden(tmp_path)))
     assert status.state in {"ok", "unstable"}, status.reason
@@ -135,7 +113,6 @@ def test_a_run_whose_samples_come_late_is_whole(store: ResultsStore, tmp_path: P
     assert "meters" in record.environment["runtime"]
 
 
-@pytest.mark.usefixtures("shared")
 def test_why_a_run_failed_is_known_though_it_comes_late(
     store: ResultsStore, tmp_path: Path
 ) -> None:
@@ -143,57 +120,6 @@ def test_why_a_run_failed_is_known_though_it_comes_late(
     assert (status.state, status.failed_rank) == ("out_of_memory", 1)
 
 
-def run_with_checksums(store: ResultsStore, ended: datetime) -> RunFolder:
-    folder = finished_run(store, steps=20)
-    folder.finish(folder.status.model_copy(update={"ended_utc": ended.isoformat()}))
-    return folder
-
-
-@pytest.mark.usefixtures("shared")
-@pytest.mark.parametrize("name", ["steps.node0.jsonl", "memory.json", "env.json"])
-def test_a_reader_waits_for_the_files_of_a_run_that_has_just_ended(
-    store: ResultsStore, tmp_path: Path, name: str
-) -> None:
-    folder = run_with_checksums(store, datetime.now(UTC))
-    late = LateFolder(folder.path, hidden(tmp_path))
-    (folder.path / name).replace(late.hidden / name)
-    late.show(name)
-    record = store.read(folder.run_id)
-    assert record.is_whole, record.damage
-
-
-@pytest.mark.usefixtures("shared", "no_waiting")
-def test_a_reader_waits_for_no_file_of_a_run_that_ended_long_ago(store: ResultsStore) -> None:
-    folder = run_with_checksums(store, datetime.now(UTC) - timedelta(seconds=90))
-    (folder.path / "memory.json").unlink()
-    assert store.read(folder.run_id).damage
-
-
-@pytest.mark.usefixtures("no_waiting")
-def test_nobody_waits_on_a_file_system_of_one_machine(store: ResultsStore) -> None:
-    folder = run_with_checksums(store, datetime.now(UTC))
-    (folder.path / "memory.json").unlink()
-    assert store.read(folder.run_id).damage
-
-
-def test_a_file_that_was_replaced_while_it_was_read_is_read_again(
-    store: ResultsStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = run_with_checksums(store, datetime.now(UTC))
-    real, stale = Path.read_bytes, {folder.path / "status.json", folder.path / "steps.node0.jsonl"}
-
-    def stale_once(path: Path) -> bytes:
-        if path in stale:
-            stale.discard(path)
-            raise OSError(errno.ESTALE, "Stale file handle")
-        return real(path)
-
-    monkeypatch.setattr(Path, "read_bytes", stale_once)
-    assert store.read(folder.run_id).is_whole
-    assert not stale
-
-
-@pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(("age_seconds", "state"), [(10, "running"), (900, "interrupted")])
 def test_a_run_of_another_machine_lives_while_its_files_change(
     store: ResultsStore, age_seconds: float, state: str

@@ -1,4 +1,4 @@
-"""A finished record has checksums: a change afterwards makes it damaged, for everybody."""
+"""A finished record has a digest: a change afterwards makes it damaged, for everybody."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from stand_in_runs import finished_run
 
 from bench.store import ResultsStore, RunFolder
-from bench.store.checksum import own_hash
+from bench.store.digest import with_digest
 
 
 @pytest.fixture
@@ -25,17 +25,25 @@ def changed(folder: RunFolder, name: str, old: str, new: str) -> None:
     file.write_text(text.replace(old, new, 1))
 
 
-def test_a_record_is_whole_with_checksums_and_from_before_there_were_any(
-    store: ResultsStore, folder: RunFolder
-) -> None:
+def test_a_record_that_nobody_touched_is_whole(store: ResultsStore, folder: RunFolder) -> None:
     record = store.read(folder.run_id)
     assert record.is_whole
     assert record.damage == ()
-    assert store.read(finished_run(store, steps=20).run_id).is_whole
+
+
+def test_a_change_of_any_byte_is_noticed(store: ResultsStore, folder: RunFolder) -> None:
+    for file in (one for one in folder.path.glob("*.json*") if one.name != "spec.json"):
+        whole = file.read_bytes()
+        for position in range(0, len(whole), 29):
+            byte = b"0" if whole[position : position + 1] != b"0" else b"1"
+            file.write_bytes(whole[:position] + byte + whole[position + 1 :])
+            assert not store.read(folder.run_id).is_whole, (file.name, position, byte)
+        file.write_bytes(whole)
+    assert store.read(folder.run_id).is_whole
 
 
 @pytest.mark.parametrize("name", ["spec.json", "env.json", "memory.json", "steps.node0.jsonl"])
-def test_every_raw_file_has_a_checksum_and_an_overview_says_so_too(
+def test_every_raw_file_has_a_hash_and_an_overview_says_so_too(
     store: ResultsStore, folder: RunFolder, name: str
 ) -> None:
     with (folder.path / name).open("a") as stream:
@@ -49,7 +57,7 @@ def test_every_raw_file_has_a_checksum_and_an_overview_says_so_too(
 @pytest.mark.parametrize(
     ("old", "new"), [('"state": "ok"', '"state": "crashed"'), ('"repeat": 0', '"repeat": 3')]
 )
-def test_the_status_has_a_checksum_of_itself(
+def test_the_status_has_a_hash_of_itself(
     store: ResultsStore, folder: RunFolder, old: str, new: str
 ) -> None:
     changed(folder, "status.json", old, new)
@@ -65,25 +73,16 @@ def test_an_edited_environment_of_a_failed_run_is_seen(
     assert store.read(folder.run_id).damage == ("env.json was changed after the run had ended",)
 
 
-@pytest.mark.parametrize(
-    ("nulled", "gone", "says"),
-    [
-        (["checksum"], [], "status.json has lost its checksum"),
-        (["checksum", "files"], [], "status.json has lost its checksum"),
-        ([], ["checksum", "files"], "status.json has lost its checksum"),
-        # As the first version with checksums wrote it, and one before it.
-        ([], ["checksum", "files", "job", "packed"], ""),
-    ],
-)
-def test_a_status_cannot_lose_its_checksums(
-    store: ResultsStore, folder: RunFolder, nulled: list[str], gone: list[str], says: str
+@pytest.mark.parametrize("left", [{}, {"digest": None}, {"digest": "x"}])
+def test_a_status_cannot_lose_its_digest(
+    store: ResultsStore, folder: RunFolder, left: dict[str, object]
 ) -> None:
     folder.finish(folder.status.model_copy(update={"ended_utc": "2026-11-23T00:00:00+00:00"}))
     document = json.loads((folder.path / "status.json").read_text())
-    document = {k: v for k, v in document.items() if k not in gone} | dict.fromkeys(nulled)
-    (folder.path / "status.json").write_text(json.dumps(document))
-    broken = store.read(folder.run_id).broken_checksums
-    assert broken == ((f"{says} after the run had ended",) if says else ())
+    del document["digest"]
+    (folder.path / "status.json").write_text(json.dumps(document | left))
+    changed = store.read(folder.run_id).changed
+    assert changed == ("status.json has lost its digest after the run had ended",)
 
 
 def test_files_that_are_lost_or_added_damage_the_record(
@@ -92,7 +91,7 @@ def test_files_that_are_lost_or_added_damage_the_record(
     (folder.path / "memory.json").unlink()
     (folder.path / "steps.node2.jsonl").write_text("")
     damage = store.read(folder.run_id).damage
-    assert "memory.json is missing; the run had left one" in damage
+    assert "memory.json was removed after the run had ended" in damage
     assert "steps.node2.jsonl was added after the run had ended" in damage
 
 
@@ -101,18 +100,17 @@ def test_a_derived_summary_may_be_made_again(store: ResultsStore, folder: RunFol
     assert store.read(folder.run_id).is_whole
 
 
-def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_checksum(
+def test_a_setting_that_a_later_version_writes_into_the_status_breaks_no_digest(
     store: ResultsStore, folder: RunFolder
 ) -> None:
     status = json.loads((folder.path / "status.json").read_text())
-    del status["attempt"], status["checksum"]  # as a version without this field would write it
-
-    kept = status | {"checksum": own_hash(status)}
+    del status["attempt"]  # as a version without this field would write it
+    kept = with_digest(folder.path / "status.json", status)
     (folder.path / "status.json").write_text(json.dumps(kept))
     assert store.read(folder.run_id).is_whole
 
 
-def test_an_overview_of_a_record_with_checksums_reads_no_samples(
+def test_an_overview_of_a_record_with_a_digest_reads_no_samples(
     store: ResultsStore, folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("bench.store.reading.read_samples", None)
@@ -121,7 +119,7 @@ def test_an_overview_of_a_record_with_checksums_reads_no_samples(
     assert damaged == []
 
 
-def test_an_overview_of_a_record_without_checksums_counts_its_samples(store: ResultsStore) -> None:
+def test_an_overview_of_a_record_without_a_digest_counts_its_samples(store: ResultsStore) -> None:
     finished_run(store, steps=2)
     (outline,), _ = store.outlines()
     assert outline.damage == ("rank 0 has 2 of 20 steps", "rank 1 has 2 of 20 steps")
