@@ -105,7 +105,6 @@ class RunStatus(BaseModel):
     code of its arm (or of this checkout); None where the ranks did not get that far.
     job: the job of a cluster that the run is part of, which decides whether it lives; None where
     the lock of its folder does.
-    packed: other runs of the sweep may have gone on beside it, on other cores or devices.
     digest: hashes of the raw files and of this status, written at the end (`store.digest`).
     """
 
@@ -127,7 +126,6 @@ class RunStatus(BaseModel):
     code_proof: Literal["proven", "mismatch"] | None = None
     job: str | None = None
     comparable_in_time: bool = True
-    packed: bool = False
     digest: dict[str, str] | None = None
 
 

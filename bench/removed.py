@@ -9,6 +9,8 @@ from typing import Final
 
 REMOVED: Final[dict[str, str]] = {
     "same_host": "leave engine.transport out, or write native or point_to_point",
+    "pack": "leave it out: runs go one after another",
+    "--packed": "leave it out: runs go one after another",
     "--until-decided": "use --budget TIME",
     "--plot": "use fit, whose table and --json have the same bytes",
     "adamw_8bit": "use precision_aware_adamw with state_dtype bf16",

@@ -40,8 +40,7 @@ class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
     targets, require: with the cells that each is for. slurm: settings of
-    `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there. pack: runs that leave a
-    part of the machine free go on side by side.
+    `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there.
     """
 
     name: str
@@ -55,7 +54,6 @@ class SweepDefinition:
     targets: tuple[tuple[Condition, TargetSection], ...] = ()
     require: tuple[tuple[Condition, RequireSection], ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
-    pack: bool = False
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -101,8 +99,6 @@ def define(document: YamlDocument) -> SweepDefinition:
     rules += [("target", when) for when, _ in targets]
     rules += [("requirement", when) for when, _ in require]
     _check_cells(reader, matrix, arms, rules)
-    if file.pack:
-        _check_packing(reader, file)
     reader.stop_on_problems()
     return SweepDefinition(
         name=file.name,
@@ -116,7 +112,6 @@ def define(document: YamlDocument) -> SweepDefinition:
         targets=targets,
         require=require,
         slurm=data.get("slurm") or {},
-        pack=file.pack,
     )
 
 
@@ -161,21 +156,6 @@ def _read_targets(
         when = _condition(reader, item.when, (*where, "when"), matrix.labels)
         targets.append((when, item))
     return tuple(targets)
-
-
-def _check_packing(reader: SettingsReader, file: SweepFile) -> None:
-    """Runs side by side have no times, so nothing may ask for them."""
-    if file.interleave:
-        reader.report(
-            ("pack",), "pack: interleaved arms are compared by time, which packed runs have not"
-        )
-    timed = {name for name, metric in target_metrics().items() if metric.judge == "interval"}
-    for index, item in enumerate(file.targets):
-        for metric in timed & item.at_most.keys():
-            reader.report(
-                ("targets", index, "at_most", metric),
-                f"{metric}: a target for a time, which packed runs have not; remove it, or `pack`",
-            )
 
 
 def _read_arms(reader: SettingsReader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:

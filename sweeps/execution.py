@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from threading import Event
 
 from bench.launch.code import RankCode
-from bench.launch.share import Share
 from bench.record import RunStatus
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import PlannedRun
@@ -18,8 +17,7 @@ from sweeps.resume import CodeIdentity, PastRun, remembered
 Launch = Callable[..., RunStatus]
 """`bench.launch.run.launch`: starts the ranks of a run and blocks until its record is written.
 
-Called with the resolved run and its folder, `stop`, `on_step`, and `share` where a run
-has a part of the machine.
+Called with the resolved run and its folder, `stop`, `on_step`.
 """
 
 
@@ -64,8 +62,6 @@ class RunMaker:
         position: int,
         total: int,
         attempt: int | None = None,
-        *,
-        share: Share | None = None,
     ) -> PastRun:
         """Run it, and say how it ended.
 
@@ -74,7 +70,6 @@ class RunMaker:
             position: of `total`, for the progress.
             total: runs of this call.
             attempt: at the block of several arms that the run belongs to.
-            share: the part of this machine that it keeps to.
 
         Raises:
             NothingMeasuredError: the results folder cannot be written (a full disk).
@@ -88,7 +83,6 @@ class RunMaker:
             arm=run.arm,
             attempt=attempt,
             code=self.code_of(run),
-            packed=share is not None,
         )
 
         def on_step(step: int) -> None:
@@ -109,8 +103,7 @@ class RunMaker:
                 )
             )
             begun = time.monotonic()
-            given = {} if share is None else {"share": share}
-            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step, **given)
+            status = side.launch(resolved, folder, stop=self.stop, on_step=on_step)
         past = PastRun.of(folder.run_id, status)
         self.publish(RunEnded(past, position, total, time.monotonic() - begun))
         return past

@@ -81,7 +81,7 @@ def make_cell(
     records, _ = store.outlines(plan.id)
     found = compare_with_records(plan, records, maker.code_before(), options, counts)
     total = len(found.missing_runs)
-    ended, _ = BlockRunner(maker, options, plan, total).run(found.missing)
+    ended, _ = BlockRunner(maker, options, total).run(found.missing)
     return ended
 
 

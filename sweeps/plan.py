@@ -117,8 +117,7 @@ class Plan:
 
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
     is drawn; else all of the first arm, then all of the next. until_decided: blocks were added
-    until they decided, so that whoever judges them must allow for every look. pack: runs that leave
-    a part of the machine free go on side by side.
+    until they decided, so that whoever judges them must allow for every look.
     """
 
     id: str
@@ -128,7 +127,6 @@ class Plan:
     fixed: Mapping[str, Any] | None = None
     interleaved: bool = False
     until_decided: bool = False
-    pack: bool = False
     arms: tuple[PlannedArm, ...] = ()
     targets: tuple[PlannedTarget, ...] = ()
     cells: tuple[PlannedCell, ...]

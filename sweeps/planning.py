@@ -90,7 +90,6 @@ def make_plan(
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
         targets=_targets(definition, settings),
-        pack=definition.pack,
     )
 
 

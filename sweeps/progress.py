@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -89,14 +88,3 @@ class Remark:
 
 Progress = SweepStarted | RunStarted | StepReached | RunEnded | BlockLost | Remark
 Subscriber = Callable[[Progress], None]
-
-
-def one_at_a_time(publish: Subscriber) -> Subscriber:
-    """`publish` for runs that go on side by side, each in a thread."""
-    lock = threading.Lock()
-
-    def guarded(event: Progress) -> None:
-        with lock:
-            publish(event)
-
-    return guarded

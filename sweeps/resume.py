@@ -157,16 +157,10 @@ def compare_with_records(
 def standing_in(plan: Plan, records: Iterable[RunOutline]) -> list[RunOutline]:
     """Those that may stand for runs of `plan`.
 
-    Runs made one by one and runs of blocks that compare never stand in for each other. A run that
-    was packed has no times, and stands in for none that should have.
+    Runs made one by one and runs of blocks that compare never stand in for each other.
     """
     compares = plan.interleaved and len(plan.arms) > 1
-    return [
-        record
-        for record in records
-        if (record.status.attempt is not None) == compares
-        and (plan.pack or not record.status.packed)
-    ]
+    return [record for record in records if (record.status.attempt is not None) == compares]
 
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
@@ -293,8 +287,7 @@ def _reason(run: PlannedRun, past: RunOutline, code_of: Callable[[PlannedRun], s
     if past.damage:
         return f"its record is damaged ({past.damage[0]})"
     if status.state in FINISHED_GOOD:
-        packed = "it was packed, so it has no times"
-        return packed if status.packed else _NO_FAULT
+        return _NO_FAULT
     return f"its last run ended as {status.state}"
 
 

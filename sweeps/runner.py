@@ -11,17 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from threading import Event, Lock
+from threading import Event
 
-from bench.launch.share import Share
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import Block
 from sweeps.execution import RunMaker, Sides
-from sweeps.packing import ResourcePool, Resources
 from sweeps.plan import Plan
-from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted, one_at_a_time
+from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted
 from sweeps.resume import (
     FAULTS,
     MissingBlock,
@@ -108,7 +105,7 @@ def run_sides(
             total, again = 0, ()  # nobody knows how many blocks it will take
         expected = None if chooser else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
-        runner = BlockRunner(maker, options, plan, total, chooser)
+        runner = BlockRunner(maker, options, total, chooser)
         ended, lost = runner.run(missing)
         return SweepOutcome(
             ran=tuple(ended),
@@ -139,7 +136,6 @@ class BlockRunner:
     Args:
         maker: makes single runs.
         options: how often a block that a fault cost is started again, and when to give up.
-        plan: of the blocks: whether runs go on side by side.
         total: runs that this will probably be, for the progress.
         chooser: told about every block that has ended.
     """
@@ -148,12 +144,10 @@ class BlockRunner:
         self,
         maker: RunMaker,
         options: RunOptions,
-        plan: Plan,
         total: int,
         chooser: Chooser | None = None,
     ) -> None:
-        self._slots = ResourcePool(Resources.of_this_machine() if plan.pack else None, maker.stop)
-        self._maker = replace(maker, publish=one_at_a_time(maker.publish))
+        self._maker = maker
         self._options = options
         self._total = total
         self._chooser = chooser
@@ -162,7 +156,6 @@ class BlockRunner:
         self._failures = 0
         self._why_stop = ""
         self._wrong_code = False
-        self._lock = Lock()
 
     def run(self, missing: Iterable[MissingBlock]) -> tuple[list[PastRun], list[PastRun]]:
         """In order, until there are no more or there is a reason to stop.
@@ -172,31 +165,28 @@ class BlockRunner:
         Returns:
             Runs of complete blocks with the one that ended each failed block, and all other runs.
         """
-        stop, begun = self._maker.stop, []
-        with self._slots as slots:
-            for number, one in enumerate(missing):
-                if one.block.cell.id in self._given_up:
-                    continue
-                share = slots.take(number, one.block.cell.of(one.block.arms[0]))
-                if not (stop.is_set() or self._why_stop):
-                    begun.append(slots.start(number, share, partial(self._run_block, one)))
-                if stop.is_set() or self._why_stop:
-                    break
-        blocks = [block() for block in begun]
+        stop = self._maker.stop
+        ended: list[PastRun] = []
+        lost: list[PastRun] = []
+        for one in missing:
+            if one.block.cell.id in self._given_up:
+                continue
+            if not stop.is_set():
+                ended_here, lost_here = self._run_block(one)
+                ended += ended_here
+                lost += lost_here
+            if stop.is_set() or self._why_stop:
+                break
         is_early = self._wrong_code or self._chooser is not None or self.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
             why = "interrupted" if stop.is_set() else self._why_stop
             self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
-        ended = [run for ended_here, _ in blocks for run in ended_here]
-        return ended, [run for _, lost_here in blocks for run in lost_here]
+        return ended, lost
 
-    def _run_block(
-        self, one: MissingBlock, share: Share | None
-    ) -> tuple[list[PastRun], list[PastRun]]:
+    def _run_block(self, one: MissingBlock) -> tuple[list[PastRun], list[PastRun]]:
         """Run one block until it is complete or given up."""
-        with self._lock:
-            first, self.started = self.started + 1, self.started + len(one.block.arms)
-        runs, lost = self._attempts(one, first, share)
+        first, self.started = self.started + 1, self.started + len(one.block.arms)
+        runs, lost = self._attempts(one, first)
         complete = _is_complete(one.block, runs)
         if self._chooser is not None:
             told = self._chooser.block_ended(one.block.cell.id, runs if complete else None)
@@ -209,14 +199,12 @@ class BlockRunner:
         ended = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
         return ended, lost + [run for run in runs if run not in ended]
 
-    def _attempts(
-        self, one: MissingBlock, first: int, share: Share | None
-    ) -> tuple[list[PastRun], list[PastRun]]:
+    def _attempts(self, one: MissingBlock, first: int) -> tuple[list[PastRun], list[PastRun]]:
         """The runs of the last attempt, and those of the ones before."""
         block, faults, attempt = one.block, one.faults, one.attempt
         lost: list[PastRun] = []
         while True:
-            runs = self._attempt(block, attempt, first, share)
+            runs = self._attempt(block, attempt, first)
             last = runs[-1]
             if _is_complete(block, runs) or self._maker.stop.is_set():
                 return runs, lost
@@ -240,23 +228,20 @@ class BlockRunner:
     def _give_up(self, block: Block) -> None:
         """Count a block that failed for good; it ends the other blocks of its cell."""
         most = self._options.max_failures
-        with self._lock:
-            self._failures += 1
-            if block.compares:
-                self._given_up.add(block.cell.id)
-            if most is not None and self._failures >= most:
-                some = f"{self._failures} failed run{'s' if self._failures > 1 else ''}"
-                self._why_stop = f"{some}, as many as --max-failures"
+        self._failures += 1
+        if block.compares:
+            self._given_up.add(block.cell.id)
+        if most is not None and self._failures >= most:
+            some = f"{self._failures} failed run{'s' if self._failures > 1 else ''}"
+            self._why_stop = f"{some}, as many as --max-failures"
 
-    def _attempt(
-        self, block: Block, attempt: int, first: int, share: Share | None
-    ) -> list[PastRun]:
+    def _attempt(self, block: Block, attempt: int, first: int) -> list[PastRun]:
         """The runs of one attempt; it ends with the first that fails or is stopped."""
         total = max(first + len(block.arms) - 1, self._total)
         runs: list[PastRun] = []
         for position, run in enumerate(block.runs, start=first):
             number = attempt if block.compares else None
-            runs.append(self._maker.run(run, position, total, number, share=share))
+            runs.append(self._maker.run(run, position, total, number))
             if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
                 break
         return runs

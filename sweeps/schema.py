@@ -113,9 +113,6 @@ class SweepFile(_Section):
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
     interleave: bool = Field(default=False, description="run the arms in turn, block by block")
-    pack: bool = Field(
-        default=False, description="runs that leave devices free go on side by side; no times"
-    )
     slurm: SlurmSettings = Field(
         default=SlurmSettings(), description="jobs of a cluster, for `run --launcher slurm`"
     )

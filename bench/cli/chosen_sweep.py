@@ -73,13 +73,8 @@ class ChosenSweep:
         return replace(self, kept=tuple(cells))
 
     def with_arms(self, name: str, arms: tuple[ArmRequest, ...]) -> ChosenSweep:
-        """The same cells as a sweep of this name, run by these arms, in blocks if several.
-
-        Blocks are compared by time, which packed runs do not have.
-        """
-        blocks = len(arms) > 1
-        pack = self.whole.pack and not blocks
-        whole = replace(self.whole, id=name, interleaved=blocks, pack=pack)
+        """The same cells as a sweep of this name, run by these arms, in blocks if several."""
+        whole = replace(self.whole, id=name, interleaved=len(arms) > 1)
         return replace(self, whole=whole, arms=arms)
 
     def prepared(self, store: ResultsStore) -> ChosenSweep:
@@ -152,12 +147,8 @@ def choose(
     if request.arms:
         # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
         whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in arms)}")
-    if whole.pack and interleave:
-        raise UsageError("--interleave compares arms by time, and the sweep packs its runs")
-    # Jobs are packed by Slurm (`exclusive: false`), and runs on several hosts take all of each.
-    pack = whole.pack and launcher.shares_machine
     return ChosenSweep(
-        replace(whole, interleaved=interleave, pack=pack),
+        replace(whole, interleaved=interleave),
         kept,
         arms,
         launcher,

@@ -51,7 +51,7 @@ def run_gate(request: GateRequest) -> Answer:
     budget = None
     if request.budget is not None:
         sweep, budget = _measured(request, (policy, parsed_seconds(request.budget, "--budget")))
-    store = ResultsStore.open(request.results, create=False, times_of_packed=request.packed)
+    store = ResultsStore.open(request.results, create=False)
     if budget is None:
         sweep = judged_sweep(store, request.sweep, request.arms)
     result = _judged(store, sweep, request, policy)

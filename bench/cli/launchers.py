@@ -66,7 +66,6 @@ class LauncherKind:
     settings: a model of what `--launcher-option KEY=VALUE` may say. machine: of the settings, what
     cells are planned for. start: of the settings, what starts the processes of a run
     (`bench.launch.protocol.Launcher`).
-    shares_machine: its runs may be packed on this machine.
     jobs: runs are made by jobs of a cluster.
     elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """
@@ -74,13 +73,12 @@ class LauncherKind:
     settings: type[BaseModel] = NoSettings
     machine: Callable[[Any], Machine] = lambda _: Machine.detect()
     start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
-    shares_machine: bool = False
     jobs: bool = False
     elsewhere: bool = False
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
-    LOCAL: LauncherKind(shares_machine=True),
+    LOCAL: LauncherKind(),
     "slurm": LauncherKind(SlurmSettings, machine=_node_of_cluster, jobs=True),
     "command": LauncherKind(
         CommandSettings,

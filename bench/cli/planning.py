@@ -65,8 +65,7 @@ def plan_text(plan: Plan) -> str:
     if plan.duplicates:
         rows_same = [(cell.id, cell.reason) for cell in plan.duplicates]
         parts.append(console.columns(("merged", "reason"), rows_same))
-    packed = "\npacked: runs go on side by side where they leave cores or devices free; no times"
-    parts.append(_totals(plan) + (packed if plan.pack else ""))
+    parts.append(_totals(plan))
     return "\n\n".join(parts)
 
 

@@ -42,7 +42,6 @@ class RunLine:
     reason: str
     arm: str | None = None
     job: str | None = None
-    packed: bool = False
 
 
 def with_jobs(store: ResultsStore, sweep: str, lines: Sequence[RunLine]) -> list[RunLine]:
@@ -155,7 +154,6 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
                 "; ".join(record.damage) or status.reason,
                 run.arm,
                 status.job,
-                status.packed,
             )
         result.append(line)
     return result
@@ -195,7 +193,7 @@ def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
 
 
 def _state(line: RunLine) -> str:
-    remarks = ["code changed"] * (not line.current) + ["packed"] * line.packed
+    remarks = ["code changed"] * (not line.current)
     return f"{line.state} ({', '.join(remarks)})" if remarks else line.state
 
 

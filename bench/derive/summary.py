@@ -153,8 +153,6 @@ def _window_steps(
 def _why_no_times(record: RunRecord) -> str:
     if record.resolved.measure.nccl == "evidence":
         return "no times: NCCL wrote a log of every collective, which slows the run down"
-    if record.status.packed:
-        return "no times: packed, other runs went on beside it on this machine"
     if record.resolved.launch.ranks_per_device > 1:
         return "no times: ranks shared a device"
     return "no times: the run was profiled, which slows it down"

@@ -26,7 +26,6 @@ from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.remote_end import watch_if_elsewhere
 from bench.launch.rendezvous import Rendezvous, node_number
-from bench.launch.share import keep_to_share
 
 OUTCOME_FILE = "agent.json"
 OUTCOME_GLOB = "agent*.json"
@@ -41,7 +40,6 @@ def main(arguments: list[str]) -> int:
     parent, ranks, worker_module, run_dir = arguments
     die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
-    keep_to_share()
     watch_if_elsewhere(Path(run_dir), _ask_for_stacks)
     rendezvous, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]

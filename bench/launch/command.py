@@ -89,8 +89,7 @@ def launch_variables(order: Order, inherited: Mapping[str, str]) -> dict[str, st
     if launch.ranks_per_device > 1:
         added |= SHARED_DEVICE
     added |= launch.nccl_variables
-    share = {} if order.share is None else order.share.variables()
-    return added | launch.env | nccl_variables(resolved) | share
+    return added | launch.env | nccl_variables(resolved)
 
 
 def nccl_library(variables: Mapping[str, str]) -> dict[str, str]:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Literal, Protocol, Self
 
 from bench.launch.code import RankCode
-from bench.launch.share import Share
 from bench.record import RunState
 from bench.spec import LaunchSpec, ResolvedRun
 
@@ -23,16 +22,12 @@ Phase = Literal["queued", "running", "ended"]
 
 @dataclass(frozen=True)
 class Order:
-    """What is to be started. `run_dir` holds the spec; `worker_module` is what each rank runs.
-
-    share: the part of the machine that it is to keep to; None is all of it.
-    """
+    """What is to be started. `run_dir` holds the spec; `worker_module` is what each rank runs."""
 
     resolved: ResolvedRun
     run_dir: Path
     code: RankCode
     worker_module: str
-    share: Share | None = None
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code import RankCode, own_code
@@ -19,7 +19,6 @@ from bench.launch.heartbeat import Heartbeat
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
-from bench.launch.share import Share
 from bench.launch.watch import Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
@@ -34,7 +33,7 @@ _LOOK_SECONDS = 0.25
 _LOCAL = LocalLauncher()
 
 
-def launch(  # noqa: PLR0913 - each is the choice of another caller
+def launch(
     resolved: ResolvedRun,
     folder: RunFolder,
     *,
@@ -44,7 +43,6 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
     limits: Limits = _DEFAULT_LIMITS,
     code: RankCode | None = None,
     launcher: Launcher = _LOCAL,
-    share: Share | None = None,
 ) -> RunStatus:
     """Run `resolved` in `folder`; blocks until every process is gone and the status is written.
 
@@ -59,19 +57,17 @@ def launch(  # noqa: PLR0913 - each is the choice of another caller
         limits: times of the watch.
         code: what the ranks must import; None is the code of this process.
         launcher: what starts the processes.
-        share: the part of this machine that the run keeps to, as others use the rest.
 
     Raises:
         StoreFullError: the status could not be written; every process is gone all the same.
         StoreGoneError: the same, as somebody has removed the folder.
     """
-    order = Order(resolved, folder.path, code or own_code(), worker_module, share)
+    order = Order(resolved, folder.path, code or own_code(), worker_module)
     ranks = resolved.launch.ranks
     with folder:
         if launcher.job is not None:
             folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
-        given = {} if share is None else {"share": asdict(share)}
-        folder.write_environment(collect_environment(order) | given)
+        folder.write_environment(collect_environment(order))
         expect_code(order)
         try:
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)

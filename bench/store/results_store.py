@@ -6,7 +6,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,17 +35,13 @@ class DamagedRun:
 
 
 class ResultsStore:
-    """All runs and plans under one root. Create it with `open`.
+    """All runs and plans under one root. Create it with `open`."""
 
-    times_of_packed: whether the times of runs count that went on side by side.
-    """
-
-    def __init__(self, root: Path, *, times_of_packed: bool = False) -> None:
+    def __init__(self, root: Path) -> None:
         self.root = root
-        self._times_of_packed = times_of_packed
 
     @classmethod
-    def open(cls, path: str | Path, create: bool, *, times_of_packed: bool = False) -> ResultsStore:
+    def open(cls, path: str | Path, create: bool) -> ResultsStore:
         """Open the results folder `path`; with `create`, make it where there is none.
 
         Raises:
@@ -54,7 +50,7 @@ class ResultsStore:
         """
         root = Path(path).expanduser().absolute()
         layout.open_layout(root, create=create)
-        return cls(root, times_of_packed=times_of_packed)
+        return cls(root)
 
     @property
     def baselines(self) -> NamedDocuments:
@@ -106,7 +102,6 @@ class ResultsStore:
         arm: str | None,
         code: str,
         attempt: int | None = None,
-        packed: bool = False,
     ) -> RunFolder:
         """Make the folder of a run that is about to start; the caller owns it until `close`.
 
@@ -122,8 +117,7 @@ class ResultsStore:
             arm=arm,
             attempt=attempt,
             code=code,
-            comparable_in_time=resolved.comparable_in_time and not packed,
-            packed=packed,
+            comparable_in_time=resolved.comparable_in_time,
         )
         return RunFolder.create(self.root / layout.RUNS, resolved, status)
 
@@ -136,7 +130,7 @@ class ResultsStore:
         """
         for run_id, path in self._folders(sweep):
             try:
-                yield self._read(path, run_id)
+                yield read_record(path, run_id)
             except DamagedRecordError as error:
                 if damaged is not None:
                     damaged.append(DamagedRun(run_id, str(error)))
@@ -166,14 +160,7 @@ class ResultsStore:
             DamagedRecordError: the run cannot be read.
         """
         run_id, path = self.find(run)
-        return self._read(path, run_id)
-
-    def _read(self, path: Path, run_id: str) -> RunRecord:
-        record = read_record(path, run_id)
-        if not (self._times_of_packed and record.status.packed):
-            return record
-        count = {"comparable_in_time": record.resolved.comparable_in_time}
-        return replace(record, status=record.status.model_copy(update=count))
+        return read_record(path, run_id)
 
     def find(self, run: str) -> tuple[str, Path]:
         """Id and folder of the run that `run` names, as `read` does.

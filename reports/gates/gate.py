@@ -162,10 +162,7 @@ def _intervals(
             cases.append(case)
         else:
             counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
-            why = (
-                f"no steady time to compare ({counts} are not steady, packed (--packed judges"
-                " those), or not comparable in time)"
-            )
+            why = f"no steady time to compare ({counts} are not steady or not comparable in time)"
             reasons = dict.fromkeys((*pair.base.why_not_steady, *pair.head.why_not_steady))
             why += f": {next(iter(reasons))}" if reasons else ""
             without.append(unmeasured(pair.label, metric, rule, why))

@@ -244,9 +244,6 @@ NOISE: Scenarios = {
         file(TWO_CELLS),
         ask("noise sweep.yaml --repeat 6", "noise floor"),
         ask("noise", "0 minutes ago", "Example CPU, 2 cores"),
-        # Arms are compared by time, so what a sweep packs runs one after the other here.
-        file("name: packed\npack: true\nbase: {launch.ranks: 1, engine.name: single}\n"),
-        ask("noise sweep.yaml --repeat 6"),
     ],
     "nothing is calibrated yet": [
         does(lambda world: world.store),

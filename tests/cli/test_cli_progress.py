@@ -189,12 +189,12 @@ def test_a_log_gets_a_line_with_the_numbers_of_a_run_now_and_then(tmp_path, monk
     stream = io.StringIO()
     show = plain(stream)
     show(RunStarted("ddp", 0, 1, 1, 4, "r1", tmp_path, ranks=1))
-    show(RunStarted("packed", 0, 2, 2, 9, "r2", NOWHERE, ranks=1))
+    show(RunStarted("mfsdp", 0, 2, 2, 9, "r2", NOWHERE, ranks=1))
     show(StepReached("r1", 1))
     monkeypatch.setattr("bench.cli.live_display._PLAIN_LINE_EVERY_SECONDS", 0.0)
     show(StepReached("r1", 2))
     assert stream.getvalue().splitlines() == [
         "[1/1] ddp ...",
-        "[2/2] packed ...",
+        "[2/2] mfsdp ...",
         "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB",
     ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 from pathlib import Path
 
 import pytest
@@ -33,21 +32,3 @@ def test_a_sweep_from_file_to_report(cli, fast, in_process):
     assert code == done.returncode
     assert "(0 now, 1 before)" in err
     assert f" {cell} " in out
-
-
-# Daily of scripted ranks: tests/run/faults; of a stand-in: outcomes_of_runs.py.
-@pytest.mark.nightly
-@pytest.mark.needs("two_cores")
-def test_packed_runs_keep_to_cores_of_their_own_and_end_together(cli, fast):
-    endless = SEEDS.replace("train.seed", "train.steps: [1000000], train.seed")
-    runner = cli.start("run", cli.sweep(f"{fast}pack: true\n{endless}"))
-    cli.wait_for_steps(runs=2)
-    bound = {tuple(process.cpu_affinity()) for process in cli.alive()}
-    runner.send_signal(signal.SIGINT)
-    _, err = runner.communicate(timeout=60)
-    assert runner.returncode == 130, err
-    assert {len(cores) for cores in bound} == {1}
-    assert len(bound) == len(cli.runs()), "each run has a core of its own"
-    assert cli.alive() == []
-    assert {state for _, state in cli.runs()} == {"interrupted"}
-    assert cli.run("status", "fast").stdout.count("interrupted (packed)") == len(bound)

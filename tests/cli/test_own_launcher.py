@@ -81,7 +81,7 @@ def test_a_launcher_is_one_file_with_name_options_machine_and_start(
 
 
 def test_a_launcher_of_the_repository_is_a_row_of_one_table(in_process, monkeypatch):
-    monkeypatch.setitem(LAUNCHERS, "mine", LauncherKind(shares_machine=True))
+    monkeypatch.setitem(LAUNCHERS, "mine", LauncherKind())
     assert in_process("plan", "quickstart", "--launcher", "mine")[0] == 0
     code, _, error = in_process("plan", "quickstart", "--launcher", "mien")
     assert code == 2

@@ -246,7 +246,6 @@ CELLS = {
     "reference": 5,
     "tuned": 4,
     "short": 1,
-    "losses": 3,
     "allocator": 4,
     "change": 1,
     "engines": 2,

@@ -69,7 +69,6 @@ class GateRequest:
     budget: str | None = BUDGET
     only: tuple[str, ...] = option("--only CELL", "Judge this cell only: an id, or a pattern.", ())
     any_nodes: bool = option("--any-nodes", "Compare what different nodes have measured.", False)
-    packed: bool = option("--packed", "Judge times of runs that went on side by side.", False)
     strict: bool = option("--strict", "Undecided is exit code 4.", False)
     junit: Path | None = option("--junit FILE", "Write JUnit XML.")
     markdown: Path | None = option("--markdown FILE", "Write Markdown.")
