@@ -11,8 +11,6 @@ from typing import Any
 
 _HOMES = {
     "CapturedStep": "mfsdp_core.captured_step",
-    "DistributedDataParallelConfig": "mfsdp_core.ddp_config",
-    "FSDPDistributedIndex": "mfsdp_core.dist_index",
     "Float8Reference": "mfsdp_core.precision.float8_reference",
     "MegatronFSDP": "mfsdp_core.wrapper",
     "MixedPrecisionPolicy": "mfsdp_core.precision.policy",
@@ -33,8 +31,6 @@ _HOMES = {
 
 __all__ = [
     "CapturedStep",
-    "DistributedDataParallelConfig",
-    "FSDPDistributedIndex",
     "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",
@@ -60,7 +56,10 @@ def __getattr__(name: str) -> Any:
         return importlib.metadata.version("mfsdp-bench")
     home = _HOMES.get(name)
     if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        removed = name in ("DistributedDataParallelConfig", "FSDPDistributedIndex")
+        instead = ": pass its fields to fully_shard_model (docs/drop_in_differences.md)"
+        words = f"module {__name__!r} has no attribute {name!r}{instead if removed else ''}"
+        raise AttributeError(words)
     module = importlib.import_module(home)
     return module if home == f"{__name__}.{name}" else getattr(module, name)
 

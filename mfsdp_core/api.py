@@ -127,7 +127,7 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
         CapabilityNotBuiltError: an argument whose capability this version lacks.
     """
     arguments = ShardingArguments.among(locals())
-    return MegatronFSDP.of(module, ShardingRequest.parse(arguments))
+    return MegatronFSDP(module, ShardingRequest.parse(arguments))
 
 
 def fully_shard_optimizer(
@@ -199,6 +199,6 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     request = ShardingRequest.parse(ShardingArguments.among(locals()))
     check_replaceable(optimizer, module.parameters())
     refuse_whole_matrices(optimizer, sharded=request.config.strategy.inner.shards_optimizer)
-    model = MegatronFSDP.of(module, request)
+    model = MegatronFSDP(module, request)
     replace_parameters(optimizer, model.sharded_by_original())
     return model, fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt)

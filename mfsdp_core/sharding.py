@@ -5,15 +5,12 @@ from __future__ import annotations
 import dataclasses
 import warnings
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.parameter import UninitializedParameter
 
 from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
-from mfsdp_core.ddp_config import DistributedDataParallelConfig
-from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -64,23 +61,6 @@ class ShardingRequest:
                 raise ConfigurationError(f"{name}={given!r}: expected {expected}.")
         classes = resolve_unit_classes(arguments.fsdp_unit_modules)
         return cls(arguments, _config(arguments), classes)
-
-    def ddp_config(self) -> DistributedDataParallelConfig:
-        """What is in force, in upstream's words."""
-        strategy = self.config.strategy
-        named = dataclasses.replace(
-            self.arguments,
-            zero_dp_strategy=strategy.inner_name,
-            outer_dp_sharding_strategy=strategy.outer_name,
-        )
-        return DistributedDataParallelConfig.of_arguments(named)
-
-    def dist_index(self, mesh: DeviceMesh) -> FSDPDistributedIndex:
-        """Upstream's index of `mesh`, which was sharded over, and of the groups that were given."""
-        index = {name: getattr(self.arguments, name) for name in _INDEX_ARGUMENTS}
-        index["device_mesh"] = self.arguments.device_mesh or mesh
-        shards = self.config.strategy.outer.shards_optimizer
-        return FSDPDistributedIndex(**index, hsdp_outer_dp_shard=shards)
 
 
 def shard_module(module: nn.Module, request: ShardingRequest) -> tuple[ShardedContext, Environment]:
@@ -146,75 +126,6 @@ def _say_what_becomes_contiguous(module: nn.Module) -> None:
             UserWarning,
             stacklevel=4,
         )
-
-
-def request_of_wrapper(
-    given: ShardingArguments,
-    index: FSDPDistributedIndex | None,
-    config: DistributedDataParallelConfig | None,
-) -> ShardingRequest:
-    """From the arguments of upstream's wrapper class, of which `index` and `config` say the rest.
-
-    Raises:
-        ConfigurationError: arguments that contradict each other, or see `fully_shard_model`.
-    """
-    if config is None:
-        config = DistributedDataParallelConfig(
-            data_parallel_sharding_strategy="optim_grads_params",
-            overlap_grad_reduce=True,
-            overlap_param_gather=True,
-            **{name: getattr(given, name) for name in _REPEATED},
-        )
-    contradicted = [n for n in _REPEATED if getattr(given, n) and not getattr(config, n)]
-    if contradicted:
-        raise ConfigurationError(
-            f"{', '.join(contradicted)}: True as arguments, and False in ddp_config, which "
-            "decides. Say it there."
-        )
-    said = config.arguments(given.mixed_precision_policy)
-    for name in _EITHER:
-        said[name] |= getattr(given, name)
-    return ShardingRequest.parse(
-        dataclasses.replace(given, **index_arguments(index, config), **said)
-    )
-
-
-#: Arguments of upstream's wrapper class that its configuration has as well.
-_REPEATED = (
-    "keep_fp8_transpose_cache",
-    "nccl_ub",
-    "fsdp_double_buffer",
-    "fsdp_db_use_persist_buf_on_alloc_fail",
-    "disable_symmetric_registration",
-)
-#: Arguments of ours that its configuration has under another name; either says it.
-_EITHER = ("enable_fine_grained_param_gather", "check_for_nan_in_grad", "manual_registration")
-_INDEX_ARGUMENTS = tuple(
-    field.name
-    for field in dataclasses.fields(FSDPDistributedIndex)
-    if field.name != "hsdp_outer_dp_shard"
-)
-
-
-def index_arguments(
-    index: FSDPDistributedIndex | None, config: DistributedDataParallelConfig
-) -> dict[str, Any]:
-    """The arguments of `fully_shard_model` that say the same as `index`.
-
-    Raises:
-        ConfigurationError: `index` and `config` disagree about the outer dimension.
-    """
-    if index is None:
-        return dict.fromkeys(_INDEX_ARGUMENTS)
-    inner, outer = config.data_parallel_sharding_strategy, config.outer_dp_sharding_strategy
-    shards = parse_strategy(inner, outer).outer.shards_optimizer
-    if index.hsdp_outer_dp_shard != shards:
-        raise ConfigurationError(
-            f"dist_index.hsdp_outer_dp_shard is {index.hsdp_outer_dp_shard} and "
-            f"ddp_config.outer_dp_sharding_strategy {config.outer_dp_sharding_strategy!r}: the "
-            "outer dimension shards the optimizer in both or in neither."
-        )
-    return {name: getattr(index, name) for name in _INDEX_ARGUMENTS}
 
 
 def _config(arguments: ShardingArguments) -> ShardingConfig:

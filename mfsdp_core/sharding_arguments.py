@@ -79,7 +79,3 @@ class ShardingArguments:
 
 #: What every argument is unless it is given.
 DEFAULT = ShardingArguments()
-#: Arguments that upstream lacks, with their defaults.
-OWN_DEFAULTS: dict[str, Any] = {
-    one.name: one.default for one in fields(ShardingArguments) if one.kw_only
-}

@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import row_counts
-from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LayoutError
 from mfsdp_core.shard.chunk import Offsets, describe_chunk
 from mfsdp_core.shard.dtensor import (
@@ -28,6 +27,7 @@ from mfsdp_core.shard.dtensor import (
     local_tensor as local_of,
 )
 from mfsdp_core.shard.experts import expert_scope
+from mfsdp_core.upstream_view import DistIndex
 
 if TYPE_CHECKING:
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
@@ -144,7 +144,7 @@ def split_dtensor(
 def make_fsdp_dtensor(  # noqa: PLR0917 - the drop-in signature
     local_tensor: torch.Tensor,
     param: nn.Parameter,
-    dist_index: FSDPDistributedIndex,
+    dist_index: DistIndex,
     is_sharded_param: bool = True,
     is_expert_param: bool = False,
     run_check: bool = False,

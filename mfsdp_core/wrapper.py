@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any, Self
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,28 +15,20 @@ import torch.distributed as dist
 from torch import nn
 
 from mfsdp_core.comm.wire_log import WireLog
-from mfsdp_core.ddp_config import DistributedDataParallelConfig
-from mfsdp_core.dist_index import FSDPDistributedIndex
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.parameter_marks import (
-    ParamAndGradBuffer,
-    ParameterNames,
-    RawParameters,
-    mark,
-    mark_for_kernels,
-)
+from mfsdp_core.parameter_marks import mark, mark_for_kernels
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import Bucket, BucketFacts
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.sharding import ShardingRequest, request_of_wrapper, shard_module
-from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
+from mfsdp_core.sharding import ShardingRequest, shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.guards import GuardedModule, guard
 from mfsdp_core.state.model_state import load_model_state
 from mfsdp_core.state.owner import OWNER
+from mfsdp_core.upstream_view import DistIndex, ParamAndGradBuffer
 
 
 def _nobody() -> None:
@@ -46,10 +38,7 @@ def _nobody() -> None:
 class MegatronFSDP(GuardedModule):
     """A sharded model, as `fully_shard_model` returns it.
 
-    The constructor takes upstream's arguments. Those that `fully_shard_model` has too mean the
-    same; `own` are those that upstream lacks. dist_index: None is a mesh over all ranks.
-    ddp_config: None shards everything. Either switch of fine-grained gathering switches both.
-    fine_grained_recurse_module_types: of modules that get the attribute `reads_child_weights`.
+    `fully_shard_model` makes it: the constructor takes a checked request.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
@@ -59,84 +48,30 @@ class MegatronFSDP(GuardedModule):
     reduction where gradients are held whole, one optimizer step.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - the drop-in signature
-        self,
-        module: nn.Module,
-        dist_index: FSDPDistributedIndex | None = None,
-        ddp_config: DistributedDataParallelConfig | None = None,
-        mixed_precision_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
-        fsdp_unit_modules: Sequence[type[nn.Module] | str] | None = None,
-        disable_bucketing: bool = False,
-        device: torch.device | str | int | None = None,
-        calculate_per_token_loss: bool = False,
-        init_model_with_meta_device: bool = False,
-        sync_model_each_microbatch: bool = False,
-        keep_fp8_transpose_cache: bool = False,
-        nccl_ub: bool = False,
-        fsdp_double_buffer: bool = False,
-        fsdp_db_use_persist_buf_on_alloc_fail: bool = False,
-        disable_symmetric_registration: bool = False,
-        enable_fine_grained_param_gather_hook: bool = False,
-        enable_fine_grained_param_gather_backward_hook: bool = False,
-        fine_grained_recurse_module_types: Sequence[type[nn.Module]] | None = None,
-        report_nan_in_param_grad: bool = False,
-        **own: Any,
-    ) -> None:
-        super().__init__()
-        unknown = own.keys() - OWN_DEFAULTS
-        if unknown:
-            raise TypeError(f"MegatronFSDP() got unexpected arguments {sorted(unknown)}.")
-        readers: Any = tuple(fine_grained_recurse_module_types or ())
-        for inner in (one for one in module.modules() if isinstance(one, readers)):
-            inner.reads_child_weights = True
-        given = ShardingArguments(
-            mixed_precision_policy=mixed_precision_policy,
-            fsdp_unit_modules=fsdp_unit_modules,
-            disable_bucketing=disable_bucketing,
-            device=device,
-            calculate_per_token_loss=calculate_per_token_loss,
-            init_model_with_meta_device=init_model_with_meta_device,
-            sync_model_each_microbatch=sync_model_each_microbatch,
-            keep_fp8_transpose_cache=keep_fp8_transpose_cache,
-            nccl_ub=nccl_ub,
-            fsdp_double_buffer=fsdp_double_buffer,
-            fsdp_db_use_persist_buf_on_alloc_fail=fsdp_db_use_persist_buf_on_alloc_fail,
-            disable_symmetric_registration=disable_symmetric_registration,
-            enable_fine_grained_param_gather=enable_fine_grained_param_gather_hook
-            or enable_fine_grained_param_gather_backward_hook,
-            report_nan_in_param_grad=report_nan_in_param_grad,
-            **own,
-        )
-        self._wrap(module, request_of_wrapper(given, dist_index, ddp_config))
-
-    @classmethod
-    def of(cls, module: nn.Module, request: ShardingRequest) -> Self:
+    def __init__(self, module: nn.Module, request: ShardingRequest) -> None:
         """Shard `module` in place as `request` says, and wrap it. Collective.
 
         Raises:
             ConfigurationError: see `fully_shard_model`.
         """
-        model = cls.__new__(cls)
-        nn.Module.__init__(model)
-        model._wrap(module, request)
-        return model
-
-    def _wrap(self, module: nn.Module, request: ShardingRequest) -> None:
+        super().__init__()
         self._context, environment = shard_module(module, request)
         self.module = module
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
         self.wire_log = WireLog()
         self.events.subscribe(self.wire_log, kinds=("collective",))
-        self.streams, self.ddp_config = environment.streams, request.ddp_config()
+        self.streams = environment.streams
         self.device = self.streams.device
-        self.dist_index = request.dist_index(environment.dense.mesh)
+        self.dist_index = DistIndex(environment.dense.named_groups()[0][1])
         self.cuda_graph_mode = request.config.is_captured
+        self.decouples_gradients = request.config.reduction.decoupled
         self._dense, self._experts = environment.dense, environment.experts
         self._policy = request.arguments.mixed_precision_policy
         self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-        self.param_and_grad_buffer = ParamAndGradBuffer(self._context.user_buffers)
+        buffers = self._context.user_buffers
+        self.param_and_grad_buffer = ParamAndGradBuffer(self._buckets(), buffers)
         owner, context = weakref.ref(self), weakref.proxy(self._context)
         # After a pass that has raised, some units still show what they compute with.
         for inner in module.modules():
@@ -458,18 +393,10 @@ class MegatronFSDP(GuardedModule):
         return {p.original_id: p.sharded for bucket in self._buckets() for p in bucket.parameters}
 
     @cached_property
-    def raw_param(self) -> RawParameters:
-        """By name in the bare module, the parameters that modules compute with."""
-        return RawParameters(self._buckets())
-
-    @cached_property
-    def param_to_name(self) -> ParameterNames:
-        """The name in the bare module of every parameter."""
-        return ParameterNames(self._buckets())
-
-    def get_distributed_index(self) -> FSDPDistributedIndex:
-        """`dist_index`."""
-        return self.dist_index
+    def param_to_name(self) -> dict[torch.Tensor, str]:
+        """The name in the bare module of every shard, and of the parameter it stands for."""
+        managed = [p for bucket in self._buckets() for p in bucket.parameters]
+        return {face: p.names[0] for p in managed for face in (p.sharded, p.raw)}
 
     def _units(self) -> list[Unit]:
         return [self._context.root, *self._context.units]

@@ -65,11 +65,6 @@ class DataParallelAxes:
         return group
 
     @property
-    def inner_mesh(self) -> DeviceMesh:
-        """The sharding axis alone."""
-        return self.mesh[self.mesh.mesh_dim_names[-1]] if self.mesh.mesh_dim_names else self.mesh
-
-    @property
     def data_group(self) -> dist.ProcessGroup:
         """One group over the data-parallel axes, without that of tensor parallelism."""
         return self.hybrid_group or self.mesh.get_group(0)

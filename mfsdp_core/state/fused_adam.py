@@ -28,7 +28,7 @@ def check_gradients_are_read(optimizer: torch.optim.Optimizer, owners: Iterable[
     known = hasattr(optimizer, "use_decoupled_grad") or type(optimizer) in ELEMENTWISE
     reads = bool(getattr(optimizer, "use_decoupled_grad", False))
     for owner in owners if known else ():
-        attaches = owner.ddp_config.megatron_fsdp_use_decoupled_grad
+        attaches = owner.decouples_gradients
         if attaches != reads:
             places = {True: "decoupled_grad", False: "grad"}
             raise ConfigurationError(

@@ -5,29 +5,20 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import inspect
+import re
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch import nn
 
 import mfsdp_core
-from mfsdp_core import (
-    DistributedDataParallelConfig,
-    FSDPDistributedIndex,
-    MegatronFSDP,
-    MixedPrecisionPolicy,
-    fully_shard_model,
-)
-from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.sharding import request_of_wrapper
-from mfsdp_core.sharding_arguments import OWN_DEFAULTS, ShardingArguments
+from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model
 from oracle.models import TOYS, batch, build, loss
-from oracle.ranks import mesh, on_two_axes
+from oracle.ranks import on_two_axes
 
-NAME = "conv_linear"
 #: Arguments of ours, all by keyword.
 OWN: dict[str, Any] = {
     "pool_slots": 2,
@@ -41,7 +32,6 @@ OWN: dict[str, Any] = {
     "check_for_nan_in_grad": False,
     "manual_registration": False,
 }
-CLASSES = (MixedPrecisionPolicy, DistributedDataParallelConfig, FSDPDistributedIndex, MegatronFSDP)
 FUNCTIONS = ("fully_shard_model", "fully_shard", "fully_shard_optimizer")
 
 
@@ -53,7 +43,7 @@ def upstream() -> Any:
 
 
 @pytest.mark.needs("megatron_fsdp")
-@pytest.mark.parametrize("name", [*FUNCTIONS, *(kind.__name__ for kind in CLASSES)])
+@pytest.mark.parametrize("name", [*FUNCTIONS, "MixedPrecisionPolicy"])
 def test_arguments_have_upstreams_names_order_and_defaults(upstream: Any, name: str) -> None:
     theirs = inspect.signature(getattr(upstream, name)).parameters
     ours = inspect.signature(getattr(mfsdp_core, name)).parameters
@@ -70,17 +60,17 @@ def test_arguments_have_upstreams_names_order_and_defaults(upstream: Any, name: 
 
 
 @pytest.mark.parametrize("name", ["fully_shard_model", "fully_shard"])
-def test_own_arguments_have_the_defaults_of_the_wrapper(name: str) -> None:
+def test_own_arguments_have_these_defaults(name: str) -> None:
     parameters = inspect.signature(getattr(mfsdp_core, name)).parameters.values()
     own = {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
-    assert own == OWN == OWN_DEFAULTS
+    assert own == OWN
 
 
 @pytest.mark.needs("megatron_fsdp")
 def test_the_wrapper_has_every_method_that_users_call(upstream: Any) -> None:
     public = {name for name in dir(upstream.MegatronFSDP) if not name.startswith("_")}
-    # Called by upstream's own hooks alone.
-    public -= {"all_gather_and_wait_parameters_ready"}
+    # Called by upstream's own hooks alone; taken out (docs/drop_in_differences.md).
+    public -= {"all_gather_and_wait_parameters_ready", "get_distributed_index"}
     assert [name for name in public if not hasattr(MegatronFSDP, name)] == []
 
 
@@ -90,73 +80,68 @@ def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
         inspect.signature(getattr(MegatronFSDP, name)).bind(None, nonsense=True)
 
 
-@pytest.mark.parametrize(
-    ("config", "arguments", "said"),
-    [
-        ({"data_parallel_sharding_strategy": "zero"}, {}, "optim_grads"),
-        ({"megatron_fsdp_grad_comm_dtype": torch.bfloat16}, {}, "mixed_precision_policy"),
-        ({}, {"fsdp_double_buffer": True}, "fsdp_double_buffer"),
-    ],
-)
-def test_a_configuration_that_cannot_be_followed_is_refused(
-    config: dict[str, Any], arguments: dict[str, Any], said: str
-) -> None:
-    made = DistributedDataParallelConfig(**config)
-    with pytest.raises(ConfigurationError, match=said):
-        MegatronFSDP(nn.Linear(2, 2), ddp_config=made, **arguments)
-    with pytest.raises(TypeError, match="nonsense"):
-        MegatronFSDP(nn.Linear(2, 2), nonsense=True)
+def test_the_page_on_megatron_lms_adapter_passes_arguments_that_exist() -> None:
+    page = Path(__file__).parents[2] / "docs" / "drop_in_differences.md"
+    call = page.read_text().split("\nfully_shard_model(\n")[1].split("\n)\n")[0]
+    passed = set(re.findall(r"^    (\w+)=", call, re.MULTILINE))
+    assert len(passed) > 20
+    assert passed <= set(inspect.signature(fully_shard_model).parameters)
 
 
-@pytest.mark.parametrize("in_config", [True, False])
-def test_registering_by_hand_is_asked_for_by_an_argument_or_by_the_configuration(
-    in_config: bool,
-) -> None:
-    config = DistributedDataParallelConfig(nccl_ub=True, fsdp_manual_registration=True)
-    given = ShardingArguments(nccl_ub=True, manual_registration=not in_config)
-    request = request_of_wrapper(given, None, config if in_config else None)
-    assert request.arguments.manual_registration
-    registration = request.config.allocation.registration
-    assert registration is not None
-    assert registration.manual
+@pytest.mark.parametrize("name", ["DistributedDataParallelConfig", "FSDPDistributedIndex"])
+def test_a_class_that_was_taken_out_says_what_serves_instead(name: str) -> None:
+    with pytest.raises(AttributeError, match="pass its fields to fully_shard_model"):
+        getattr(mfsdp_core, name)
 
 
 @pytest.mark.on_ranks
+@pytest.mark.parametrize("main_grads", [None, torch.float32])
+@pytest.mark.parametrize("main_params", [None, torch.float64])
 @pytest.mark.parametrize(
-    ("strategy", "is_hybrid"), [("optim_grads", False), ("optim_grads_params", True)]
+    ("strategy", "outer"),
+    [
+        ("optim", "no_shard"),
+        ("optim_grads", "no_shard"),
+        ("optim_grads_params", "no_shard"),
+        ("optim_grads_params", "optim"),
+    ],
 )
-def test_the_constructor_shards_as_the_function_does(strategy: str, is_hybrid: bool) -> None:
-    """The wrapper as Megatron-LM builds it beside that of `fully_shard_model`: equal gradients."""
-    where: dict[str, Any] = {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
-    if is_hybrid:
-        where = on_two_axes()
-        where.pop("outer_dp_sharding_strategy")
-    outer = "optim" if is_hybrid else "no_shard"
-    units = list(TOYS[NAME].units)
-    index = FSDPDistributedIndex(**where, hsdp_outer_dp_shard=is_hybrid)
-    config = DistributedDataParallelConfig(
-        data_parallel_sharding_strategy=strategy, outer_dp_sharding_strategy=outer
-    )
-    made = MegatronFSDP(build(NAME), index, config, fsdp_unit_modules=units)
-    other = fully_shard_model(
-        build(NAME),
-        **where,
-        fsdp_unit_modules=units,
+def test_buffers_have_the_dtypes_of_the_policy_while_the_wire_changes(
+    strategy: str,
+    outer: str,
+    main_params: torch.dtype | None,
+    main_grads: torch.dtype | None,
+) -> None:
+    """The custom-dtype cases of pull request 3067, which read buffers by upstream's names."""
+    toy = "conv_linear"
+    with torch.device("meta"):
+        module = build(toy)
+    policy = MixedPrecisionPolicy(main_params, main_grads, None)
+    model = fully_shard_model(
+        module,
+        **on_two_axes() | {"outer_dp_sharding_strategy": outer},
+        fsdp_unit_modules=list(TOYS[toy].units),
         zero_dp_strategy=strategy,
-        outer_dp_sharding_strategy=outer,
-        sync_model_each_microbatch=False,
+        mixed_precision_policy=policy,
+        init_model_with_meta_device=True,
+        report_nan_in_param_grad=True,
     )
-    for model in (made, other):
-        loss(model(batch(NAME, dist.get_rank(), 0, torch.float32))).backward()
-        model.finish_grad_sync(force_all_reduce=False)
-        assert model.ddp_config.data_parallel_sharding_strategy == strategy
-        found = model.get_distributed_index()
-        assert found is model.dist_index
-        assert found.device_mesh.size() == 4
-        assert found.hsdp_outer_dp_shard == is_hybrid
-        assert model.device == torch.device("cpu")
-    for ours, theirs in zip(made.parameters(), other.parameters(), strict=True):
-        assert torch.equal(ours.grad.to_local(), theirs.grad.to_local())
-    wrong = dataclasses.replace(index, hsdp_outer_dp_shard=not is_hybrid)
-    with pytest.raises(ConfigurationError, match="hsdp_outer_dp_shard"):
-        MegatronFSDP(build(NAME), wrong, config, fsdp_unit_modules=units)
+    assert dist.get_world_size(model.dist_index.get_fsdp_group()) == 2
+    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.Adam(model.parameters(), lr=0.001))
+    dtype = main_params or torch.float32
+    for grad_comm in (None, torch.float16):
+        groups = model.param_and_grad_buffer.parameter_groups
+        assert len(groups) == len(model.buckets())
+        for group in groups:
+            weights, gradients = group.main_weight_buffer, group.main_grad_buffer
+            assert (weights is None) == (main_params is None)
+            assert weights is None or weights.data.dtype == dtype
+            assert gradients.data.dtype == torch.float32
+            assert not gradients.data.numel()
+        with model.mixed_precision_context(MixedPrecisionPolicy(grad_comm_dtype=grad_comm)):
+            loss(model(batch(toy, dist.get_rank(), 0, torch.float32))).backward()
+            for group in groups:
+                assert group.main_grad_buffer.data.dtype == torch.float32
+                assert group.main_grad_buffer.data.numel()
+            optimizer.step()
+            optimizer.zero_grad()

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.judging import same
-from mfsdp_core import MegatronFSDP, MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from oracle.beside_torch import Pair, beside
@@ -212,21 +212,21 @@ def test_gradients_equal_those_of_one_process(
 
 
 @pytest.mark.parametrize("are_named", [True, False])
-def test_upstreams_list_names_the_modules_that_read_weights_inside_of_them(
+def test_modules_that_read_weights_inside_of_them_say_so(
     are_named: bool,
 ) -> None:
     plain, made = Model(Reader, "plain").double(), Model(Reader, "plain").double()
     made.load_state_dict(plain.state_dict())
     for inner in made.modules():
         if isinstance(inner, Reader.Fused):
-            inner.reads_child_weights = False
-    model = MegatronFSDP(
+            inner.reads_child_weights = are_named
+    model = fully_shard_model(
         made,
         fsdp_unit_modules=[Reader],
         disable_bucketing=True,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        enable_fine_grained_param_gather_hook=True,
-        fine_grained_recurse_module_types=[Reader.Fused] if are_named else [],
+        enable_fine_grained_param_gather=True,
+        sync_model_each_microbatch=False,
     )
     pair = Pair(plain, model, dist.group.WORLD)
     if are_named:

@@ -6,8 +6,6 @@ import mfsdp_core
 
 PUBLIC_NAMES = [
     "CapturedStep",
-    "DistributedDataParallelConfig",
-    "FSDPDistributedIndex",
     "Float8Reference",
     "MegatronFSDP",
     "MixedPrecisionPolicy",

@@ -165,15 +165,16 @@ def test_compute_weights_follow_a_step_at_once() -> None:
     for wanted in (True, False):
         model, _ = pair(0, dtype=torch.bfloat16, mixed_precision_policy=policy)
         optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.5))
-        raw = {n: p.detach().clone() for n, p in model.raw_param.items()}
+        compute = {p.names[0]: p.raw for b in model._buckets() for p in b.parameters}
+        before = {n: p.detach().clone() for n, p in compute.items()}
         model(batch(dtype=torch.bfloat16)).backward()
         optimizer.step(install_optimized_model_weights=wanted)
         if not wanted:
-            same("as before", {n: p.detach() for n, p in model.raw_param.items()}, raw)
+            same("as before", {n: p.detach() for n, p in compute.items()}, before)
             model.install_optimized_model_weights()
         for name, p in model.named_parameters():
             now = p.detach().to_local().to(torch.bfloat16)
-            same(name, model.raw_param[name_of(name)].detach(), now)
+            same(name, compute[name_of(name)].detach(), now)
 
 
 def test_closures_are_evaluated_with_the_weights_of_now() -> None:

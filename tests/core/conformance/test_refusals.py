@@ -126,17 +126,6 @@ def test_arguments_are_refused() -> None:
     refuses(ConfigurationError, "nvfp4", lambda: mfsdp_core.Float8Reference("nvfp4"))
 
 
-def test_configurations_that_contradict_are_refused() -> None:
-    """Of the wrapper class, beside those of test_drop_in_names.py."""
-    config, wrapper = mfsdp_core.DistributedDataParallelConfig, mfsdp_core.MegatronFSDP
-    sharded_twice = config(
-        data_parallel_sharding_strategy="optim", outer_dp_sharding_strategy="optim"
-    )
-    refuses(ConfigurationError, "there is none", lambda: wrapper(Small(), ddp_config=sharded_twice))
-    same("implied", config(megatron_fsdp_max_pool_double_buffer=True).fsdp_double_buffer, True)
-    same("not", config().fsdp_double_buffer, False)
-
-
 def test_parameters_that_cannot_be_sharded_are_refused() -> None:
     """DTensors without a dimension for them, interleaved parts, odd placements."""
     ranks = dist.get_world_size()
