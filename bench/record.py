@@ -266,9 +266,7 @@ class RunRecord:
     environment: dict[str, Any]
     steps: dict[int, list[StepSample]]
     memory: dict[str, Any] | None = None
-    checkpoints: dict[str, Any] | None = None
     counts: dict[str, Any] | None = None
-    host: dict[str, Any] | None = None
     problems: tuple[str, ...] = field(default_factory=tuple)
     changed: tuple[str, ...] = ()
 

@@ -15,7 +15,6 @@ from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
 from reports.sections.arms import arms_section, targets_section
 from reports.sections.beside_steps import (
-    checkpoints_section,
     communication_section,
     counts_section,
 )
@@ -52,7 +51,6 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     memory_section,
     phases_section,
     counts_section,
-    checkpoints_section,
     imported_section,
     nodes_section,
     communication_section,

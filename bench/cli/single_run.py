@@ -13,7 +13,6 @@ from bench.cli.duration import duration
 from bench.cli.options import DEFAULT_RESULTS
 from bench.cli.validating import of_validation
 from bench.cli.verbs.read import LogsRequest, ShowRequest
-from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.metrics import MEMORY, METRICS
 from bench.derive.summary import summarise
 from bench.errors import UsageError
@@ -68,7 +67,6 @@ def _document(record: RunRecord) -> dict[str, Any]:
         "steps_per_rank": {str(rank): len(steps) for rank, steps in record.steps.items()},
         "environment": record.environment,
         "memory": record.memory,
-        "checkpoints": record.checkpoints,
         "problems": list(record.problems),
     }
 
@@ -125,12 +123,6 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         (f"memory: {name.replace('_', ' ')}", quantity.binary_bytes(size))
         for name, size in sorted(categories.items(), key=lambda item: -item[1])
     ]
-    saved = checkpoint_cost(record)
-    if saved is not None and saved.saves:
-        milliseconds = quantity.significant(saved.median_milliseconds)
-        size = quantity.binary_bytes(saved.largest_bytes)
-        rows.append(("checkpoints", f"{len(saved.saves)}, one in {saved.every_steps} steps"))
-        rows.append(("a checkpoint", f"{milliseconds} ms (median), {size} of all ranks"))
     rows += [("not measured", note) for note in summary.notes]
     rows += [("problem", problem) for problem in record.problems]
     return console.columns(("what", "value"), rows)

@@ -1,4 +1,4 @@
-"""The tensor storage that ranks held between two steps, by who made it, beside what ledgers say."""
+"""The tensor storage that ranks held between two steps, by who made it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class LiveRow(BaseModel):
     """Storages that one call site has made. line: of one of them.
 
     site: as of counts (`bench.meters.call_sites`); "" where torch's dispatcher was not asked.
-    of_harness: made by the loop, its data or its models, of which no engine keeps a ledger.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -23,35 +22,24 @@ class LiveRow(BaseModel):
     line: int = 0
     bytes: int
     storages: int
-    of_harness: bool = False
 
 
 class LiveStorage(BaseModel):
     """`live` in `memory.json`, of all ranks together.
 
     step: behind which it was looked at, before the next. bytes: by rank, every storage once.
-    ledger_bytes: by rank, what the engine's ledger said then; None without a ledger.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     step: int
     bytes: tuple[int, ...]
-    ledger_bytes: tuple[int, ...] | None = None
     rows: tuple[LiveRow, ...] = ()
 
     @property
     def bytes_per_rank(self) -> float:
         """The mean, which a rise on any rank raises."""
         return sum(self.bytes) / len(self.bytes)
-
-    @property
-    def ledger_difference_per_rank(self) -> float | None:
-        """Mean of the engine's bytes that its ledger lacks, or of those that it has too many."""
-        if self.ledger_bytes is None:
-            return None
-        of_engine = sum(row.bytes for row in self.rows if not row.of_harness)
-        return abs(of_engine - sum(self.ledger_bytes)) / len(self.bytes)
 
 
 def live_storage(record: RunRecord) -> LiveStorage | None:
@@ -65,12 +53,9 @@ def over_ranks(ranks: Sequence[LiveStorage]) -> LiveStorage:
     sites: dict[str, LiveRow] = {}
     for row in (row for rank in ranks for row in rank.rows):
         sites[row.site] = _added(sites[row.site], row) if row.site in sites else row
-    ledgers = [rank.ledger_bytes for rank in ranks if rank.ledger_bytes is not None]
-    every = tuple(size for sizes in ledgers for size in sizes)
     return LiveStorage(
         step=ranks[0].step,
         bytes=tuple(size for rank in ranks for size in rank.bytes),
-        ledger_bytes=every if len(ledgers) == len(ranks) else None,
         rows=tuple(sorted(sites.values(), key=lambda row: (-row.bytes, row.site))),
     )
 

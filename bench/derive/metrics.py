@@ -11,11 +11,10 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, TypeVar
 
 from bench.derive.counts import COUNTED
-from bench.derive.host_time import calls_per_unit, host_pass, microseconds_per_unit
 from bench.derive.live_storage import live_storage
 from bench.record import RunRecord, RunSummary
 
-Unit = Literal["ms", "us", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
+Unit = Literal["ms", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
 Direction = Literal["lower_is_better", "higher_is_better", "both"]
 Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
@@ -137,25 +136,6 @@ CPU_TIME = Metric(
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
-HOST_TIME = Metric(
-    "host_time",
-    "host us per unit",
-    "us",
-    _of(host_pass, microseconds_per_unit),
-    judge="interval",
-    rule=MetricRule("advisory", 0.05, _LESS),
-)
-"""Of a unit and pass ([Note: host time]), whatever the link and the size of layers."""
-HOST_CALLS = Metric(
-    "host_calls",
-    "Python calls per unit and pass",
-    "",
-    _of(host_pass, calls_per_unit),
-    judge="ratio",
-    rule=MetricRule("required", 0.0, _LESS),
-    column=False,
-)
-"""The part of it that repeats exactly."""
 LATENCY = Metric(
     "latency",
     "latency (ms)",
@@ -241,16 +221,6 @@ LIVE_STORAGE = Metric(
     column=False,
 )
 """Of a rank between two steps, every tensor storage, whoever holds it."""
-LEDGER_DIFFERENCE = Metric(
-    "ledger_difference",
-    "live storage off the ledger",
-    "bytes",
-    _of(live_storage, lambda live: live.ledger_difference_per_rank),
-    judge="ratio",
-    rule=MetricRule("required", 0.0, _LESS),
-    column=False,
-)
-"""Between what an engine holds and what its ledger says."""
 WIRE_BYTES = Metric(
     "wire_bytes",
     "bytes sent per step",
@@ -276,12 +246,9 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
-OPTIONAL: tuple[Metric, ...] = (*MEMORY_PEAKS, HOST_TIME)
+OPTIONAL: tuple[Metric, ...] = MEMORY_PEAKS
 """Columns that a table has where one of its cells was measured so."""
-UNASKED: tuple[Metric, ...] = (
-    *(CPU_TIME, HOST_TIME, HOST_CALLS, LATENCY, LIVE_STORAGE, LEDGER_DIFFERENCE),
-    *COUNTS,
-)
+UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, LIVE_STORAGE, *COUNTS)
 """Judged where they were measured; where they were not, only a policy that names them asks."""
 
 METRICS: list[Metric] = [
@@ -289,7 +256,6 @@ METRICS: list[Metric] = [
     STEP_TIME_P90,
     THROUGHPUT,
     CPU_TIME,
-    HOST_TIME,
     TFLOPS,
     MFU,
     MEMORY,
@@ -297,12 +263,10 @@ METRICS: list[Metric] = [
     GRAD_NORM,
     *MEMORY_PEAKS,
     LIVE_STORAGE,
-    LEDGER_DIFFERENCE,
     WIRE_BYTES,
     LATENCY,
     ALGORITHM_BANDWIDTH,
     BUS_BANDWIDTH,
-    HOST_CALLS,
     *COUNTS,
 ]
 """In the order in which tables show them."""

@@ -10,11 +10,9 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from bench.engines.ddp import DdpEngine
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
@@ -49,15 +47,6 @@ class DdpZeroEngine(DdpEngine):
         """The state lies in the optimizer that the outer one wraps."""
         owned = optimizer_state_bytes(self._zero.optim)
         return super().persistent_bytes() | {"optimizer_state": owned}
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Weights once, and the state of each rank under its own name."""
-        rank = torch.distributed.get_rank()
-        state = {
-            "model": self.model.state_dict(),
-            f"optimizer_{rank}": self._zero.optim.state_dict(),
-        }
-        save(state, checkpoint_id=folder)
 
     def code_path(self) -> str:
         """The file of torch's ZeroRedundancyOptimizer."""

@@ -17,7 +17,6 @@ import logging
 import os
 import warnings
 import weakref
-from pathlib import Path
 from typing import Any, Final
 
 import torch
@@ -110,10 +109,6 @@ class DeepSpeedEngine(Engine):
         weights = sum(shard.rows.nbytes for shard in self.inspected.weights().values())
         state = optimizer_state_bytes(self.engine.basic_optimizer)
         return UNTOLD | {"main_weights": weights, "optimizer_state": state}
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """DeepSpeed's own."""
-        self.engine.save_checkpoint(str(folder))
 
     def inspection(self) -> DeepSpeedInspection:
         """For `mfsdp-bench validate`."""

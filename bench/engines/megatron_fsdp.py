@@ -12,13 +12,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor, Replicate
 
 from bench.engines.dtypes import TORCH_DTYPES
@@ -118,11 +116,6 @@ class MegatronFsdpEngine(StockEngine):
             "main_weights": sum(local_tensor(p.data).nbytes for p in self.parameters),
             "optimizer_state": optimizer_state_bytes(self.optimizer),
         }
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """With torch.distributed.checkpoint, as the package prepares its state dicts for it."""
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        save(state, checkpoint_id=folder)
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

@@ -17,13 +17,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.megatron_fsdp import MegatronFsdpEngine, dtype_policy
@@ -101,13 +99,6 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
         cycle: AbstractContextManager[None] = self._v2.microbatch(self.model, is_last)
         return cycle
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """With torch.distributed.checkpoint; the package says where its uneven shards begin."""
-        name = f"{self._package.__name__}.uneven_dtensor"
-        prepare = importlib.import_module(name).preprocess_state_dict_for_uneven_dtensor
-        state = {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
-        save(prepare(state), checkpoint_id=folder)
 
     def inspection(self) -> StockInspection:
         """For `mfsdp-bench validate`."""

@@ -16,7 +16,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -188,10 +187,6 @@ class MfsdpEngine(StockEngine):
         """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
         ranges: AbstractContextManager[None] = mfsdp_core.annotated(self.model, begin, end)
         return ranges
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """The core's own: complete or not there at all."""
-        mfsdp_core.save_checkpoint(folder, self.model, self.optimizer)
 
     def code_path(self) -> str:
         """The package under test."""

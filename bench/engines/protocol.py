@@ -11,7 +11,6 @@ from `Engine` leaves out what it does not know: those methods say so here.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, Final, Protocol
 
 import torch
@@ -78,9 +77,6 @@ class Engine(Reported, Protocol):
         None where the engine does not say; one that was written before may lack the method.
         """
         return None
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """Write weights and optimizer state to `folder`, which does not exist yet. Collective."""
 
 
 class Waitable(Protocol):

@@ -6,17 +6,12 @@ autocast, unless the implementation casts by itself (fsdp2).
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import get_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.tensor import DTensor
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
@@ -71,15 +66,6 @@ class StockEngine(Engine):
     def set_learning_rate(self, lr: float) -> None:
         """Set it for the next step."""
         set_learning_rate(self.optimizer, lr)
-
-    def save_checkpoint(self, folder: Path) -> None:
-        """With torch.distributed.checkpoint, whichever way the parameters are sharded."""
-        weights, optimizer = get_state_dict(self.model, self.optimizer)
-        state = {"model": weights, "optimizer": optimizer}
-        with warnings.catch_warnings():
-            # A single process is what the engine `single` is.
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-            save(state, checkpoint_id=folder, no_dist=not dist.is_initialized())
 
     def wire_bytes(self) -> int | None:
         """As counted where the engine communicates."""

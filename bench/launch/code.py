@@ -46,7 +46,6 @@ RANK_PATTERNS = (
     "bench/derive/__init__.py",
     "bench/derive/counts.py",
     "bench/derive/exposed.py",
-    "bench/derive/host_time.py",
     "bench/derive/live_storage.py",
     "bench/derive/timeline.py",  # finds the peak of the recorded step
 )

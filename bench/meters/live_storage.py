@@ -5,8 +5,6 @@ end of step 2 is remembered by a weak reference and its call site; what lives th
 storage once. Tensors that Python holds and that did not come that way (of NumPy, of a thread) are
 added. Later steps, the timed ones, run without all this: the first two never count for times. A
 model under torch.compile is followed through its set-up alone, as its compiler would trace this.
-
-An engine's ledger tells what it has booked. This tells what is there, and so what was not booked.
 """
 
 from __future__ import annotations
@@ -22,22 +20,20 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.derive.live_storage import LiveRow, LiveStorage
-from bench.engines.ledger_view import HasLedger
-from bench.meters.call_sites import CallSites, is_of_engine
+from bench.meters.call_sites import CallSites
 from bench.meters.operation_counter import dispatches, tensors_in
 
 _LAST_STEP: Final = 2
 
 
 class LiveStorageMeter(TorchDispatchMode):
-    """`start` before the model is built, `watch` its engine; `found` after step 2."""
+    """`start` before the model is built, `built` after its engine; `found` after step 2."""
 
     def __init__(self, sites: CallSites, device: torch.device, steps: int) -> None:
         super().__init__()
         self._sites = sites
         self._device = device.type
         self._step = min(_LAST_STEP, steps)
-        self._engine: object = None
         self._made: dict[int, tuple[StorageWeakRef, str, int]] = {}
         self._follows = False
         self.found: LiveStorage | None = None
@@ -47,9 +43,8 @@ class LiveStorageMeter(TorchDispatchMode):
         self._follows = True
         self.__enter__()
 
-    def watch(self, engine: object, *, compiled: bool) -> None:
-        """Whose ledger to ask; set-up is over."""
-        self._engine = engine
+    def built(self, *, compiled: bool) -> None:
+        """Set-up is over."""
         if compiled:
             self._leave()
 
@@ -88,19 +83,15 @@ class LiveStorageMeter(TorchDispatchMode):
 
     def _count(self) -> LiveStorage:
         gc.collect()  # what only cycles hold is as good as gone
-        ledger = None
-        if isinstance(self._engine, HasLedger):
-            ledger = (sum(self._engine.ledger().bytes_by_category().values()),)
         rows: dict[str, LiveRow] = {}
         for storage, site, line in self._alive():
             if storage.device.type == self._device and storage.nbytes():
-                row = rows.get(site) or _no_bytes(site, line)
+                row = rows.get(site) or LiveRow(site=site, line=line, bytes=0, storages=0)
                 more = {"bytes": row.bytes + storage.nbytes(), "storages": row.storages + 1}
                 rows[site] = row.model_copy(update=more)
         return LiveStorage(
             step=self._step,
             bytes=(sum(row.bytes for row in rows.values()),),
-            ledger_bytes=ledger,
             rows=tuple(rows.values()),
         )
 
@@ -114,11 +105,6 @@ class LiveStorageMeter(TorchDispatchMode):
             if storage._cdata not in seen:
                 seen.add(storage._cdata)
                 yield storage, "", 0
-
-
-def _no_bytes(site: str, line: int) -> LiveRow:
-    of_harness = bool(site) and not is_of_engine(site)
-    return LiveRow(site=site, line=line, bytes=0, storages=0, of_harness=of_harness)
 
 
 def _held_by_python() -> list[torch.UntypedStorage]:

@@ -83,7 +83,7 @@ def collectives(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]
             "collective-needs-ranks",
             "a collective of one rank sends nothing: set launch.ranks to 2 or more",
         )
-    looks = {"counts=true": measure.counts, "host_time=true": measure.host_time}
+    looks = {"counts=true": measure.counts}
     looks[f"profile={measure.profile}"] = measure.profile != "none"
     for name in [name for name, asked in looks.items() if asked][:1]:
         yield (

@@ -84,7 +84,6 @@ def _watched(run: ResolvedRun) -> list[str]:
     measure = run.measure
     found = {
         "measure.counts": measure.counts,
-        "measure.host_time": measure.host_time,
         f"measure.profile={measure.profile}": measure.profile != "none",
         f"measure.nccl={measure.nccl}": measure.nccl != "none",
     }

@@ -73,8 +73,6 @@ class TrainSpec(Frozen):
     """A second copy of every weight in the optimizer; of the same two alone."""
     store_remainders: bool = False
     """Keep what BF16 main weights lack to FP32; of the same two alone."""
-    checkpoint_every: int | None = Field(default=None, ge=1)
-    """Save after every that many steps, and record what it took; null never saves."""
     lr: float = Field(default=3e-4, gt=0)
     """Learning rate after the warm-up."""
     warmup_steps: int = Field(default=0, ge=0)
@@ -155,8 +153,6 @@ class MeasureSpec(Frozen):
     """evidence keeps NCCL's own account of every collective, in a run of a few steps."""
     counts: bool = False
     """Count what a few more steps do, behind the last timed one, so that times stand."""
-    host_time: bool = False
-    """Measure what a unit of the engine costs the host, in passes of their own behind the steps."""
 
     @property
     def comparable_in_time(self) -> bool:

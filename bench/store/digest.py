@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.store.layout import NCCL, SNAPSHOT, SUMMARY, TRACE
+from bench.store.layout import NCCL, SUMMARY, TRACE
 
 DIGEST = "digest"
 _HEX_DIGITS = 32
 _COVERED = (".json", ".jsonl", ".log")
-_FREE = (".", SUMMARY, TRACE, SNAPSHOT)
+_FREE = (".", SUMMARY, TRACE)
 
 
 def with_digest(keeper: Path, document: dict[str, Any]) -> dict[str, Any]:

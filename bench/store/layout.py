@@ -8,10 +8,7 @@ results/
     owner.lock           held while the run is alive       [Note: liveness by flock]
     status.json env.json summary.json memory.json runtime.json failure.rank<N>.json
     trace.rank<N>.json   of runs with measure.profile torch
-    memory_snapshot.rank<N>.json   of memory profiles on CUDA
-    checkpoints.json     time and bytes of checkpoints, of runs that save them
     counts.json          what one step did, of runs that count it
-    host.json            what a pass costs the host, of runs that measure it
     steps.node<K>.jsonl  one line per rank and step     [Note: one writer per line]
     logs/                agent.log, agent.json, rank<N>.log,
                          issued.rank<N>.json of ranks that stand still,
@@ -51,15 +48,12 @@ STATUS = "status.json"
 ENVIRONMENT = "env.json"
 RUNTIME = "runtime.json"
 MEMORY = "memory.json"
-CHECKPOINTS = "checkpoints.json"
 COUNTS = "counts.json"
-HOST = "host.json"
 SUMMARY = "summary.json"
 OWNER_LOCK = "owner.lock"
 RUNNER_LOCK = "runner.lock"
 FAILURE = "failure"
 ISSUED = "issued"
-SNAPSHOT = "memory_snapshot"
 TRACE = "trace"
 FAILURE_GLOB = f"{FAILURE}.rank*.json"
 ISSUED_GLOB = f"{ISSUED}.rank*.json"

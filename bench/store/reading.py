@@ -60,9 +60,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         environment=environment,
         steps=_read_steps(path, resolved, status, problems),
         memory=read_json_object(path / layout.MEMORY, problems),
-        checkpoints=read_json_object(path / layout.CHECKPOINTS, problems),
         counts=read_json_object(path / layout.COUNTS, problems),
-        host=read_json_object(path / layout.HOST, problems),
         problems=tuple(problems),
         changed=tuple(changed),
     )

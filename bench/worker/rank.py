@@ -8,19 +8,14 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from pydantic import BaseModel
-from torch import nn
 
 from bench.data.batches import build_batches
 from bench.derive.live_storage import over_ranks
-from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
 from bench.meters.call_sites import CallSites
-from bench.meters.checkpoints import CheckpointMeter
 from bench.meters.live_storage import LiveStorageMeter
 from bench.meters.memory_profile import MemoryProfile
-from bench.meters.memory_snapshot import MemorySnapshot
 from bench.meters.memory_timeline import TimelineMeter
 from bench.meters.sample_sink import SampleSink
 from bench.meters.torch_trace import TorchTrace, communication
@@ -28,14 +23,11 @@ from bench.models.build import run_model
 from bench.spec import ResolvedRun, known_engine
 from bench.store.atomic import write_json_atomically
 from bench.store.layout import (
-    CHECKPOINTS,
     COUNTS,
-    HOST,
     ISSUED,
     LOGS,
     MEMORY,
     RUNTIME,
-    SNAPSHOT,
     TRACE,
     rank_file,
 )
@@ -43,7 +35,6 @@ from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.collective import measure_collective
 from bench.worker.counting import count_steps, gathered, is_compiled
-from bench.worker.host_pass import measure_host
 from bench.worker.issued_note import IssuedNote
 from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
@@ -69,14 +60,13 @@ def run_rank(run_dir: Path) -> None:
 def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     profile = MemoryProfile(process.device) if resolved.measure.profile == "memory" else None
     own_file = partial(rank_file, rank=process.rank)
-    snapshot = MemorySnapshot.of(resolved, run_dir / own_file(SNAPSHOT), process.device)
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
     live = LiveStorageMeter(sites, process.device, resolved.train.steps)
     live.start()
     model, make_batch = run_model(resolved, process.device)
     batches = build_batches(resolved, process.rank, process.device, make_batch)
     engine = build_engine(model, resolved, process.device)
-    live.watch(engine, compiled=is_compiled(model))
+    live.built(compiled=is_compiled(model))
     if process.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process))
     if profile is not None:
@@ -86,7 +76,6 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
     trace = TorchTrace.of(resolved, run_dir / own_file(TRACE), process.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, process.rank)
-    saver = _saver(engine, resolved, process, run_dir)
     note = IssuedNote(engine, run_dir / LOGS / own_file(ISSUED))
     with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
@@ -99,17 +88,14 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
-        after_step = _after_step(recorder, live, profile, snapshot, evidence, saver, trace)
+        after_step = _after_step(recorder, live, profile, evidence, trace)
         cost = loop.run(after_step)
-    _stop(profile, snapshot, trace)
+    _stop(profile, trace)
     if evidence is not None:
         evidence.record_groups(resolved)
     held = None if live.found is None else over_ranks(gathered(live.found, process))
     devices = [] if loop.device_state is None else gathered(loop.device_state.report(), process)
     if process.rank == 0:
-        if saver is not None:
-            write_json_atomically(run_dir / CHECKPOINTS, saver.report())
-            saver.discard()
         timeline = None if recorder is None else recorder.timeline
         report = runtime_report(engine, resolved, process, cost) | {"devices": devices}
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
@@ -117,36 +103,17 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         memory |= loop.setup_peaks or {}
         memory |= {"live": None if held is None else held.model_dump(mode="json")}
         write_json_atomically(run_dir / MEMORY, memory)
-    _look_behind(loop, model, resolved, process, run_dir)
+    if resolved.measure.counts:  # last, so that no time and no memory is its own
+        counts = count_steps(loop, model, resolved, process)
+        if process.rank == 0:
+            write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
     getattr(engine, "close", lambda: None)()
 
 
-def _look_behind(
-    loop: TrainingLoop, model: nn.Module, resolved: ResolvedRun, process: RankProcess, run_dir: Path
-) -> None:
-    """What is measured after everything else, so that no time and no memory is its own."""
-    found: dict[str, BaseModel] = {}
-    if resolved.measure.counts:
-        found[COUNTS] = count_steps(loop, model, resolved, process)
-    if resolved.measure.host_time:
-        found[HOST] = measure_host(resolved, process)
-    for name, document in found.items() if process.rank == 0 else ():
-        write_json_atomically(run_dir / name, document.model_dump(mode="json"))
-
-
-def _stop(*meters: MemoryProfile | MemorySnapshot | TorchTrace | None) -> None:
+def _stop(*meters: MemoryProfile | TorchTrace | None) -> None:
     for meter in meters:
         if meter is not None:
             meter.stop()
-
-
-def _saver(
-    engine: Engine, resolved: ResolvedRun, process: RankProcess, run_dir: Path
-) -> CheckpointMeter | None:
-    every = resolved.train.checkpoint_every
-    if every is None:
-        return None
-    return CheckpointMeter(engine, run_dir / "checkpoint", every, rank=process.rank)
 
 
 class _Meter(Protocol):

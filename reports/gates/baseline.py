@@ -16,7 +16,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import HOST_TIME, STEP_TIME
+from bench.derive.metrics import STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from reports.gates.cell_samples import CellSamples, LossCurve
@@ -66,8 +66,7 @@ class _CellDocument(BaseModel):
         if any(value <= 0 for value in values.get(STEP_TIME.name, ())):
             raise ValueError("a step time that is not positive")
         for name, numbers in values.items():
-            # The host time of a model alone is subtracted, which can leave less than nothing.
-            if name != HOST_TIME.name and min(numbers, default=0.0) < 0:
+            if min(numbers, default=0.0) < 0:
                 raise ValueError(f"a {name} below zero")
         return values
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from bench.derive.hardware import HardwareKey
 from bench.derive.live_storage import risen
 from bench.derive.metrics import (
-    LEDGER_DIFFERENCE,
     LIVE_STORAGE,
     STEP_TIME,
     UNASKED,
@@ -201,7 +200,7 @@ def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         list(pair.head.of(found).values()),
         tolerance=max(rule.tolerance or 0.0, found.least_tolerance),
     )
-    if judged.verdict == "regressed" and metric in (LIVE_STORAGE, LEDGER_DIFFERENCE):
+    if judged.verdict == "regressed" and metric is LIVE_STORAGE:
         judged = replace(judged, reason=_who_holds_more(pair))
     return judged if found is metric else replace(judged, detail=found.title)
 

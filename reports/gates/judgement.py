@@ -100,7 +100,7 @@ class MetricSamples:
 
     @property
     def why_no_ratio(self) -> str:
-        """Numbers that are differences, as host time, can come out at nothing or below."""
+        """Processor time of a short step can come out at nothing."""
         for side, values in (("base", self.base.values()), ("head", self.head.values())):
             without = sum(value <= 0 for value in values)
             if without:

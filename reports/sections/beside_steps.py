@@ -1,11 +1,9 @@
-"""What runs measured beside their steps: counts of one step, checkpoints, exposed communication."""
+"""What runs measured besides the times of steps: counts of one, exposed communication."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from statistics import median
 
-from bench.derive.checkpoints import checkpoint_cost
 from bench.derive.counts import step_counts
 from bench.derive.metrics import COUNTS
 from reports.findings import Findings
@@ -34,26 +32,6 @@ def counts_section(findings: Findings) -> Section | None:
         rows,
         "One step, counted behind the last timed one, over all ranks. The harness's own Python "
         "calls (loop, data, its models) are left out.",
-    )
-
-
-def checkpoints_section(findings: Findings) -> Section | None:
-    """What saving checkpoints cost."""
-    rows = []
-    for cell in findings.finished:
-        found = [checkpoint_cost(run.record) for run in cell.finished]
-        costs = [cost for cost in found if cost is not None and cost.saves]
-        times = [save.milliseconds for cost in costs for save in cost.saves]
-        if costs:
-            numbers = (str(costs[0].every_steps), str(len(times)))
-            size = quantity.binary_bytes(max(cost.largest_bytes for cost in costs))
-            rows.append((cell.name, *numbers, quantity.significant(median(times)), size))
-    return _section(
-        ("checkpoints", "Checkpoints"),
-        "cell | every steps | saves | median ms | bytes",
-        rows,
-        "Median time of rank 0 from the call to its return, between two steps and outside of their "
-        "times; bytes of all ranks together. The host may still be writing when the call returns.",
     )
 
 

@@ -1,4 +1,4 @@
-"""Memory of one step: timeline, peak, live storage against ledgers, padding per unit, pools.
+"""Memory of one step: timeline, peak, live storage, padding per unit, pools.
 
 Units are named as a reader knows them: by their kind of block, many of them in few words.
 """
@@ -6,7 +6,7 @@ Units are named as a reader knows them: by their kind of block, many of them in 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from bench.derive.live_storage import LiveRow, LiveStorage, live_storage
 from bench.derive.timeline import MemoryPeak, peak, read_timeline
@@ -125,7 +125,7 @@ def _alive(found: MemoryPeak, shape: ModelShape | None) -> str:
 
 
 def _live_blocks(findings: Findings) -> list[Block]:
-    """What ranks held between two steps, whoever held it, beside the ledger."""
+    """What ranks held between two steps, whoever held it."""
     found = [(cell, live_storage(cell.finished[0].record)) for cell in findings.finished]
     known = [(cell, live) for cell, live in found if live is not None]
     if not known:
@@ -135,18 +135,15 @@ def _live_blocks(findings: Findings) -> list[Block]:
             cell.name,
             _makers(live),
             quantity.binary_bytes(live.bytes_per_rank),
-            quantity.binary_bytes(_mean(live.ledger_bytes)),
-            quantity.binary_bytes(live.ledger_difference_per_rank),
         )
         for cell, live in known
     )
-    table = Table.of("cell | largest, by who made it | live | ledger | difference", rows, left=2)
+    table = Table.of("cell | largest, by who made it | live", rows, left=2)
     caption = (
         f"Every tensor storage that was alive behind step {known[0][1].step}, counted once, whoever"
-        " holds it; mean over ranks. The difference is what the engine holds and its ledger does"
-        " not say, or the other way round; data and the models' own buffers are no part of it."
+        " holds it; mean over ranks."
     )
-    return [Heading("Live storage and the ledger"), TableBlock(table, caption)]
+    return [Heading("Live storage"), TableBlock(table, caption)]
 
 
 def _makers(live: LiveStorage) -> str:
@@ -155,10 +152,6 @@ def _makers(live: LiveStorage) -> str:
         return f"{row.site or 'outside of operations'} {size}"
 
     return ", ".join(text(row) for row in live.rows[:_MOST_MAKERS])
-
-
-def _mean(sizes: Sequence[int] | None) -> float | None:
-    return None if sizes is None else sum(sizes) / len(sizes)
 
 
 def _padding_blocks(planned: Planned) -> list[Block]:

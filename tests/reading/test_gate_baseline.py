@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from recorded_runs import CELLS, Arm, on_nodes, record_arms, resolved_run
@@ -39,15 +38,6 @@ def test_what_is_saved_reads_back(store):
         assert (theirs.curves, theirs.hardware) == (ours.curves, ours.hardware)
         assert theirs.values["ledger_peak"] == ours.values["ledger_peak"]
         assert theirs.nodes == frozenset({"n1", "n2"})
-
-
-def test_a_host_time_below_that_of_the_model_alone_is_kept(store):
-    """It is a difference of two passes, of an engine that adds nothing as of `single`."""
-    record_arms(store, {None: Arm()}, blocks=1)
-    cell, *_ = (cell_samples(cell) for cell in cells_of(store, "gate", None))
-    less = replace(cell, values={**cell.values, "host_time": {0: -0.5}})
-    (kept,) = reread(make_baseline("main", "gate", SAVED, [less])).cells
-    assert kept.values["host_time"] == {0: -0.5}
 
 
 def test_it_is_small_enough_to_be_reviewed_and_still_tells_bitwise_equality(store):

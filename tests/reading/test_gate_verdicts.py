@@ -9,7 +9,7 @@ from itertools import combinations
 import pytest
 from recorded_runs import ONE, Arm, judged_arms
 
-from bench.derive.metrics import HOST_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
+from bench.derive.metrics import CPU_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
 from reports.comparisons.parity import relative_differences
 from reports.gates.cell_samples import LossCurve
 from reports.gates.judgement import Judgement, MetricSamples, judge_intervals, judge_values
@@ -123,11 +123,10 @@ def test_what_no_number_of_blocks_could_decide_names_none(blocks, least):
     assert several[0].reason.endswith("larger alpha, or judge fewer cells with --only")
 
 
-def test_a_difference_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_one():
-    """Host time is a difference of two passes."""
-    near = MetricSamples("near", {0: 5.0, 1: -0.5}, {0: 4.0, 1: 3.0}, True, 0.05)
+def test_a_time_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_one():
+    near = MetricSamples("near", {0: 5.0, 1: 0.0}, {0: 4.0, 1: 3.0}, True, 0.05)
     far = MetricSamples("far", {0: 5.0, 1: 5.0}, {0: 4.0, 1: 4.0}, True, 0.05)
-    judged = judge_intervals([near, far], HOST_TIME, HOST_TIME.rule, 0.05)
+    judged = judge_intervals([near, far], CPU_TIME, CPU_TIME.rule, 0.05)
     assert [(one.cell, one.verdict) for one in judged] == [
         ("near", "unmeasured"),
         ("far", "inconclusive"),

@@ -176,20 +176,19 @@ def test_the_report_draws_the_step_and_says_what_was_alive_at_the_peak(store):
     assert any("none" in getattr(b, "text", "") for b in section.blocks)
 
 
-def test_the_report_sets_live_storage_beside_the_ledger(store):
+def test_the_report_says_who_made_live_storage(store):
     live = {
         "step": 2,
         "bytes": [3 * 2**20, 2**20],
-        "ledger_bytes": [2**20, 2**20],
         "rows": [
             {"site": "mfsdp_core/a.py:keep", "line": 5, "bytes": 3 * 2**20, "storages": 2},
-            {"site": "bench/b.py:f", "bytes": 2**20, "storages": 1, "of_harness": True},
+            {"site": "bench/b.py:f", "bytes": 2**20, "storages": 1},
         ],
     }
     section = memory_section(store, {"kept": {"live": live}, "none": {}})
-    (row,) = rows_of(section, "ledger")
+    (row,) = rows_of(section, "live")
     makers = "mfsdp_core/a.py:keep 1.5 MiB, bench/b.py:f 512.0 KiB"
-    assert row == ("kept", makers, "2.0 MiB", "1.0 MiB", "512.0 KiB")
+    assert row == ("kept", makers, "2.0 MiB")
 
 
 def test_the_report_lists_padding_waste_and_the_plan_of_the_pool(store):

@@ -12,7 +12,6 @@ from bench.spec import (
     DtypeSpec,
     EngineSpec,
     LaunchSpec,
-    MeasureSpec,
     ModelSpec,
     ResolvedRun,
     RunSpec,
@@ -38,7 +37,6 @@ def cell(
     model: ModelSpec = LLAMA,
     train: dict[str, Any] | None = None,
     ranks: int = 2,
-    host_time: bool = False,
     **own: Any,
 ) -> ResolvedRun:
     """On each rank two microbatches per step."""
@@ -52,34 +50,30 @@ def cell(
                 update={"micro_batch": 4 // ranks if ranks > 1 else 2}
             ).model_copy(update=train or {}),
             launch=LaunchSpec(ranks=1 if engine == "single" else ranks),
-            measure=MeasureSpec(host_time=host_time),
         )
     )
 
 
-SAVING = {"checkpoint_every": 2}
-HOST = {"host_time": True}
-"""One cell of each engine, measured behind its run; of the lesser used engines nightly."""
 DEEPSPEED_CELLS = {
-    f"deepspeed-{strategy}": cell("deepspeed", strategy, host_time=strategy == "optim_grads")
+    f"deepspeed-{strategy}": cell("deepspeed", strategy)
     for strategy in ("optim", "optim_grads", ZERO3)
     if missing("deepspeed") is None
 }
 FP32_CELLS = {
-    "ddp": cell("ddp", train=SAVING, **HOST),
+    "ddp": cell("ddp"),
     "ddp_zero": cell("ddp_zero"),
     "fsdp1-no_shard": cell("fsdp1", "no_shard"),
     "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
-    "fsdp1-optim_grads_params": cell("fsdp1", ZERO3, **HOST),
+    "fsdp1-optim_grads_params": cell("fsdp1", ZERO3),
     "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
-    "fsdp2-optim_grads_params": cell("fsdp2", ZERO3, train=SAVING, **HOST),
-    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads", **HOST),
+    "fsdp2-optim_grads_params": cell("fsdp2", ZERO3),
+    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
     "simple_fsdp-optim_grads_params": cell("simple_fsdp", ZERO3),
     **DEEPSPEED_CELLS,
     "mfsdp-no_shard": cell("mfsdp", "no_shard"),
     "mfsdp-optim": cell("mfsdp", "optim"),
     "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
-    "mfsdp-optim_grads_params": cell("mfsdp", ZERO3, train=SAVING, **HOST),
+    "mfsdp-optim_grads_params": cell("mfsdp", ZERO3),
 }
 VARIANTS = {
     "mfsdp-max_pool": cell("mfsdp", allocator="max_pool"),
@@ -108,7 +102,7 @@ BF16_CELLS = {
 FP64_CELLS = {
     "fsdp2-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, outer_size=2),
     "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, outer_size=2),
-    "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64, **HOST),
+    "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64),
     "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
@@ -124,7 +118,7 @@ HYBRID_CELLS = {
     ),
 }
 SINGLE_CELLS = {
-    "single": cell("single", train=SAVING, **HOST),
+    "single": cell("single"),
     "single-fp64": cell("single", dtypes=FP64),
     "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
 }

@@ -1,4 +1,4 @@
-"""Live tensor storage is counted whoever holds it; what a ledger does not say stands beside it."""
+"""Live tensor storage is counted whoever holds it."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_steps_behind_the_second_are_not_followed():
 def test_a_step_under_torch_compile_is_not_followed():
     meter = LiveStorageMeter(CallSites(), CPU, 2)
     meter.start()
-    meter.watch(object(), compiled=True)
+    meter.built(compiled=True)
     kept = torch.zeros(1000)
     assert not meter._made
     meter.after_step(2)
@@ -111,8 +111,6 @@ def test_a_copy_of_the_weights_that_set_up_keeps_is_found_by_name(run_cells, tmp
         finished = run_cells(tmp_path, {name: run}, core)[name]
         found.append(LiveStorage.model_validate(finished.document("memory.json")["live"]))
     before, after = found
-    assert after.ledger_bytes == before.ledger_bytes
     ((row, more),) = risen(before, after)
     assert row.site == "mfsdp_core/runtime/weight_buffers.py:WeightBuffers.adopt"
     assert more == 2 * 4_211_712  # both ranks, padding included
-    assert after.ledger_difference_per_rank > 4_211_712

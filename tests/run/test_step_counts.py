@@ -1,4 +1,4 @@
-"""Counts and host passes behind a run: alike in every launch, moved by slower code, no sample."""
+"""Counts behind a run: alike in every launch, moved by slower code, no sample."""
 
 from __future__ import annotations
 
@@ -9,13 +9,9 @@ import pytest
 from small_runs import small_run
 
 from bench.derive.counts import COUNTED, StepCounts, by_name
-from bench.derive.host_time import HostPass, calls_per_unit, microseconds_per_unit
-from bench.derive.metrics import HOST_CALLS, HOST_TIME
-from bench.derive.summary import summarise
 from bench.spec import (
     ResolvedRun,
 )
-from bench.store.reading import read_record
 from bench.validate.patched_core import apply, copy_of_core
 
 STEPS = 3
@@ -27,7 +23,7 @@ def cell(engine: str) -> ResolvedRun:
         {"name": engine, "strategy": "optim_grads_params"},
         dtypes={"compute": "bf16"},
         train={"steps": STEPS, "global_batch": 4, "seq_len": 16},
-        measure={"counts": True, "host_time": engine == "mfsdp"},
+        measure={"counts": True},
     )
 
 
@@ -41,10 +37,6 @@ def counts(finished) -> StepCounts:
     return StepCounts.model_validate(finished.document("counts.json"))
 
 
-def host(finished) -> HostPass:
-    return HostPass.model_validate(finished.document("host.json"))
-
-
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
 def test_every_kind_of_cost_is_counted_for_every_engine(cells, engine):
     found = counts(cells[engine])
@@ -56,7 +48,6 @@ def test_every_kind_of_cost_is_counted_for_every_engine(cells, engine):
 
 def test_two_launches_of_the_same_code_count_the_same_to_the_digit(cells):
     assert counts(cells["mfsdp"]).rows == counts(cells["again"]).rows
-    assert host(cells["mfsdp"]).calls == host(cells["again"]).calls
 
 
 def test_call_sites_are_the_engines(cells):
@@ -78,33 +69,6 @@ def slowed(run_cells, folder, *names: str):
         apply(folder, SLOW_DOWNS / f"{name}.patch")
     (folder / "runs").mkdir()
     return run_cells(folder / "runs", {"mfsdp": cell("mfsdp")}, core=folder)["mfsdp"]
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("name", ["a-loop-over-parameters", "a-sleep"])
-def test_slower_code_of_a_unit_is_seen_in_the_calls_of_a_pass(cells, run_cells, tmp_path, name):
-    slow = calls_per_unit(host(slowed(run_cells, tmp_path, name)))
-    assert slow >= calls_per_unit(host(cells["mfsdp"])) + 1
-
-
-def test_the_least_of_the_model_alone_is_subtracted_and_ranks_are_averaged():
-    found = HostPass(
-        units=2,
-        microseconds=((10.0, 14.0, 90.0), (20.0, 20.0, 20.0)),
-        model_microseconds=((4.0, 4.0, 4.0), (10.0, 10.0, 70.0)),
-        calls=(6, 10),
-    )
-    assert microseconds_per_unit(found) == ((10 - 4) / 2 + (20 - 10) / 2) / 2
-    assert calls_per_unit(found) == 4
-
-
-def test_a_record_has_the_metrics_of_host_passes_and_one_without_them_has_none(cells):
-    record = read_record(cells["mfsdp"].folder, "run")
-    summary = summarise(record)
-    assert HOST_TIME.of(record, summary) is not None
-    assert HOST_CALLS.of(record, summary) == calls_per_unit(host(cells["mfsdp"]))
-    without = read_record(cells["fsdp2"].folder, "run")
-    assert HOST_TIME.of(without, summarise(without)) is None
 
 
 @pytest.mark.nightly
