@@ -158,17 +158,22 @@ class DevicePool(Protocol):
     def segment_bytes(self) -> list[int]:
         """Sizes of its segments, equal on ranks that have allocated the same."""
 
+    def ranges(self) -> list[tuple[int, int]]:
+        """Addresses [start, end) of its segments."""
+
 
 class Streams:
     """Those of a device whose operations end in the order in which they are issued: a CPU.
 
     observer: who is told of collectives, and by allocators of memory that goes back, if anybody is.
+    check_memory: gets the name and the tensors of every collective, where memory is registered.
     copy_in: where gathers are prepared; None: where everything else is.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.observer: Observer | None = None
+        self.check_memory: Callable[[str, Sequence[torch.Tensor]], None] | None = None
         self.copy_in: CopyIn | None = None
         self._pool: DevicePool | None = None
 
@@ -187,6 +192,8 @@ class Streams:
         writes: Tensors,
     ) -> InFlight:
         """A collective that was issued just now, on the stream of `group`."""
+        if self.check_memory is not None:
+            self.check_memory(name, (*reads, *writes))
         observer = self.observer
         number = 0 if observer is None else observer.issued(name, group, reads, writes)
         return InFlight(works, (*reads, *writes), observer, number)
@@ -334,7 +341,12 @@ class _CudaPool:
 
     def segment_bytes(self) -> list[int]:
         """By the allocator's own account, which does not tell their order."""
-        return sorted(int(segment["total_size"]) for segment in self.raw.snapshot())
+        return sorted(end - start for start, end in self.ranges())
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """By the allocator's own account."""
+        found = ((int(one["address"]), int(one["total_size"])) for one in self.raw.snapshot())
+        return [(start, start + size) for start, size in found]
 
 
 def current_device(kind: str) -> torch.device:

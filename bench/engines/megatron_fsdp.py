@@ -151,7 +151,6 @@ def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
     return settings.arguments() | {
         "disable_bucketing": settings.disable_bucketing,
         "maxpool_double_buffer": settings.max_pool,
-        "fsdp_db_use_persist_buf_on_alloc_fail": settings.persistent_fallback,
     }
 
 

@@ -78,10 +78,11 @@ def pools(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
             f"pool_slots={core.pool_slots} counts the slots of a pool; found allocator"
             f" {core.allocator}: use {_POOLS}",
         )
-    if not has_slots and core.double_buffer:
+    wants_slots = _changed(core, defaults, "double_buffer", "persistent_fallback")
+    if not has_slots and wants_slots:
         yield (
             "double-buffer-needs-pool",
-            "double_buffer=True uses the slots of a pool one after the other; found allocator"
+            f"{' and '.join(wants_slots)} is about the slots of a pool; found allocator"
             f" {core.allocator}: use {_POOLS}",
         )
     asked = _changed(core, defaults, "symmetric_registration", "manual_registration")

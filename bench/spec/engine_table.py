@@ -43,6 +43,8 @@ class MegatronSwitches(EngineSettings):
     """Register them as symmetric windows rather than plain buffers."""
     double_buffer: bool = False
     """Serve units from a pool of slots."""
+    persistent_fallback: bool = False
+    """A buffer that fits no slot stays for good."""
     fine_grained_gather: bool | None = None
     """Gather module by module; null follows the rule of the recipe and the model."""
     decoupled_grad: bool = False
@@ -59,6 +61,7 @@ class MegatronSwitches(EngineSettings):
             "nccl_ub": self.nccl_ub,
             "disable_symmetric_registration": not self.symmetric_registration,
             "fsdp_double_buffer": self.double_buffer,
+            "fsdp_db_use_persist_buf_on_alloc_fail": self.persistent_fallback,
             "enable_fine_grained_param_gather": bool(self.fine_grained_gather),
             "use_decoupled_grad": self.decoupled_grad,
             "report_nan_in_param_grad": self.nan_check,
@@ -109,8 +112,6 @@ class MegatronFsdpSettings(MegatronSwitches):
     """Send each gradient by itself."""
     max_pool: bool = False
     """A double buffer for units of unequal size."""
-    persistent_fallback: bool = False
-    """A buffer that fits no slot of the double buffer stays for good."""
 
 
 class CollectiveSettings(EngineSettings):

@@ -71,6 +71,8 @@ class UserBuffers:
     streams: Streams
     symmetric: bool = True
     _registered: list[int] | None = field(default=None, init=False)
+    _ranges: list[tuple[int, int]] = field(default_factory=list, init=False)
+    _outside: dict[str, int] = field(default_factory=dict, init=False)
 
     def register(self) -> None:
         """Register with every group; warns where a group did not get what was wanted. Collective.
@@ -86,6 +88,8 @@ class UserBuffers:
             )
         self.streams.synchronize()
         segments = self._registered = self.pool.segment_bytes()
+        self._ranges = self.pool.ranges()
+        self.streams.check_memory = self._check
         for member in self.members:
             # The exchange is a barrier as well: no rank registers while another still computes.
             everywhere = member.agree(segments)
@@ -128,6 +132,8 @@ class UserBuffers:
         """For the record: what was wanted, what each group got, and how much memory it is.
 
         grown: whether memory was allocated in the pool after the registration, which it lacks.
+        outside: collectives since then with memory that is not registered, and the bytes of their
+        largest such tensor. What a group got does not hold for them.
         """
         now = self.pool.segment_bytes()
         return {
@@ -137,7 +143,16 @@ class UserBuffers:
             "segments": len(now),
             "registered": self._registered is not None,
             "grown": self._registered is not None and now != self._registered,
+            "outside": dict(sorted(self._outside.items())),
         }
+
+    def _check(self, name: str, tensors: Sequence[torch.Tensor]) -> None:
+        for tensor in tensors:
+            start, size = tensor.data_ptr(), tensor.nbytes
+            if size > self._outside.get(name, 0) and not any(
+                first <= start and start + size <= end for first, end in self._ranges
+            ):
+                self._outside[name] = size
 
     def _register_with(self, member: Member) -> None:
         # Registering waits for all ranks: who cannot even ask says so first.

@@ -111,7 +111,7 @@ def build_allocators(
     # Never temporary: autograd may hold views of what no slot serves (R12).
     fallback: BucketAllocator = StorageResizeAllocator(streams, ledger)
     if config.persistent_fallback:
-        fallback = PersistentAllocator(streams, ledger)
+        fallback = PersistentAllocator(streams, ledger, lasts=True)
     pools: dict[PooledRole, SlotPool] = {}
     by_role: dict[PooledRole, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
     for role, plan in plan_pools(config, requests).items():

@@ -19,7 +19,16 @@ from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Buffer, Role
 from mfsdp_core.streams import Streams
 
 #: Roles of lasting buffers that collectives read or write.
-_COMMUNICATED: frozenset[Role] = frozenset({"compute_weights", "compute_shard", "accumulator"})
+_COMMUNICATED: frozenset[Role] = frozenset(
+    {
+        "compute_weights",
+        "compute_shard",
+        "payload_shard",
+        "accumulator",
+        "grad_bucket",
+        "outer_bucket",
+    }
+)
 
 
 class BufferKey(NamedTuple):

@@ -16,9 +16,9 @@ from mfsdp_core.comm.usage import Usage
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
-from mfsdp_core.memory.allocators import AllocatedScratch
+from mfsdp_core.memory.allocators import AllocatedScratch, BufferKey
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.allocation import RegistrationConfig
+from mfsdp_core.plan.allocation import AllocationConfig, RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.grouping import (
@@ -235,6 +235,7 @@ class _BucketFactory:
             streams=environment.streams,
             ledger=environment.ledger,
         )
+        self._make_what_stays(config.allocation)
         self.reductions = ReductionQueue()
         scratch = AllocatedScratch(self.allocators.scratch)
         self._communicators = {
@@ -248,6 +249,18 @@ class _BucketFactory:
             for axes in (environment.dense, environment.experts)
             if axes is not None
         }
+
+    def _make_what_stays(self, config: AllocationConfig) -> None:
+        """Buckets that no slot serves and that are never freed, before memory is registered."""
+        if config.registration is None or not config.persistent_fallback:
+            return
+        of_roles = {"grad_bucket": self.allocators.gradients, "outer_bucket": self.allocators.outer}
+        for name, spec in self._specs.items():
+            for row in spec.buffers.rows:
+                if row.role in of_roles:
+                    key, allocator = BufferKey.of(name, row), of_roles[row.role]
+                    allocator.acquire(key)
+                    allocator.release(key)
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""

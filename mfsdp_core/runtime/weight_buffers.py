@@ -162,12 +162,14 @@ class WeightBuffers:
             whole = self.full.data
             self._sources[WEIGHTS] = self._own_part() if inner.shards_optimizer else whole
         if table.find("main_weights"):
-            self.main = self._lasting.acquire(self._spec.key("main_weights"))
+            is_sent = self._has_full and not self._sources and self._spec.dtypes.shares_weights
+            with self._streams.communicated() if is_sent else nullcontext():
+                self.main = self._lasting.acquire(self._spec.key("main_weights"))
             if not self._has_full:
                 self.main.zero_()
             else:
                 self.main.copy_(self.full.data[slice(*table.owned)])
-                if not self._sources and self._spec.dtypes.shares_weights:
+                if is_sent:
                     self._sources[WEIGHTS] = self.main
         self._parts = {name: self._sub_part(source) for name, source in self._sources.items()}
         if not table.find("main_weights"):

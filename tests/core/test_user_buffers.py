@@ -17,8 +17,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core import (
+    Float8Reference,
+    MixedPrecisionPolicy,
+    fully_shard_model,
+    fully_shard_optimizer,
+)
 from mfsdp_core.comm import symmetric, torch_backend
 from mfsdp_core.comm.symmetric import Member, UserBuffers
 from mfsdp_core.errors import ConfigurationError, LifecycleError
@@ -36,14 +42,33 @@ class Pool:
         self.raw = self
         self.sizes = list(sizes)
         self.log = log
+        self.made: list[torch.UntypedStorage] = []
 
     @contextmanager
     def use(self) -> Iterator[None]:
         self.log.append("allocate")
-        yield
+        with _Allocations() as made:
+            yield
+        self.made += made.storages
 
     def segment_bytes(self) -> list[int]:
         return list(self.sizes)
+
+    def ranges(self) -> list[tuple[int, int]]:
+        return [(s.data_ptr(), s.data_ptr() + s.nbytes()) for s in self.made]
+
+
+class _Allocations(TorchDispatchMode):
+    """Keeps the storages of all tensors that are made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.storages: list[torch.UntypedStorage] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self.storages.append(result.untyped_storage())
+        return result
 
 
 class Backend:
@@ -68,10 +93,19 @@ class Twin(Streams):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self.log: list[str] = []
+        self.outside: set[str] = set()
         self.backends: dict[int, Backend] = {}
 
     def synchronize(self) -> None:
         self.log.append("synchronize")
+
+    def track(self, works: Any, name: str, group: object, *, reads: Any, writes: Any) -> Any:
+        """Write down which collectives have memory outside of the pool."""
+        for tensor in (*reads, *writes):
+            start, size = tensor.data_ptr(), tensor.nbytes
+            if not any(a <= start and start + size <= b for a, b in self._pool.ranges()):
+                self.outside.add(name)
+        return super().track(works, name, group, reads=reads, writes=writes)
 
     def registrar(self, group: Any) -> Backend:
         name = f"group {len(self.backends)}"
@@ -220,6 +254,70 @@ def twin(fake_group: None, monkeypatch: pytest.MonkeyPatch) -> list[Twin]:
     monkeypatch.setattr(Streams, "of", staticmethod(of))
     monkeypatch.setattr(symmetric, "from_all", lambda _group, value: alone(value))
     return made
+
+
+class WithRoot(nn.Module):
+    """Two units, parameters of the root, and a unit of another size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Parameter(torch.ones(8))
+        self.units = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 32))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.units(x * self.embedding)
+
+
+BF16 = MixedPrecisionPolicy(torch.float32, torch.float32, torch.bfloat16)
+SAME = MixedPrecisionPolicy(None, None, None)
+FP8 = MixedPrecisionPolicy(
+    torch.float32, torch.float32, torch.bfloat16, weight_codec=Float8Reference("current")
+)
+CODES = {
+    f"{operation} of units.{index}/0"
+    for operation in ("all_gather", "all_reduce of maxima")
+    for index in range(3)
+}
+PERSISTENT = {"fsdp_db_use_persist_buf_on_alloc_fail": True}
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "outside"),
+    [
+        (BF16, PERSISTENT, set()),
+        (SAME, PERSISTENT, set()),
+        (
+            BF16,
+            {},
+            {
+                "reduce_scatter of (root)/0",
+                "all_gather of units.2/0",
+                "reduce_scatter of units.2/0",
+            },
+        ),
+        # Codes come and go, and scales are small.
+        (FP8, PERSISTENT, CODES),
+    ],
+)
+def test_the_record_names_every_collective_whose_memory_is_not_in_the_pool(
+    twin: list[Twin], policy: MixedPrecisionPolicy, options: dict[str, Any], outside: set[str]
+) -> None:
+    model = fully_shard_model(
+        WithRoot().bfloat16(),
+        fsdp_unit_modules=[nn.Linear],
+        mixed_precision_policy=policy,
+        nccl_ub=True,
+        **options,
+    )
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(2):
+        twin[0].outside.clear()
+        model(torch.ones(2, 8).bfloat16()).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert twin[0].outside == outside | {"all_reduce of flags"}
+    assert model.buffer_registration["outside"].keys() == twin[0].outside
+    assert not model.buffer_registration["grown"]
 
 
 def sharded(**options: Any) -> Any:

@@ -127,6 +127,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
     changed = MfsdpSettings(
         allocator="max_pool",
         pool_slots=3,
+        persistent_fallback=True,
         fine_grained_gather=True,
         overlap_param_gather=False,
         overlap_grad_reduce=False,
@@ -154,6 +155,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         "fsdp_double_buffer": False,
         "allocator": "max_pool",
         "pool_slots": 3,
+        "fsdp_db_use_persist_buf_on_alloc_fail": True,
         "enable_fine_grained_param_gather": True,
     }
 

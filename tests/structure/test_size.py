@@ -13,15 +13,15 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15218, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3514, ("bench/spec/", "bench/resolve/")),
+    "mfsdp_core": (15269, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3516, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4590, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
     "bench: models, data": (1668, ("bench/models/", "bench/data/")),
-    "bench: engines": (3380, ("bench/engines/",)),
+    "bench: engines": (3379, ("bench/engines/",)),
     "bench: meters, worker, loop": (2596, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (4433, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7853, (
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (2812, ("tools/",)),
-    "tests": (42670, ("tests/",)),
+    "tests": (42770, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
