@@ -291,7 +291,9 @@ def _prediction(
         resolved=resolved,
         steps=tuple(view.held.items()),
         setup_bytes=view.setup_bytes,
-        alive=tuple(sorted(groups, key=lambda one: -one.count * one.bytes)),
+        alive=tuple(
+            sorted(groups, key=lambda one: (-one.count * one.bytes, one.category, one.contents))
+        ),
         collectives=tuple(
             Traffic(message.operation, message.axis, count, message.bytes)
             for message, count in sorted(view.traffic.items())

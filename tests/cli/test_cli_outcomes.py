@@ -30,30 +30,12 @@ def scenarios_of(verb: str) -> dict[str, Any]:
     return found
 
 
-def with_json() -> list[Any]:
-    """A row of each verb that ends well, one that does not, and every exit code; others nightly."""
-    seen: set[tuple[str, bool] | int] = set()
-    found = []
-    for (verb, outcome), code in ROWS.items():
-        kinds = {(verb, code == 0), code}
-        marks = [pytest.mark.nightly] if kinds <= seen else []
-        seen |= kinds
-        found.append(pytest.param(verb, outcome, id=f"{verb}: {outcome}", marks=marks))
-    return found
-
-
 @pytest.mark.parametrize(("verb", "outcome"), ROWS, ids=lambda text: text)
 def test_the_outcome_has_the_exit_code_of_the_table(world: World, verb, outcome):
     code = ROWS[verb, outcome]
     assert play(world, scenarios_of(verb)[outcome]) == code, world.err
     if code == 2:
         assert "Traceback" not in world.err
-
-
-@pytest.mark.parametrize(("verb", "outcome"), with_json())
-def test_every_command_of_a_row_prints_one_json_document_alone(world: World, verb, outcome):
-    world.as_json = True
-    assert play(world, scenarios_of(verb)[outcome]) == ROWS[verb, outcome], world.err
 
 
 def test_the_table_and_the_scenarios_have_the_same_rows_for_every_verb(in_process):
