@@ -32,7 +32,12 @@ LEFT_OUT = ("--budget", "--arm", "fit sweep.yaml", "noise")
 
 MASKS = (
     (re.compile(r"\d{8}T\d{6}(?:\.\d{3})?Z-[0-9a-f]{4}"), "STAMP"),
-    (re.compile(r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:[\d.]+)?( ?UTC|Z|[+-]\d\d:\d\d)?"), "TIME"),
+    (
+        re.compile(
+            r"20\d\d-\d\d-\d\d[T ]\d\d:\d\d(:[\d.]+)?( ?UTC|Z|[+-]\d\d:\d\d)?( to [-\d: ]*\d)?"
+        ),
+        "TIME",
+    ),
     (re.compile(r"20\d\d-\d\d-\d\d"), "DATE"),
     (re.compile(r"\d+ (second|minute)s? ago"), "AGO"),
     (re.compile(r"\b(?=[0-9]*[a-f])[0-9a-f]{7,64}\b"), "HASH"),
