@@ -41,7 +41,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.testing.call import FunctionCall
-from bench.testing.load_clock import stretched
+from bench.testing.hang_clock import stretched
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
 from bench.validate.bugs import BUGS, UNLISTED, Bug, bug_of
@@ -251,7 +251,14 @@ def on_tests() -> Detector:
 
 def _with_tests(core: Path) -> Path:
     """The folder of a core, with all that tests of the core read beside it."""
-    for one in ("tests/core", "tests/conftest.py", "pyproject.toml", "docs", "tools"):
+    for one in (
+        "tests/core",
+        "tests/conftest.py",
+        "tests/optional.py",
+        "pyproject.toml",
+        "docs",
+        "tools",
+    ):
         copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
         (core / one).parent.mkdir(exist_ok=True)
         copy(ROOT / one, core / one)

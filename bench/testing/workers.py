@@ -24,7 +24,7 @@ from bench.errors import BenchError
 from bench.launch.code import checkout_root
 from bench.launch.process import signal_name
 from bench.testing.call import FunctionCall
-from bench.testing.load_clock import LoadClock
+from bench.testing.hang_clock import HangClock
 from bench.testing.serialization import unpacked
 from bench.testing.worker import CallResult, log_file, request, stack_file
 from bench.testing.worker_group import Reap, WorkerGroup, World
@@ -175,8 +175,8 @@ class Workers:
     ) -> list[Any]:
         """`function(*arguments)` on the first `ranks` ranks: what each returned, in rank order.
 
-        function: of a module, so that ranks find it. seconds: at most, on a machine that has
-        nothing else to do (`load_clock`). cpu_seconds: of processor time that a rank may use.
+        function: of a module, so that ranks find it. seconds: at most, of which waiting for a
+        processor does not count (`hang_clock`). cpu_seconds: of processor time that a rank may use.
 
         Raises:
             WorkersError: not every rank returned. All ranks are ended.
@@ -236,13 +236,9 @@ class Workers:
         """Answers, dead ranks, and the limit that ended the waiting, if one did."""
         answers: dict[int, CallResult] = {}
         dead: list[int] = []
-        clock, limit = LoadClock(), seconds
-        used = [_processor_seconds(pid) for pid in self._pids[:ranks]]
+        clock, limit = HangClock(self._pids[:ranks]), seconds
         while len(answers) + len(dead) < ranks and clock.seconds() < limit:
-            if cpu_seconds is not None and any(
-                _processor_seconds(pid) - before > cpu_seconds
-                for pid, before in zip(self._pids, used, strict=False)
-            ):
+            if cpu_seconds is not None and clock.processor_seconds > cpu_seconds:
                 return answers, dead, f"{cpu_seconds:g} s of processor time"
             waiting = {self._pipes[r]: r for r in range(ranks) if r not in answers}
             waiting = {pipe: rank for pipe, rank in waiting.items() if rank not in dead}
@@ -289,16 +285,6 @@ class Workers:
             stack_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")
             for rank in silent
         ]
-
-
-def _processor_seconds(pid: int) -> float:
-    """Of a rank so far; 0 once it has ended."""
-    try:
-        # After the name, which may hold blanks; user and system time come 12th and 13th.
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _environment(device: str) -> dict[str, str]:

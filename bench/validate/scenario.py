@@ -23,7 +23,6 @@ from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
 from bench.models.meshes import EXPERT, TENSOR, mesh_of
 from bench.spec import DtypeName
-from bench.testing.load_clock import LoadClock
 from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, TENSOR_PARALLEL, Case
 from bench.validate.observation import Seen, StepSeen
 from bench.validate.toy_models import build_toy_model, microbatch
@@ -33,7 +32,7 @@ from bench.validate.wire_tap import WireTap
 
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
-_SETTLING_SECONDS = 1.0
+_LOOKS, _LOOK_SECONDS = 100, 0.01
 #: Races that are named.
 _RACES = 20
 #: Wire dtypes of the first steps of the scenario `redirected`.
@@ -359,10 +358,13 @@ def settled_bytes(kept: object, expected: int) -> int:
     A thread of the backend may drop the tensors of a finished collective a little later, and much
     later on a busy machine.
     """
-    clock = LoadClock()
-    while (found := live_bytes(kept)) > expected and clock.seconds() < _SETTLING_SECONDS:
-        time.sleep(_SETTLING_SECONDS / 100)
+    found = live_bytes(kept)
+    for _ in range(_LOOKS):
+        if found <= expected:
+            break
+        time.sleep(_LOOK_SECONDS)
         gc.collect()
+        found = live_bytes(kept)
     return found
 
 

@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from bench.testing.load_clock import stretched
+from bench.testing.hang_clock import stretched
 from bench.validate.bugs import BUGS, Bug, bug_of
 from bench.validate.patched_core import copy_of_core
 
@@ -68,7 +68,8 @@ def is_noticed_by(file: str, names: str, bug: Bug, folder: Path) -> bool:
     """
     copy_of_core(folder, bug.patch)
     shutil.copytree(TESTS, folder / "tests" / "core")
-    shutil.copy(TESTS.parent / "conftest.py", folder / "tests")
+    for name in ("conftest.py", "optional.py"):
+        shutil.copy(TESTS.parent / name, folder / "tests")
     shutil.copy(_ROOT / "pyproject.toml", folder)
     result = subprocess.run(
         [

@@ -4,43 +4,57 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from bench.testing.load_clock import LoadClock, stretched
+from bench.testing.hang_clock import Activity, HangClock, activity, stretched
 from bench.testing.workers import ForkServer, Workers, WorkersError
 
 SECONDS = 60.0
 
 
 class Machine:
-    """A clock and a load that the test sets."""
+    """A clock of two ranks, and what these have done so far."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.runnable = 1
+        self.ranks = [Activity(1.0, asleep=True), Activity(7.0, asleep=True)]
+        self.clock = HangClock([0, 1], lambda: self.now, lambda pid: self.ranks[pid])
 
-    def clock(self, cores: int = 2) -> LoadClock:
-        return LoadClock(lambda: self.now, lambda: self.runnable, cores)
+    def seconds_after(self, passed: float, *, used: float, state: str) -> float:
+        """The second rank has used the processor, and is in this state."""
+        self.now += passed
+        before = self.ranks[1].processor_seconds
+        self.ranks[1] = Activity(before + used, asleep=state == "asleep")
+        return self.clock.seconds()
 
 
-def test_a_second_counts_the_share_that_a_process_gets() -> None:
+def test_time_in_which_all_ranks_sleep_counts_and_so_does_what_the_busiest_computes() -> None:
     machine = Machine()
-    clock = machine.clock()
-    machine.now, machine.runnable = 3.0, 6
-    assert clock.seconds() == pytest.approx(1.0)
-    machine.now, machine.runnable = 4.0, 2
-    assert clock.seconds() == pytest.approx(2.0)
+    assert machine.seconds_after(1.0, used=0.0, state="asleep") == 1.0
+    assert machine.seconds_after(1.0, used=0.9, state="busy") == pytest.approx(1.9)
+    assert machine.seconds_after(1.0, used=0.9, state="asleep") == pytest.approx(2.8)
 
 
-def test_a_limit_is_reached_however_busy_the_machine_is() -> None:
+def test_what_a_rank_waits_for_a_processor_is_no_hang() -> None:
     machine = Machine()
-    clock = machine.clock()
-    machine.now, machine.runnable = 80.0, 10_000
-    assert clock.seconds() == pytest.approx(10.0)
+    for _ in range(100):
+        seconds = machine.seconds_after(4.0, used=0.01, state="busy")
+    assert seconds == pytest.approx(1.0)
+    assert machine.seconds_after(1.0, used=0.0, state="asleep") == pytest.approx(2.0)
+
+
+def test_whether_a_process_sleeps_is_read_from_the_kernel() -> None:
+    pipe = subprocess.PIPE
+    with subprocess.Popen(["cat"], stdin=pipe, stdout=pipe, bufsize=0) as waits:
+        while not activity(waits.pid).asleep:
+            pass  # it starts
+        assert not activity(os.getpid()).asleep
+    assert activity(waits.pid) == Activity(0.0, asleep=True)
 
 
 def test_a_limit_that_others_watch_grows_with_the_load_and_not_for_ever() -> None:

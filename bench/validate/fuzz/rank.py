@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from bench.errors import UnsupportedError
-from bench.testing.load_clock import stretched
+from bench.testing.hang_clock import stretched
 from bench.validate.fuzz.drivers.driver import Driver
 from bench.validate.fuzz.program import Program
 from bench.validate.fuzz.trial import DiffersError, Trial

@@ -17,11 +17,13 @@ from bench.validate.fuzz.script import script
 from bench.validate.fuzz.shrinking import shrunk
 from bench.validate.fuzz.trial import DiffersError
 from bench.validate.rank import prepare
-from bench.validate.ranks import outcome_on
+from bench.validate.ranks import MOST_CPU_SECONDS, outcome_on
 
 MODULES = ("bench.validate.fuzz.rank", "bench.validate.rank")
 RANKS = 4
 _PROGRAM_SECONDS = 10.0
+#: Of processor time, ten times what a pass uses.
+_PASS_SECONDS = 0.5
 _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
 _PROGRAMS_PER_GROUP = 100
@@ -52,7 +54,9 @@ class ProgramOutcome:
 
 def outcome_of(workers: Workers, program: Program) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
-    found = outcome_on(workers, rank.run, program, ranks=program.ranks, seconds=_PROGRAM_SECONDS)
+    passes = sum(len(cycle.passes) for cycle in program.cycles)
+    limits = {"seconds": _PROGRAM_SECONDS, "cpu_seconds": MOST_CPU_SECONDS + passes * _PASS_SECONDS}
+    found = outcome_on(workers, rank.run, program, ranks=program.ranks, **limits)
     if found.kind == "ended":
         differed = [one for one in found.answers if one is not None]
         said = [line for one in differed[:1] for line in (one.text, *one.where)]
