@@ -131,7 +131,7 @@ from bench.cli import chosen_sweep
 def launch(resolved, folder, *, stop, on_step=None, **_):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
-    assert stop.wait(30)
+    assert stop.wait(200)
     status = folder.status.model_copy(update={{"state": "interrupted"}})
     folder.write_status(status)
     return status
@@ -150,7 +150,7 @@ def interrupted(count: int) -> Step:
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=200,
         )
         assert "once more to end at once" in done.stderr
         assert "0 failed, 1 interrupted, 1 not started" in done.stderr

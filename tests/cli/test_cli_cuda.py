@@ -6,7 +6,7 @@ import pytest
 
 from bench.store import ResultsStore
 
-pytestmark = [pytest.mark.gpu, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.gpu
 
 # Both engines start from the same weights and see the same batches.
 SWEEP = """\

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(200)]
+pytestmark = pytest.mark.processes
 
 GOOD = {"ok", "unstable"}  # on a busy machine a short run may find no steady state
 SEEDS = "matrix: {product: {engine.name: [single], train.seed: [1, 2, 3]}}\n"

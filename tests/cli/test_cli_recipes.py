@@ -66,7 +66,7 @@ class Clone:
         ):
             # Older than what the nightly gate compares with.
             dated = os.environ | {"GIT_COMMITTER_DATE": "2026-01-01T00:00:00Z"}
-            subprocess.run(command, check=True, timeout=60, capture_output=True, env=dated)
+            subprocess.run(command, check=True, timeout=200, capture_output=True, env=dated)
         command = self.folder / ".venv" / "bin" / "mfsdp-bench"
         command.parent.mkdir(parents=True)
         command.write_text(
@@ -90,7 +90,7 @@ class Clone:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=200,
         )
 
 

@@ -126,7 +126,7 @@ def written_to(cli, descriptor: object, *arguments: str) -> tuple[int, str]:
         stderr=subprocess.PIPE,
         text=True,
         check=False,
-        timeout=60,
+        timeout=200,
     )
     return done.returncode, done.stderr
 

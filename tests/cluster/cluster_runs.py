@@ -53,6 +53,6 @@ class Cluster(CommandLine):
 def end(process: subprocess.Popen[str], number: signal.Signals) -> tuple[int, str]:
     """Signal a command line; its exit code, and what it said last."""
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=200)
     time.sleep(0.1)
     return process.returncode, err

@@ -107,7 +107,6 @@ def ssh(tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.needs("sshd")
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
     sweep.begin(ssh)
     _, err, record = sweep.ended()
@@ -122,7 +121,6 @@ def test_two_ssh_servers_make_a_run_together(sweep: Sweep, ssh: str) -> None:
 @pytest.mark.nightly
 @pytest.mark.needs("sshd")
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh: str) -> None:
     sweep.begin(ssh, steps=1_000_000)
     sweep.wait_for_steps()
@@ -140,7 +138,6 @@ def test_a_connection_that_is_lost_ends_the_run_on_both_hosts(sweep: Sweep, ssh:
 # Daily on this machine: tests/run/faults/test_faults.py.
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_ctrl_c_ends_the_ranks_on_all_hosts(sweep: Sweep) -> None:
     sweep.begin(HERE, steps=1_000_000)
     sweep.wait_for_steps()
@@ -163,7 +160,6 @@ def test_a_command_that_cannot_reach_its_host_is_quoted(sweep: Sweep) -> None:
 # Daily two servers, above; who has which number is told in test_slurm_settings.py.
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_one_command_for_all_hosts_gives_each_node_its_number(sweep: Sweep) -> None:
     start = sweep.folder / "start_all"
     start.write_text(

@@ -27,7 +27,6 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.processes,
     pytest.mark.needs("slurm"),
-    pytest.mark.timeout(480),
 ]
 
 SAVED_WITHIN_SECONDS = 8.0
@@ -146,7 +145,7 @@ def cancel(scene: Scene) -> None:
 def cancel_twice(scene: Scene) -> None:
     other = scene.cluster.start("cancel", "two")
     cancel(scene)
-    other.communicate(timeout=90)
+    other.communicate(timeout=200)
 
 
 def steps_again(count: int) -> Act:
@@ -180,7 +179,7 @@ def empty_queue(scene: Scene) -> None:
 def end_runner(number: signal.Signals) -> Act:
     def act(scene: Scene) -> None:
         scene.runner.send_signal(number)
-        scene.runner.communicate(timeout=60)
+        scene.runner.communicate(timeout=200)
 
     return act
 
@@ -326,7 +325,7 @@ def test_a_fault_leaves_the_records_that_it_should_and_nothing_else(
         elif fault.started:
             cluster.wait_for_steps()
         fault.act(scene)
-        scene.runner.communicate(timeout=150)
+        scene.runner.communicate(timeout=200)
     finally:
         left = _left(scene)
     assert left == []

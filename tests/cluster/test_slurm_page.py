@@ -18,7 +18,6 @@ pytestmark = [
     pytest.mark.nightly,
     pytest.mark.processes,
     pytest.mark.needs("slurm"),
-    pytest.mark.timeout(600),
 ]
 
 PAGE = (CHECKOUT / "docs" / "slurm.md").read_text()

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn import functional
 
+from bench.testing.hang_clock import stretched
 from mfsdp_core import fully_shard_model, fully_shard_optimizer
 from mfsdp_core.comm import point_to_point
 from mfsdp_core.errors import ConfigurationError, LifecycleError, UnitSelectionError
@@ -121,9 +122,9 @@ def test_gradients_asked_for_by_the_name_of_a_shard_are_refused(way: Sequence[st
 
 @cache
 def impatient(_name: str) -> DeviceMesh:
-    """A mesh of two ranks on a group of its own, which breaks after three seconds of waiting."""
+    """A mesh of two ranks on a group of its own, which breaks after seconds of waiting."""
     groups = [
-        dist.new_group([first, first + 1], timeout=timedelta(seconds=3))
+        dist.new_group([first, first + 1], timeout=timedelta(seconds=stretched(3)))
         for first in range(0, WORLD, 2)
     ]
     return DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu")

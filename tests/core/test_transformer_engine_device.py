@@ -14,7 +14,7 @@ from bench.models.decoder import recomputed
 from bench.models.low_precision import recompute_contexts
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 
-pytestmark = [pytest.mark.gpu, pytest.mark.needs("transformer_engine"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.gpu, pytest.mark.needs("transformer_engine")]
 STEPS = 6
 #: Recipe, and the function that says whether this device has it.
 RECIPES = {

@@ -145,7 +145,7 @@ def test_a_report_is_written_where_torch_and_scipy_cannot_be_imported(quickstart
         cwd=root,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr

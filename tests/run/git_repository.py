@@ -18,6 +18,6 @@ def git(folder: Path, *arguments: str) -> str:
         check=True,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
     )
     return done.stdout.strip()

@@ -74,7 +74,6 @@ def _until(what: object, wanted: bool) -> None:
         time.sleep(0.005)
 
 
-@pytest.mark.timeout(60)
 def test_a_rank_that_stands_still_leaves_a_note_and_takes_it_back_when_it_goes_on(
     tmp_path: Path,
 ) -> None:
@@ -89,7 +88,6 @@ def test_a_rank_that_stands_still_leaves_a_note_and_takes_it_back_when_it_goes_o
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_a_watchdog_that_ends_the_process_leaves_the_unit_and_the_rank_in_the_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

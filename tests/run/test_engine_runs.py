@@ -26,8 +26,7 @@ from engine_cells import (
 
 from bench.derive.live_storage import LiveStorage
 
-# One fixture trains all of them, which takes minutes beside other work.
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

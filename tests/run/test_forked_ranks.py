@@ -16,7 +16,7 @@ from bench.launch.forked_ranks import ForkedRank, name_callers_cheaply
 from bench.launch.local.process_tree import rank_of
 from bench.launch.process import AGENT_PID_VARIABLE
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_rank_has_its_own_environment_session_name_and_log(forked, tmp_path: P
         "os.write(1, repr([sorted(os.environ), sys.argv[1:], *own]).encode())\n"
         "os._exit(7)\n"
     )
-    assert rank.wait(30) == 7
+    assert rank.wait(200) == 7
     assert rank.poll() == 7
     said = ast.literal_eval((tmp_path / "logs" / "rank3.log").read_text())
     assert said == [[AGENT_PID_VARIABLE, "RANK"], [str(tmp_path)], True, "rank3\n"]
@@ -65,21 +65,21 @@ def test_a_rank_has_its_own_environment_session_name_and_log(forked, tmp_path: P
     ],
 )
 def test_exit_codes_are_those_of_a_process_of_its_own(forked, code: str, expected: int) -> None:
-    assert forked(code).wait(30) == expected
+    assert forked(code).wait(200) == expected
 
 
 def test_a_rank_that_runs_is_waited_for_found_by_its_name_and_ended(forked) -> None:
-    rank = forked("import time; time.sleep(60)\n")
+    rank = forked("import time; time.sleep(600)\n")
     assert rank.poll() is None
     with pytest.raises(subprocess.TimeoutExpired):
         rank.wait(0.1)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 200
     while rank_of(psutil.Process(rank.pid)) != 3 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert rank_of(psutil.Process(rank.pid)) == 3
     # torchrun ends ranks by a signal to the session that each has from its first moment on.
     os.killpg(rank.pid, signal.SIGTERM)
-    assert rank.wait(30) == -signal.SIGTERM
+    assert rank.wait(200) == -signal.SIGTERM
 
 
 def test_torchrun_names_its_callers_as_before(monkeypatch: pytest.MonkeyPatch) -> None:

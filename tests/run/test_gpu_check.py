@@ -88,7 +88,6 @@ def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_p
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
     assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
     found = {part: record(tmp_path, part)["state"] for part in PARTS}

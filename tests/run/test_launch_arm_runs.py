@@ -24,7 +24,7 @@ from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore
 from sweeps.plan import Plan
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.processes
 
 ARMS = {"base", "head"}
 SWEEP = """\

@@ -12,7 +12,7 @@ import pytest
 
 from bench.launch.deaths import Deaths
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(60)]
+pytestmark = pytest.mark.processes
 
 # A process of its own: pytest has other children.
 PROGRAM = """
@@ -39,7 +39,7 @@ codes = [child.wait() for child in children]
 died = deaths.of_all()
 first, second = (died[child.pid] for child in children)
 print(f"{{first - second:.6f}} s apart, {{time.time() - first:.3f}} s ago")
-sys.exit(0 if second <= first and abs(time.time() - first) < 30 else 1)
+sys.exit(0 if second <= first and abs(time.time() - first) < 600 else 1)
 """
 
 
@@ -48,7 +48,7 @@ def test_the_order_is_known_also_when_the_children_are_reaped_at_once(pause: flo
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM.format(pause=pause)],
         check=False,
-        timeout=50,
+        timeout=200,
         capture_output=True,
         text=True,
     )

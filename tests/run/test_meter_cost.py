@@ -108,7 +108,6 @@ def test_cpu_time_is_that_of_the_thread_that_spent_it():
     assert spent(None, before) is None
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.usefixtures("world_of_one")
 def test_a_thread_is_named_by_what_it_is_for():
     while "transport" not in CpuMeter().read():  # it names itself once it runs

@@ -47,7 +47,6 @@ def run_of(engine: str, model: ModelSpec | None = None, steps: int = 8) -> RunSp
 
 
 @pytest.mark.processes
-@pytest.mark.timeout(240)
 def test_an_engine_of_somebody_else_trains_a_model_of_theirs_as_ours_does(
     tmp_path: Path, run_cells, monkeypatch: pytest.MonkeyPatch
 ) -> None:

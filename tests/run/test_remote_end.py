@@ -42,7 +42,7 @@ def test_it_ends_when_the_run_folder_says_so_and_answers_until_then(tmp_path: Pa
         assert found.stdout.readline() == "stacks\n"
         assert found.poll() is None
         files.end(0.0)
-        assert found.wait(60) == -signal.SIGTERM
+        assert found.wait(200) == -signal.SIGTERM
     files.remove()
     assert list((tmp_path / "logs").iterdir()) == []
 
@@ -52,4 +52,4 @@ def test_it_ends_when_the_launcher_gives_no_sign_of_life(tmp_path: Path, is_ther
     with agent(tmp_path, "0.1") as found:
         if not is_there:
             (tmp_path / "logs" / "launcher.life").unlink()
-        assert found.wait(60) == -signal.SIGTERM
+        assert found.wait(200) == -signal.SIGTERM

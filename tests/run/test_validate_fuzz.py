@@ -135,7 +135,7 @@ def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_pat
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert "gradient of" in found.stderr, found.stderr

@@ -21,7 +21,7 @@ def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache"]
     wide = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
-        command, cwd=folder, capture_output=True, text=True, timeout=120, check=False, env=wide
+        command, cwd=folder, capture_output=True, text=True, timeout=200, check=False, env=wide
     )
 
 

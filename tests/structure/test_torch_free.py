@@ -66,7 +66,7 @@ def asking(blocked: list[str], modules: list[str]) -> set[str]:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=200,
         check=False,
     )
     assert result.returncode == 0, result.stderr

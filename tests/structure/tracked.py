@@ -14,7 +14,7 @@ def tracked() -> list[Path]:
     """Every file that is committed or about to be: ignored ones are no part of the repository."""
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
     listing = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False
     )
     if listing.returncode != 0:
         pytest.skip(f"not a git checkout: {listing.stderr.strip()}")

@@ -6,7 +6,6 @@ Numbers are small integers, so that sums and means of four are exact in every dt
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -166,8 +165,7 @@ def test_rows_and_flags_are_brought_together() -> None:
         expected = unset if len(unset) > 2 else unset & {10}
         same("what nobody used", unused_by_all([usage]), expected)
         same("read again", unused_by_all([usage]), expected)
-    short = dist.new_group(list(range(4)), timeout=timedelta(seconds=0.2))
-    rendezvous = UnitRendezvous(short, _CPU)
+    rendezvous = UnitRendezvous(group, _CPU)
     for name in ("a", "b", "a"):
         rendezvous.wait(name)
     refuses(LifecycleError, "on some ranks only", lambda: rendezvous.wait(f"{rank}"))

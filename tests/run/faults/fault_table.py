@@ -215,7 +215,7 @@ def inject(store: ResultsStore, fault: Fault) -> list[str]:
             returned = _here(resolved, folder, fault, pids)
     except Exception as error:
         raised = str(error)
-    left = left_behind(folder.path, pids, seconds=3.0 if fault.signals_to_launcher else 0.0)
+    left = left_behind(folder.path, pids, seconds=60.0 if fault.signals_to_launcher else 0.0)
     problems = [f"{len(left)} processes are left"] if left else []
     if fault.state != "removed":
         if returned is not None and returned != store.read(folder.run_id).status:
@@ -256,7 +256,7 @@ def _in_a_launcher_of_its_own(folder: RunFolder, fault: Fault, pids: set[int]) -
         for number in fault.signals_to_launcher:
             launcher.send_signal(number)
             time.sleep(0.4)
-        launcher.wait(60)
+        launcher.wait(600)
     finally:
         launcher.kill()
         launcher.wait()

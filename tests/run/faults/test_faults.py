@@ -18,7 +18,7 @@ from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder, StoreFullError
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.processes
 WORKERS = Path(__file__).parent / "workers"
 
 #: One of every way in which a run ends otherwise; the others are nightly.
