@@ -162,7 +162,7 @@ class MegatronFSDP(GuardedModule):
     def microbatch_count(self) -> int:
         """Backward passes since gradients were last finished or forgotten.
 
-        May be set; it is a counter for the caller, and nothing here depends on it.
+        May be set; it is a counter for the caller. A step that finds passes warns of them.
         """
         return self._context.grads.unfinished_passes
 

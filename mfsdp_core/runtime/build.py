@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
@@ -21,6 +23,7 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.allocation import AllocationConfig, RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.config import ShardingConfig
+from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider
 from mfsdp_core.plan.grouping import (
     ROOT,
     BucketPlan,
@@ -206,6 +209,19 @@ def _see_to_registration(
     end.atexit = False  # the process group is gone by then
 
 
+def _warn_of_narrow(found: set[GroupDtypes[torch.dtype]]) -> None:
+    """Say where main weights hold less than the model does, such as FP32 for a model in FP64."""
+    for dtypes in found:
+        if is_wider(dtypes.compute, dtypes.main_params):
+            warnings.warn(
+                f"main weights in {dtypes.main_params} round weights in {dtypes.compute}: pass "
+                "MixedPrecisionPolicy(main_params_dtype=None) to keep them as they are, or "
+                f"main_params_dtype={dtypes.compute}.",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+
 class _BucketFactory:
     """Builds the run-time side of bucket plans; holds what all of them share."""
 
@@ -227,6 +243,7 @@ class _BucketFactory:
             before_reduction=config.checks_before_reduction,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
+        _warn_of_narrow({spec.dtypes for spec in self._specs.values()})
         self.user_buffers = _user_buffers(environment, config.allocation.registration)
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(

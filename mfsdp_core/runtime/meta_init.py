@@ -11,6 +11,7 @@ At any time there are the root's whole parameters, one unit's, and the shards of
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
@@ -119,9 +120,14 @@ class MetaInitialiser:
         for rest in by_unit.values():
             yield from self._handed_out(rest)
         self._check_untouched()
+        if self._owned:
+            _refuse_unset(dict(self._root.named_buffers()))
 
     def _handed_out(self, plans: list[BucketPlan]) -> Iterator[BucketPlan]:
         for plan in plans:
+            if self._owned:
+                members = (self._parameters[index] for index in plan.members)
+                _refuse_unset({managed.names[0]: managed.raw for managed in members})
             yield plan
             for index in plan.members if self._owned else ():
                 managed = self._parameters[index]
@@ -179,7 +185,7 @@ class MetaInitialiser:
     def _replace_buffer(self, module: nn.Module, attribute: str) -> None:
         buffer = module._buffers[attribute]
         if buffer is not None and buffer.is_meta:
-            real = torch.empty_like(buffer, device=self._device)
+            real = _unset(torch.empty_like(buffer, device=self._device))
             module._buffers[attribute] = self._buffers.setdefault(id(buffer), real)
 
 
@@ -208,9 +214,43 @@ def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
 
 def _real_parameter(meta: nn.Parameter, device: torch.device) -> nn.Parameter:
     """A parameter without values, with the options and attributes of `meta`."""
-    real = nn.Parameter(torch.empty_like(meta, device=device), requires_grad=meta.requires_grad)
+    empty = _unset(torch.empty_like(meta, device=device))
+    real = nn.Parameter(empty, requires_grad=meta.requires_grad)
     vars(real).update({name: v for name, v in vars(meta).items() if name not in vars(real)})
     return real
+
+
+def _unset(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, filled with what no reset leaves there, where its dtype has such a value."""
+    value = _no_value(tensor)
+    return tensor if value is None else tensor.fill_(value)
+
+
+def _no_value(tensor: torch.Tensor) -> float | int | None:
+    if type(tensor) not in {torch.Tensor, nn.Parameter}:
+        return None
+    if tensor.is_floating_point():
+        return math.nan if tensor.dtype.itemsize > 1 else None
+    is_signed = not tensor.is_complex() and tensor.dtype.is_signed and not tensor.is_quantized
+    return torch.iinfo(tensor.dtype).min if is_signed else None
+
+
+def _refuse_unset(tensors: Mapping[str, torch.Tensor]) -> None:
+    """Raise for tensors that are as `_unset` has left them."""
+    names = []
+    for name, tensor in tensors.items():
+        value = None if tensor.is_meta or not tensor.numel() else _no_value(tensor)
+        if value is not None:
+            data = tensor.detach()
+            is_unset = data.isnan() if tensor.is_floating_point() else data == value
+            if is_unset.all():
+                names.append(name)
+    if names:
+        raise ConfigurationError(
+            f"{_listed(names)} have no values: init_model_with_meta_device=True calls "
+            "reset_parameters() of every module, and none of them sets these. Set all of a "
+            "module's own parameters and buffers there, or build the model on its device."
+        )
 
 
 def _version(managed: ManagedParameter) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -64,6 +65,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
         return optimizer
     warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
+    patched._mfsdp_warned = False
     patched.step = MethodType(_step_method(optimizer, owners), optimizer)
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
     offer_state(optimizer)
@@ -117,7 +119,7 @@ def _step_method(
             result = evaluate()
             base()
         else:
-            finish(wanted=sync_grad_before_optimizer_step)
+            finish(wanted=sync_grad_before_optimizer_step, step_of=_self)
             result = base() if closure is None else base(evaluate)
         install(wanted=install_optimized_model_weights)
         for owner in _alive(owners):
@@ -140,12 +142,32 @@ def _refuse_lost_gradients(
         )
 
 
-def _finish(owners: list[weakref.ref[Any]], *, wanted: bool) -> None:
-    """Before a step. wanted: whether to finish gradients as well."""
+def _warn_of_unread_gradients(optimizer: Any) -> None:
+    """Once, of a step that finishes gradients after somebody may have looked for them."""
+    if optimizer._mfsdp_warned:
+        return
+    optimizer._mfsdp_warned = True
+    warnings.warn(
+        "optimizer.step() finishes the reduction of gradients: the last microbatch was not synced. "
+        "Parameters had no new gradient until now, so whatever has read them since, such as "
+        "torch.nn.utils.clip_grad_norm_, saw nothing and changed nothing. Run the last microbatch "
+        "in model.sync(), or call model.finish_grad_sync() or mfsdp_core.clip_grad_norm_ before "
+        "the step.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
+
+
+def _finish(
+    owners: list[weakref.ref[Any]], *, wanted: bool, step_of: torch.optim.Optimizer | None = None
+) -> None:
+    """Before a step. wanted: whether to finish gradients as well. step_of: who steps at once."""
     for owner in _alive(owners):
         # A gather ahead of need reads the weights that the step is about to write.
         owner.synchronize_param_gather()
         if wanted:
+            if step_of is not None and owner.microbatch_count:
+                _warn_of_unread_gradients(step_of)
             owner.finish_grad_sync()
 
 

@@ -128,6 +128,7 @@ class Meddling(nn.Module):
 
     def reset_parameters(self) -> None:
         nn.init.ones_(self.unit.weight)
+        nn.init.ones_(self.scale)
 
 
 class Rounded(nn.Linear):
@@ -212,6 +213,30 @@ def test_the_whole_model_is_never_in_memory() -> None:
     assert max(Watched.seen) <= whole / 8 + whole / 4, Watched.seen
 
 
+class ForgetsWeight(nn.Module):
+    """Sets one of its two weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(4)), nn.Parameter(torch.zeros(4))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.scale)
+
+
+class ForgetsTables(ForgetsWeight):
+    """Sets its weights, and no table that its constructor has made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("table", torch.ones(4), persistent=False)
+        self.register_buffer("places", torch.arange(4))
+
+    def reset_parameters(self) -> None:
+        super().reset_parameters()
+        nn.init.zeros_(self.shift)
+
+
 #: A module on the meta device, how it is sharded, and what is said.
 REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
     "not asked for": (
@@ -243,6 +268,16 @@ REFUSED: dict[str, tuple[Callable[[], nn.Module], dict[str, Any], str]] = {
         lambda: meta(lambda: Growing(4, 4)),
         {},
         "reset_parameters() of Growing replaced weight",
+    ),
+    "a weight forgotten": (
+        lambda: nn.Sequential(meta(ForgetsWeight)),
+        {},
+        "0.shift have no values",
+    ),
+    "a table forgotten": (
+        lambda: nn.Sequential(meta(ForgetsTables)),
+        {},
+        "0.places, 0.table have no values",
     ),
     "meddling": (
         lambda: meta(Meddling),

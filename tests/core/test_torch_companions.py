@@ -1,7 +1,8 @@
-"""What users of torch put beside an optimizer: scalers and averaged weights."""
+"""What users of torch put beside an optimizer: scalers, averaged weights, clipping."""
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 import mfsdp_core
+from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.errors import LifecycleError
 from oracle.beside_torch import beside, near, own_batch
 from oracle.models import Chain, loss
@@ -130,3 +132,34 @@ def test_averaged_weights_are_those_of_plain_torch(strategy: str, ema: bool) -> 
     # The model goes on where it was: its own weights were not touched.
     optimizer.zero_grad()
     model.train()(values[0]).square().mean().backward()
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
+def test_a_step_that_finishes_gradients_after_somebody_may_have_clipped_them_warns_once(
+    strategy: str,
+) -> None:
+    """torch.nn.utils.clip_grad_norm_ finds no gradient before the reductions are finished."""
+    pair = beside(Chain, (strategy, "storage_resize"), sync_model_each_microbatch=False)
+    optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(pair.model.parameters(), lr=1.0))
+
+    def unsynced() -> list[str]:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            loss(pair.model(own_batch(0))).backward()
+            assert nn.utils.clip_grad_norm_(pair.model.parameters(), 1e-6) == 0
+            optimizer.step()
+            optimizer.zero_grad()
+        return [str(one.message) for one in caught if "clip_grad_norm_" in str(one.message)]
+
+    with pair.model.sync():
+        loss(pair.model(own_batch(0))).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    (said,) = unsynced()
+    assert "the last microbatch was not synced" in said
+    assert unsynced() == []
+
+
+def test_main_weights_that_hold_less_than_the_model_are_said() -> None:
+    with pytest.warns(RuntimeWarning, match=r"torch\.float32 round weights in torch\.float64"):
+        beside(Chain, ("optim", "storage_resize"), mixed_precision_policy=MixedPrecisionPolicy())
