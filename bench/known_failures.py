@@ -60,10 +60,6 @@ def _any(*features: str) -> tuple[frozenset[str], ...]:
     return tuple(frozenset({feature}) for feature in features)
 
 
-def _each_with(common: str, *features: str) -> tuple[frozenset[str], ...]:
-    return tuple(frozenset({common, feature}) for feature in features)
-
-
 #: What leaves a unit without a gradient: reentrant checkpoints of an input without one do as well.
 _UNUSED: Final = (
     *_any("letter s", "letter p", "letter d"),
@@ -71,9 +67,6 @@ _UNUSED: Final = (
     frozenset({"root frozen", "letter K"}),
 )
 _FOUND: Final = frozenset({"find_unused_parameters=True"})
-_NO_SHARD: Final = "strategy 0"
-_SHARD_GRAD_OP: Final = "strategy 2"
-_FULL_SHARD: Final = "strategy 3"
 
 KNOWN_FAILURES: Final = (
     KnownFailure(
@@ -135,73 +128,6 @@ KNOWN_FAILURES: Final = (
         features=_any("differing paths True"),
     ),
     KnownFailure(
-        ("fsdp1",),
-        "two backward passes through one graph, `NO_SHARD`",
-        "**silently wrong**: a gradient is off by 0.28 of 0.76",
-        script="fsdp1-two-backward-passes-whole-gradients",
-        kind="differs",
-        features=_each_with(_NO_SHARD, "last double", "last pair"),
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "two backward passes through one graph, or two forward passes first, sharded",
-        '`AssertionError`: "should use `_saved_grad_shard`"',
-        script="fsdp1-two-backward-passes-of-one-graph",
-        kind="raised",
-        said="_saved_grad_shard",
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "an evaluation between the backward pass and the optimizer step, sharded",
-        "**silently wrong**: weights after the step are off by 0.0075 of 0.45",
-        script="fsdp1-evaluation-before-the-step",
-        kind="differs",
-        said="weight after the step",
-        features=(
-            *_each_with(_SHARD_GRAD_OP, "pass evaluate ", "pass unused "),
-            *_each_with(_FULL_SHARD, "pass evaluate ", "pass unused "),
-        ),
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "a unit that is used under `no_sync` but has no gradient in the reducing pass"
-        " (here: a reentrant checkpoint of an input that needs none)",
-        "**silently wrong**: a gradient is off by 0.15 of 0.64",
-        script="fsdp1-unit-under-reentrant-checkpoint",
-        kind="differs",
-        features=_each_with("root frozen", "letter k"),
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "a weight shared by a unit and the root, `NO_SHARD`",
-        "**silently wrong**: a gradient is off by 0.22 of 0.68",
-        by_design=True,
-        script="fsdp1-tied-weight",
-        kind="differs",
-        features=_each_with(_NO_SHARD, "tie root", "tie unit"),
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "a frozen layer among trained ones, sharded, FP64, then"
-        " `summon_full_params(with_grads=True)`",
-        "a rank without a gradient gathers zeros of torch's default dtype; a process is aborted",
-        script="fsdp1-frozen-layer-and-whole-gradients",
-        kind="died|raised|hung",
-        said="completing the gradients",
-        features=tuple(
-            frozenset({"dtype float64", strategy, frozen})
-            for strategy in (_SHARD_GRAD_OP, _FULL_SHARD)
-            for frozen in ("frozen part", "root frozen")
-        ),
-    ),
-    KnownFailure(
-        ("fsdp1",),
-        "tied weights, `NO_SHARD`, BF16 compute with FP32 weights, two microbatches",
-        "raises: a gradient in BF16 is assigned to a weight in FP32",
-        cases="no_shard/2/tied/bf16/k*",
-        check="runs to its end",
-    ),
-    KnownFailure(
         _DDP,
         "two backward passes through one graph, or two forward passes first, the first one alone"
         " under `no_sync`",
@@ -251,7 +177,7 @@ KNOWN_FAILURES: Final = (
         features=_any("static_graph=True"),
     ),
     KnownFailure(
-        (*_DDP, "single", "fsdp1", "fsdp2", "simple_fsdp"),
+        (*_DDP, "single", "fsdp2", "simple_fsdp"),
         "a state dict with a missing entry is loaded",
         "an error, but the other entries were loaded, as by every `nn.Module`",
         by_design=True,

@@ -11,6 +11,7 @@ REMOVED: Final[dict[str, str]] = {
     "same_host": "leave engine.transport out, or write native or point_to_point",
     "pack": "leave it out: runs go one after another",
     "--packed": "leave it out: runs go one after another",
+    "fsdp1": "use fsdp2; torch deprecates its first FSDP",
     "--until-decided": "use --budget TIME",
     "train.checkpoint_every": "save in a program of your own, with mfsdp_core.save_checkpoint",
     "measure.host_time": "use measure.counts, which counts Python calls and lines",

@@ -150,7 +150,7 @@ def _check(resolved: ResolvedRun) -> None:
         raise UnsupportedError(
             "fit-graph", "a captured step keeps memory of its own, which nobody predicts"
         )
-    if known_engine(resolved.engine.name).name not in {"single", "ddp", "fsdp2", "fsdp1", "mfsdp"}:
+    if known_engine(resolved.engine.name).name not in {"single", "ddp", "fsdp2", "mfsdp"}:
         raise UnsupportedError(
             "fit-engine", f"{resolved.engine.name} was never traced without contents"
         )

@@ -104,7 +104,7 @@ def outer_axis(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             f" {run.strategy} has none: use {_those(lambda row: row.shards_optimizer)}",
         )
     # With one rank to shard over, torch's engines do something else than with several.
-    if 1 < engine.outer_size == run.data_parallel and engine.name in ("fsdp1", "fsdp2"):
+    if 1 < engine.outer_size == run.data_parallel and engine.name == "fsdp2":
         yield (
             "outer-axis-leaves-ranks-to-shard",
             f"outer_size {engine.outer_size} leaves {engine.name} one rank to shard over: choose a"

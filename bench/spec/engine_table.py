@@ -197,20 +197,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         colour="#8C564B",
     ),
     EngineRow(
-        name="fsdp1",
-        factory="bench.engines.fsdp1:Fsdp1Engine",
-        summary="torch's FullyShardedDataParallel",
-        # FULL_SHARD, SHARD_GRAD_OP, NO_SHARD; the first two have hybrid forms.
-        strategies=("optim_grads_params", "optim_grads", "no_shard"),
-        outer_axis=True,
-        hybrids=(("optim_grads_params", "no_shard"), ("optim_grads", "no_shard")),
-        dtypes=DtypePolicies(_AUTOCAST.main, True),
-        code=("bench/engines/fsdp1.py", "bench/engines/fsdp1_inspection.py"),
-        torch_code=("torch/distributed/fsdp/**/*.py",),
-        colour="#56B4E9",
-        established=True,
-    ),
-    EngineRow(
         name="deepspeed",
         factory="bench.engines.deepspeed:DeepSpeedEngine",
         summary="the package DeepSpeed, ZeRO with torch's optimizer",

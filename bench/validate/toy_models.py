@@ -259,7 +259,6 @@ TOY_MODELS: dict[str, ToyModel] = {
     "cross_tied": ToyModel(
         CrossTied,
         {
-            "fsdp1": "FullyShardedDataParallel loses the gradient of a weight that two units share",
             "fsdp2": "fully_shard refuses a weight that two of its units share",
             "megatron_fsdp_v2": "megatron_fsdp.experimental refuses it",
         },
@@ -275,7 +274,6 @@ TOY_MODELS: dict[str, ToyModel] = {
         Sporadic,
         _UNUSED
         | {
-            "fsdp1": "FullyShardedDataParallel needs ranks that use the same units",
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
             "simple_fsdp": "each use of a weight is a gather, so ranks must use the same",
             "megatron_fsdp_v2": "megatron_fsdp.experimental reduces what a rank has used",
@@ -285,7 +283,6 @@ TOY_MODELS: dict[str, ToyModel] = {
         SparseGradient,
         _DENSE_ADAM
         | {
-            "fsdp1": "FullyShardedDataParallel makes flat gradients and takes no sparse one",
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
             "simple_fsdp": "DTensor reduces no sparse gradient",
             "megatron_fsdp_v2": "megatron_fsdp.experimental takes no sparse gradient",
@@ -296,7 +293,6 @@ TOY_MODELS: dict[str, ToyModel] = {
     "scalar": ToyModel(
         Scalar,
         {
-            "fsdp1": "FullyShardedDataParallel refuses parameters of shape ()",
             "fsdp2": "fully_shard refuses parameters of shape ()",
             "megatron_fsdp_v2": "megatron_fsdp.experimental refuses parameters of shape ()",
         },

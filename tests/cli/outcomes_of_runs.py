@@ -228,8 +228,8 @@ RUN: Scenarios = {
         ask("run sweep.yaml", "out_of_memory: as the test wants"),
     ],
     "a run crashed, hung, timed out or diverged": [
-        file("name: a\nmatrix: {product: {engine.name: [ddp, mfsdp, fsdp2, fsdp1, ddp_zero]}}\n"),
-        ends(ddp="hang", mfsdp="timeout", fsdp2="nan", fsdp1="unsupported", ddp_zero="crashed"),
+        file("name: a\nmatrix: {product: {engine.name: [ddp, mfsdp, fsdp2, single, ddp_zero]}}\n"),
+        ends(ddp="hang", mfsdp="timeout", fsdp2="nan", single="unsupported", ddp_zero="crashed"),
         ask("run sweep.yaml", "5 failed"),
     ],
     "a run failed before and was not retried": [

@@ -194,18 +194,6 @@ PROGRAMS = {
         (f"RuntimeError: {end}", "pass failing forward") for end in ("full_tensor", "another")
     ],
     "fsdp2-ranks-on-other-paths": [(RESET, f"differing paths {one}") for one in (True, False)],
-    "fsdp1-two-backward-passes-whole-gradients": [
-        (OFF, f"strategy {one}, last double") for one in (0, 3)
-    ],
-    "fsdp1-two-backward-passes-of-one-graph": [(SAVED, "last double"), (OTHER, "last double")],
-    "fsdp1-evaluation-before-the-step": [(STEP, f"strategy {n}, pass evaluate ") for n in (3, 0)],
-    "fsdp1-unit-under-reentrant-checkpoint": [
-        (OFF, "root frozen, letter k"), (OFF, "strategy 3, letter k"),
-    ],
-    "fsdp1-tied-weight": [(OFF, f"strategy {one}, tie root") for one in (0, 3)],
-    "fsdp1-frozen-layer-and-whole-gradients": [
-        (RESET, f"strategy 3, root frozen, dtype {one}") for one in ("float64", "float32")
-    ],
     "ddp-two-backward-passes-of-one-graph": [
         (OFF, "last double"), (OFF, "pass double , last micro"),
     ],
@@ -241,13 +229,6 @@ def test_a_program_is_known_by_how_it_ends_and_what_it_has(one: KnownFailure) ->
             assert of_program(engine, kind, other_text, set(other_has.split(", "))) is None
         assert of_program(engine, "refused", text, set(has.split(", "))) is None
     assert of_program("mfsdp", one.kind.split("|")[0], text, set(has.split(", "))) is None
-
-
-def test_a_connection_that_breaks_while_fsdp1_computes_is_new() -> None:
-    features = {"strategy 3", "root frozen", "dtype float64"}
-    assert of_program("fsdp1", "raised", RESET, features) is not None
-    elsewhere = RESET.replace("completing the gradients", "pass 1 (rank 0: r)")
-    assert of_program("fsdp1", "raised", elsewhere, features) is None
 
 
 @pytest.mark.parametrize("one", OF_PROGRAMS, ids=lambda one: f"{one.engines[0]}: {one.does}")

@@ -62,9 +62,6 @@ DEEPSPEED_CELLS = {
 FP32_CELLS = {
     "ddp": cell("ddp"),
     "ddp_zero": cell("ddp_zero"),
-    "fsdp1-no_shard": cell("fsdp1", "no_shard"),
-    "fsdp1-optim_grads": cell("fsdp1", "optim_grads"),
-    "fsdp1-optim_grads_params": cell("fsdp1", ZERO3),
     "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
     "fsdp2-optim_grads_params": cell("fsdp2", ZERO3),
     "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
@@ -90,7 +87,6 @@ VARIANTS = {
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", None, BF16),
     "ddp_zero-bf16": cell("ddp_zero", None, BF16),
-    "fsdp1-bf16": cell("fsdp1", ZERO3, BF16),
     "simple_fsdp-bf16": cell("simple_fsdp", None, BF16),
     "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
     "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
@@ -126,7 +122,7 @@ SINGLE_CELLS = {
 #: vary as well.
 NIGHTLY_CELLS = {
     *("fsdp2-reshard_to_2", "fsdp2-hsdp", "fsdp2-tp-hsdp", "fsdp2-tp", "fsdp2-hybrid"),
-    *("fsdp1-no_shard", "fsdp1-optim_grads", "fsdp2-optim_grads", "fsdp1-bf16", "ddp-bf16"),
+    *("fsdp2-optim_grads", "ddp-bf16"),
     *("ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
     *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),
     *("mfsdp-no_shard-bf16", "mfsdp-hybrid-bf16", "mfsdp-tp-hfsdp", "mfsdp-experts-hfsdp"),

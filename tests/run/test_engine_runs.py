@@ -96,9 +96,6 @@ ELEMENTS_SENT_PER_STEP = {
     "single": 0,
     "ddp": ALL_REDUCE,
     "ddp_zero": ALL_REDUCE + GATHER,
-    "fsdp1-no_shard": ALL_REDUCE,
-    "fsdp1-optim_grads": 2 * REDUCE_SCATTER + 2 * GATHER,
-    "fsdp1-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     "fsdp2-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "fsdp2-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + 2 * ROOT / 2,
     # Of four ranks a layer comes whole from three and, kept on pairs, its other half from one.
@@ -116,7 +113,6 @@ ELEMENTS_SENT_PER_STEP = {
 #: Of two bytes: what computes and sends in BF16.
 ELEMENTS_SENT_PER_STEP |= {
     "ddp-bf16": ELEMENTS_SENT_PER_STEP["ddp"],
-    "fsdp1-bf16": ELEMENTS_SENT_PER_STEP["fsdp1-optim_grads_params"],
     "fsdp2-bf16": ELEMENTS_SENT_PER_STEP["fsdp2-optim_grads_params"],
     "mfsdp-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-optim_grads_params"],
     "mfsdp-no_shard-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-no_shard"],
@@ -138,8 +134,8 @@ def ledger(finished) -> dict[str, int]:
 @pytest.mark.parametrize(
     ("name", "ranks"),
     [
-        *((name, 1) for name in ("single", "ddp", "fsdp1-no_shard", "mfsdp-no_shard")),
-        *((name, 2) for name in ("fsdp1-bf16", "fsdp2-bf16", "mfsdp-bf16")),
+        *((name, 1) for name in ("single", "ddp", "mfsdp-no_shard")),
+        *((name, 2) for name in ("fsdp2-bf16", "mfsdp-bf16")),
     ],
 )
 def test_a_replica_holds_all_that_is_persistent_and_a_shard_its_part(cells, name, ranks):
@@ -168,7 +164,6 @@ def test_simple_fsdp_that_gathers_again_has_one_weight_whole_at_a_time(cells):
         ("single", "bench/engines/single.py"),
         ("ddp", "torch/nn/parallel/distributed.py"),
         ("ddp_zero", "torch/distributed/optim/zero_redundancy_optimizer.py"),
-        ("fsdp1-bf16", "torch/distributed/fsdp/fully_sharded_data_parallel.py"),
         ("fsdp2-bf16", "torch/distributed/fsdp/_fully_shard/_fully_shard.py"),
         ("mfsdp-bf16", "mfsdp_core/__init__.py"),
     ],

@@ -65,9 +65,8 @@ def test_the_peak_of_set_up_is_the_one_foretold(workers, name):
     [
         (ZERO3 | {"strategy": "no_shard"}, {"preset": "debug"}),
         ({"name": "ddp"}, {"preset": "debug"}),
-        ({"name": "fsdp1"}, {"preset": "debug"}),
     ],
-    ids=["no_shard", "ddp", "fsdp1"],
+    ids=["no_shard", "ddp"],
 )
 def test_what_cannot_be_drawn_by_unit_is_built_whole(engine, model):
     asked = run(engine, model=model)

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.processes
 
 #: Of `mfsdp` tests/core/test_cases.py has all.
 SAMPLE = (
-    Case("fsdp1", "optim_grads_params", model="rooted", microbatches=2),
     Case("fsdp2", "optim_grads_params", model="rooted", microbatches=2),
     Case("fsdp2", "optim_grads_params", ranks=4, reshard=2, microbatches=2),
     Case("ddp", "no_shard", policy="bf16"),
@@ -212,7 +211,7 @@ def test_a_rank_that_spins_ends_by_its_processor_time(
 
 @pytest.mark.nightly
 @pytest.mark.timeout(5400)
-@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "fsdp1", "ddp", "single"])
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", "single"])
 def test_every_case_passes(fork_server: ForkServer, engine: str) -> None:
     failed = [v for v in judged(fork_server, *cases(engine, full=True)) if v.state == "failed"]
     assert failed == []

@@ -81,7 +81,7 @@ def test_a_failure_names_its_part_of_the_program_and_the_last_events(
     assert died.text.startswith("rank 0 died with exit code 3\nin cycle 1, pass 2 (rank 0: r)")
 
 
-@pytest.mark.parametrize("engine", ["mfsdp", "fsdp1", "fsdp2", "ddp", OUTSIDE])
+@pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", OUTSIDE])
 def test_a_program_is_the_same_for_ever_and_has_a_source(engine: str) -> None:
     for number in range(10):
         program = draw(engine, 3, number)

@@ -15,10 +15,6 @@ from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.scenario import NOISE_BYTES
 
 _STATE_SCALAR_BYTES = 4
-_FSDP1_KEEPS = (
-    "FullyShardedDataParallel keeps whole weights in a cycle of references through C++, which"
-    " Python's collector cannot see"
-)
 
 
 def at_rest(evidence: CaseEvidence) -> str:
@@ -152,9 +148,6 @@ def no_growth(evidence: CaseEvidence) -> str:
 
 def freed(evidence: CaseEvidence) -> str:
     """A deleted engine leaves no tensor behind."""
-    whole = not evidence.case.sharded or evidence.case.inner == 1
-    if evidence.case.engine == "fsdp1" and whole:
-        raise NotApplicableError(_FSDP1_KEEPS)
     for rank, one in enumerate(evidence.seen):
         if one.left_bytes > NOISE_BYTES:
             # Behind the last step: what was wrong before it is told first.

@@ -36,7 +36,6 @@ class Scope:
     passes: tuple[str, ...]
     ends: tuple[str, ...] = ("sync",)
     options: tuple[tuple[str, tuple[object, ...]], ...] = ()
-    clips: bool = True
     loads: bool = True
     wires: tuple[str, ...] = ()
     gathers_ahead: bool = False
@@ -86,15 +85,6 @@ SCOPES: dict[str, Scope] = {
         mixed=0.1,
         refuses=frozenset({"kind Gain", "tie root", "tie unit"}),
         parts=True,
-    ),
-    # It refuses to clip FP64, and wraps the units, so that none can be told to fail.
-    "fsdp1": Scope(
-        (0, 2, 3),
-        ("flat",),
-        tuple(kind for kind in _PASSES if kind != "failing"),
-        clips=False,
-        mixed=0.1,
-        refuses=frozenset({"kind Gain", "tie root", "tie unit"}),
     ),
     "ddp": Scope(
         (0,),
@@ -210,7 +200,7 @@ def _cycle(
         passes,
         random.choice(scope.ends) if "sync_model_each_microbatch" not in options else "sync",
         maybe(0.8, "use_decoupled_grad" not in options) and not _builds_only(passes),
-        random.choice((0.0, 0.0, 0.05, 1e3)) if scope.clips else 0.0,
+        random.choice((0.0, 0.0, 0.05, 1e3)),
         random.choice(scope.wires) if maybe(0.15, bool(scope.wires) and not fixed_wire) else "",
         maybe(0.15, scope.gathers_ahead),
         maybe(0.1, scope.loads),

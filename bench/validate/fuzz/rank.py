@@ -19,7 +19,7 @@ from bench.validate.rank import Refused
 from bench.validate.traces import own_last_words, say, say_event
 
 #: Engines with a driver of their own, each in `drivers`.
-DRIVEN = ("mfsdp", "fsdp2", "fsdp1", "ddp")
+DRIVEN = ("mfsdp", "fsdp2", "ddp")
 _CORE_ERRORS = "mfsdp_core.errors"
 #: That a rank waits for the others: one that failed, and one that did not.
 _CONNECT_SECONDS, _LONGEST_SECONDS = 3.0, 300.0

@@ -63,7 +63,7 @@ def _plainer_passes(program: Program) -> Iterator[Program]:
 def _plainer_settings(program: Program) -> Iterator[Program]:
     plain = Program(program.engine, ranks=min(2, program.ranks))
     names = ["mode", "root", "dtype", "ranks"] + ["strategy"] * (
-        program.engine in ("mfsdp", "fsdp1", "fsdp2")
+        program.engine in ("mfsdp", "fsdp2")
     )
     for name in names:
         wanted = getattr(plain, name)
