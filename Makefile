@@ -9,8 +9,7 @@
 #   make faults             injected faults, on real process trees and a local Slurm
 #   make gpu-check          check a GPU machine, without network (docs/gpu.md)
 #   make gpu-wheels         download the wheels that gpu-check needs
-#   make oldest-torch       train with the oldest supported torch (4 GB, kept in ~/.cache)
-#   make cuda-build-check   check CUDA builds of the oldest and newest torch, without a GPU (5 GB each, kept)
+#   make oldest-torch       train with the oldest supported torch (kept in ~/.cache); BUILD=torch===2.13.0: another
 #   make venv | clean       create .venv; delete caches
 #
 # PYTHON=/path/to/python3   interpreter for .venv (3.11 or later)
@@ -23,10 +22,9 @@
 # SEED=1 SAMPLE=30          mutants of `make mutation`: seed and number
 # MINUTES=600               time limit of `make mutation`; the next call continues
 # BLOCKS=6                  blocks of `make bench`; fewer than 6 give no interval
-# DEVICE=cpu                runs `make gpu-check` without a GPU; PARTS="core speed" runs some parts
+# DEVICE=cpu                tries `make gpu-check` without a GPU; PARTS="tests losses" runs some parts
 # GPU_PYTHON=python3        the GPU machine's own Python, with a CUDA build of torch
 # WHEELS_FOR=3.12           Python version of the wheels of `make gpu-wheels`
-# NCCL=13                   also download a newer NCCL for this CUDA version, to share a GPU between ranks
 
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
@@ -44,7 +42,6 @@ SAMPLE ?= 30
 MINUTES ?= 600
 DEVICE ?= cuda
 PARTS ?=
-NCCL ?=
 GPU_PYTHON ?= python3
 WHEELS_FOR ?= 3.12
 OLDEST_TORCH := $(shell sed -n 's/^  "torch>=\([0-9.]*\)",/\1.0/p' pyproject.toml)
@@ -53,7 +50,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch cuda-build-check clean
+.PHONY: help venv demo test check bench gpu-check gpu-wheels nightly mutation faults oldest-torch clean
 
 help:
 	@sed -n '3,/^$$/s/^# \{0,1\}//p' Makefile
@@ -109,28 +106,22 @@ check: venv
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports
 
-# Where pip serves no such torch, or not in time, that is said, and is no failure.
+# Another torch in front of that of .venv, kept outside of the tree: the first build that pip serves.
+# BUILD=torch===2.13.0 is the CUDA build of the newest, which loads and trains on a CPU too. Where pip
+# serves none, or not in time, that is said, and is no failure.
+BUILD ?= torch==$(OLDEST_TORCH)+cpu torch===$(OLDEST_TORCH)
 OLDEST_TESTS := $(addprefix tests/core/test_,unused_parameters.py mesh_shapes.py checkpoint_reshard.py \
   right_or_refused_shards.py)
 oldest-torch: venv
-	@code=0; python="$$($(BIN)/python -m tools.torch_build $(OLDEST_TORCH))" || code=$$?; \
-	case $$code in \
-	  0) PYTHONPATH=. "$$python" -m pytest -p no:cacheprovider $(OLDEST_TESTS) ;; \
-	  3) echo "not tried on torch $(OLDEST_TORCH)" >&2 ;; \
-	  *) exit $$code ;; \
-	esac
-
-# The oldest and the newest torch that the project names. Without --kept, what is missing is made.
-KEPT ?=
-cuda-build-check: venv
-	@for version in $(OLDEST_TORCH) $(TORCH_VERSION); do \
-	  code=0; python="$$($(BIN)/python -m tools.torch_build $$version --cuda $(KEPT))" || code=$$?; \
-	  case $$code in \
-	    0) PYTHONPATH=. "$$python" -m tools.cuda_build_check ;; \
-	    3) echo "not tried on a CUDA build of torch $$version" >&2 ;; \
-	    *) exit $$code ;; \
-	  esac; \
-	done
+	@for build in $(BUILD); do \
+	  home="$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/mfsdp-bench/$$build"; \
+	  case "$$build" in *+cpu) alone=--no-deps ;; *) alone= ;; esac; \
+	  if [ -e "$$home/torch" ] || timeout 600 $(PIP) install -qq $$alone --target "$$home" "$$build" 2>/dev/null; then \
+	    PYTHONPATH="$$home:." exec $(BIN)/python -m pytest -p no:cacheprovider $(OLDEST_TESTS); \
+	  fi; \
+	  rm -rf "$$home"; \
+	done; \
+	echo "not tried: pip serves none of $(BUILD), or not in time" >&2
 
 # The long matrices, and every property with other draws than by day; DRAWS=N draws those of a night again.
 nightly: venv
@@ -166,17 +157,18 @@ faults: venv
 	@$(BIN)/python -m pytest -m nightly tests/cluster/test_slurm_faults.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
+GPU_NEEDS := numpy pydantic ruamel.yaml typer rich jinja2 junitparser psutil zstandard nvtx nvidia-ml-py pytest pytest-timeout
 ifeq ($(DEVICE),cpu)
 gpu-check: venv
-	@$(BIN)/python -m tools.gpu_check --device cpu $(PARTS:%=--part %)
+	@$(BIN)/python tools/gpu_check.py --device cpu $(PARTS:%=--part %)
 else
 gpu-check:
-	@$(GPU_PYTHON) tools/gpu_wheels.py install
-	@PYTHONPATH=.gpu-packages $(GPU_PYTHON) -m tools.gpu_check $(PARTS:%=--part %)
+	@[ -d .gpu-packages ] || $(GPU_PYTHON) -m pip install -q --no-index --find-links gpu-wheels --target .gpu-packages $(GPU_NEEDS)
+	@PYTHONPATH=.gpu-packages $(GPU_PYTHON) tools/gpu_check.py $(PARTS:%=--part %)
 endif
 
 gpu-wheels: venv
-	@$(BIN)/python -m tools.gpu_wheels download --python $(WHEELS_FOR) $(NCCL:%=--nccl %)
+	@$(PIP) download -q --dest gpu-wheels --only-binary=:all: --python-version $(WHEELS_FOR) $(GPU_NEEDS)
 
 clean:
 	@rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

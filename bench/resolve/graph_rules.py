@@ -17,7 +17,7 @@ def graphs(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     core, device = core_switches(run.engine), run.launch.device
     if not core.cuda_graph:
         return
-    # A CPU has no graphs; `make gpu-check DEVICE=cpu PARTS=graphs` checks a step without one.
+    # A CPU has no graphs.
     if device != "cuda":
         yield (
             "cuda-graph-needs-cuda",

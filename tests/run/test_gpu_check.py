@@ -1,285 +1,178 @@
-"""`make gpu-check`: parts run alone, each leaves a record, and nothing unmeasured counts as met."""
+"""The check of a GPU machine: what each part finds is kept as soon as it is known."""
 
 from __future__ import annotations
 
 import json
+import re
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from bench.launch.command import SHARED_DEVICE
-from bench.launch.git import git_state
-from bench.resolve.machine import CudaDevice
-from bench.store import ResultsStore
-from bench.validate.session import WorkerSettings
-from tools.gpu_check import sharing, symmetric, training
-from tools.gpu_check.__main__ import PARTS, _say, main, run_part
-from tools.gpu_check.communication import judge as judge_collective
-from tools.gpu_check.core import note_tests
-from tools.gpu_check.memory import judge as judge_memory
-from tools.gpu_check.record import (
-    ROOT,
-    SHARES_DEVICE,
-    Check,
-    PartFindings,
-    PartRecord,
-    state_of,
-)
-from tools.gpu_check.speed import judge as judge_speed
-from tools.gpu_check.timed import Timed
-from tools.gpu_check.trained import Trained
-from tools.gpu_check.validate import note_verdicts
-from tools.gpu_wheels import NCCL_LIBRARY
+from tools import gpu_check
+from tools.gpu_check import DEVICE_TESTS, PARTS, ROOT, Findings, Part, note_line, run_part, stream
 
-PASSED_ON_A_CPU = ("core", "validate", "memory", "communication", "graphs", "fp8")
-JUNIT = """<testsuites><testsuite>
-  <testcase classname="a" name="good"/>
-  <testcase classname="a" name="bad"><failure message="1 is not 2"/></testcase>
-  <testcase classname="a" name="broken"><error message="no device"/></testcase>
-  <testcase classname="a" name="left_out"><skipped message="needs 2 CUDA devices"/></testcase>
-</testsuite></testsuites>"""
+#: Prints, and ends neither by itself nor when it is interrupted; its child keeps the pipe open.
+NEVER_ENDS = """
+import signal, subprocess, sys, time
+signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("a.py::one PASSED [ 50%]\\na.py::two[a b] ", end="", flush=True)
+while True:
+    time.sleep(600)
+"""
 
 
-def states(findings: PartFindings) -> dict[str, str]:
-    return {check.name: check.state for check in findings.checks}
+class Clock:
+    """Stands still until a line has come, and then is past every limit."""
+
+    now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+    def on_line(self, _line):
+        self.now += 1e6
 
 
-def record(folder: Path, part: str):
-    return json.loads((folder / f"{part}.json").read_text())
+@pytest.fixture
+def clock(monkeypatch):
+    made = Clock()
+    monkeypatch.setattr(gpu_check, "time", made)
+    return made
 
 
-def trained(**changes) -> Trained:
-    flat = [100 << 20] * 8
-    values = {
-        "losses": [1.0] * 8,
-        "milliseconds": [50.0, 20.0, 4.0, 6.0, 5.0, 5.0, 5.0, 5.0],
-        "resting_bytes": flat,
-        "allocated_bytes": flat,
-        "reserved_bytes": flat,
-        "peak_allocated_bytes": 1,
-        "allocation_retries": 0,
-    }
-    return Trained(**(values | changes))
+def kept(out):
+    return [json.loads(line) for line in (out / "findings.jsonl").read_text().splitlines()]
 
 
-@pytest.mark.parametrize(
-    ("of_checks", "wanted"),
-    [
-        ((), "failed"),
-        (("passed", "skipped"), "passed"),
-        (("passed", "failed"), "failed"),
-        (("skipped",), "skipped"),
-        (("failed", "crashed"), "crashed"),
-    ],
-)
-def test_a_part_passes_only_if_something_was_tried_and_nothing_failed(of_checks, wanted):
-    assert state_of(Check("a", state) for state in of_checks) == wanted
+def own(command, **changes):
+    """A part that runs `command` of Python."""
+    return Part("?", ("-c", command), ("-c", command), **changes)
 
 
-def test_a_part_that_dies_or_hangs_has_a_record_and_does_not_stop_the_next(tmp_path):
-    assert run_part("no_such_part", "cpu", tmp_path, 60.0) == "crashed"
-    assert "invalid choice" in record(tmp_path, "no_such_part")["checks"][0]["said"]
-    assert run_part("core", "cpu", tmp_path, 0.05) == "timed_out"
-    found = record(tmp_path, "core")
-    assert found["checks"][0]["said"] == "ended after 0.05 s, its limit"
-    assert found["git"] == git_state(ROOT)
-    assert found["machine"]["hostname"]
+def test_a_subprocess_that_never_ends_is_ended_and_its_lines_are_known(clock):
+    lines = []
+
+    def on_line(line):
+        lines.append(line)
+        clock.on_line(line)
+
+    found = stream((sys.executable, "-c", NEVER_ENDS), 3.0, on_line)
+    assert found == (None, "a.py::two[a b] ")
+    assert lines[0] == "a.py::one PASSED [ 50%]"
+    assert lines[-1].endswith("interrupted")
 
 
-@pytest.mark.nightly
-def test_every_part_can_be_tried_out_on_a_cpu(tmp_path):
-    assert main(["--device", "cpu", "--out", str(tmp_path)]) == 0
-    found = {part: record(tmp_path, part)["state"] for part in PARTS}
-    assert {found[part] for part in PASSED_ON_A_CPU} == {"passed"}
-    assert found["speed"] == "no_collective_ran"
-    assert set(found.values()) <= {"passed", "no_collective_ran", "skipped"}
-    measured = record(tmp_path, "memory")["measurements"]
-    assert measured["storage_resize"]["ledger"]["bytes"] > 0
+def test_a_child_that_keeps_the_pipe_open_does_not_hold_up_a_part_that_has_ended():
+    code = NEVER_ENDS.partition("while True")[0] + "sys.exit(4)"
+    assert stream((sys.executable, "-c", code), 300.0, [].append) == (4, "")
 
 
-@pytest.mark.parametrize(
-    ("shares", "devices", "wanted"), [("", 1, 1), ("yes", 1, 2), ("yes", 8, 8), ("", 8, 8)]
-)
-def test_ranks_share_one_device_only_where_nccl_was_seen_to(monkeypatch, shares, devices, wanted):
-    monkeypatch.setenv(SHARES_DEVICE, shares)
-    monkeypatch.setattr("torch.cuda.device_count", lambda: devices)
-    assert training.rank_count("cuda") == wanted
-    findings = PartFindings()
-    training.note_ranks("cuda", findings)
-    assert bool(findings.checks) == findings.on_one_rank == (wanted == 1)
-    spec = training.small_run("cuda", {"name": "mfsdp"})["launch"]["ranks_per_device"]
-    assert spec == (2 if wanted > devices else 1)
+def test_what_a_part_found_before_its_limit_is_kept_and_the_next_part_runs(
+    tmp_path, monkeypatch, clock
+):
+    def noted(line, findings):
+        note_line(line, findings)
+        if "three" not in line:
+            clock.on_line(line)
 
-
-def test_what_holds_on_one_rank_has_not_passed_but_no_collective_ran(tmp_path, capsys):
-    findings = PartFindings(on_one_rank=True)
-    findings.expect("losses", True, "equal")
-    findings.note("captured", "skipped", "a CPU has no graphs")
-    assert state_of(findings.checks) == "no_collective_ran"
-    findings.on_one_rank = False
-    findings.expect("over NCCL", True, "equal")
-    assert state_of(findings.checks) == "passed"
-    PartRecord(
-        "core", "cuda", "passed", 1.0, 2.0, "", tuple(findings.checks), {}, "core.log"
-    ).write(tmp_path)
-    _say(tmp_path / "core.json", 1.0)
-    assert "1 no collective ran, 1 skipped, 1 passed" in capsys.readouterr().out
-    findings.on_one_rank = True
-    findings.expect("weights", False, "differ")
-    assert state_of(findings.checks) == "failed"
-
-
-def trial(says: str) -> tuple[str, ...]:
-    """A process that stands for the two ranks of a trial."""
-    return (sys.executable, "-c", f"import json, os, sys, time\n{says}")
-
-
-def test_two_ranks_that_have_added_up_share_the_device_and_parts_are_told(tmp_path):
-    library = tmp_path / NCCL_LIBRARY
-    library.parent.mkdir()
-    library.touch()
-    asked = (
-        "assert os.environ['NCCL_MULTI_RANK_GPU_ENABLE'] == '1'\n"
-        "assert os.environ['NCCL_NVLS_ENABLE'] == '0'\n"
-        "print(json.dumps({'nccl': os.environ['LD_PRELOAD'], 'sums': [3.0, 3.0]}))"
-    )
-    found = sharing.find(1, {"NCCL_LIB": ""}, tmp_path, trial(asked))
-    assert found.works
-    assert str(library) in found.said
-    told = found.variables()
-    assert told[SHARES_DEVICE] == found.said
-    assert (told["NCCL_LIB"], told["NCCL_MULTI_RANK_GPU_ENABLE"]) == (str(library), "1")
-    named = sharing.find(1, {"NCCL_LIB": "/of/the/user.so"}, tmp_path, trial(asked))
-    assert named.library == "/of/the/user.so"
-
-
-OLD = "print(json.dumps({'nccl': '2.28.9'}))"
-
-
-@pytest.mark.parametrize(
-    ("says", "words"),
-    [
-        (OLD, "NCCL 2.28.9 puts one rank on a device"),
-        ("time.sleep(60)", "was ended after 1 s"),
-        ("sys.exit('CUDA driver version is insufficient')", "with 1: CUDA driver version"),
-        ("os.kill(os.getpid(), 11)", "ended with -11"),
-        ("print(json.dumps({'nccl': '2.31.2', 'sums': [3.0, 1.0]}))", "up to [3.0, 1.0]"),
-    ],
-)
-def test_a_trial_that_does_not_add_up_leaves_one_rank_and_says_why(tmp_path, says, words):
-    seconds = 1.0 if "sleep" in says else 60.0
-    found = sharing.find(1, {}, tmp_path, trial(says), seconds)
-    assert not found.works
-    assert words in found.said
-    assert "make gpu-wheels NCCL=13" in found.said
-    assert found.variables() == {SHARES_DEVICE: ""}
-
-
-def test_where_the_newer_library_fails_torchs_own_is_tried(tmp_path):
-    says = f"sys.exit('no') if 'LD_PRELOAD' in os.environ else {OLD.replace('2.28.9', '2.30.7')}"
-    says = says.replace("'}", "', 'sums': [3.0, 3.0]}")
-    found = sharing.find(1, {"NCCL_LIB": "/broken.so"}, tmp_path, trial(says))
-    assert (found.works, found.library) == (True, None)
-    assert "NCCL_LIB" not in found.variables()
-
-
-def test_several_devices_are_not_shared(tmp_path):
-    found = sharing.find(8, {}, tmp_path, trial("sys.exit('asked')"))
-    assert (found.works, found.said) == (False, "8 devices: a rank on each")
-
-
-def test_the_validator_puts_two_ranks_on_a_shared_device(monkeypatch):
-    device = CudaDevice("H200", 1, (9, 0))
-    monkeypatch.setattr("bench.resolve.machine.visible_cuda_devices", lambda: (device,))
-    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
-    assert WorkerSettings.of_this_machine(2, 1.0).ranks == 1
-    for name, value in SHARED_DEVICE.items():
-        monkeypatch.setenv(name, value)
-    assert WorkerSettings.of_this_machine(2, 1.0).ranks == 2
-    assert WorkerSettings.of_this_machine(None, 1.0).ranks == 1
-
-
-def test_without_a_device_the_check_says_so_and_ends(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("tools.gpu_check.__main__._has_device", lambda: False)
-    assert main(["--out", str(tmp_path)]) == 2
-    assert "--device cpu" in capsys.readouterr().err
-
-
-def test_tests_of_a_device_are_counted_one_by_one_with_the_reason_of_those_left_out(tmp_path):
-    (tmp_path / "junit.xml").write_text(JUNIT)
-    findings = PartFindings()
-    note_tests(tmp_path / "junit.xml", findings)
-    wanted = {"good": "passed", "bad": "failed", "broken": "failed", "left_out": "skipped"}
-    assert states(findings) == {f"a::{name}": state for name, state in wanted.items()}
-    assert findings.checks[-1].said == "needs 2 CUDA devices"
-
-
-def test_cases_of_the_validator_that_cannot_run_are_counted_by_their_reason():
-    cases = [
-        {"case": "a", "state": "passed", "reason": "", "settings": {"ranks": 2}},
-        {"case": "b", "state": "failed", "reason": "", "settings": {"ranks": 2}},
-        {"case": "e", "state": "passed", "reason": "", "settings": {"ranks": 1}},
-        {"case": "c", "state": "not_applicable", "reason": "needs 2 ranks"},
-        {"case": "d", "state": "not_applicable", "reason": "needs 2 ranks"},
+    monkeypatch.setattr(gpu_check, "note_line", noted)
+    monkeypatch.setitem(PARTS, "stuck", own(NEVER_ENDS))
+    monkeypatch.setitem(PARTS, "next", own("print('a.py::three SKIPPED (needs 2 devices)')"))
+    assert run_part("stuck", "cpu", 2, tmp_path, 3.0) == {"passed": 1, "ended at its limit": 1}
+    assert run_part("next", "cpu", 2, tmp_path, 60.0) == {"skipped": 1}
+    found = kept(tmp_path)
+    assert [one["part"] for one in found if "git" in one] == ["stuck", "next"]
+    assert [(one["name"], one["state"]) for one in found if "state" in one] == [
+        ("a.py::one", "passed"),
+        ("stuck", "ended at its limit"),
+        ("a.py::three", "skipped"),
     ]
-    findings = PartFindings()
-    note_verdicts({"cases": cases, "device": "cuda"}, findings)
-    assert states(findings) == {
-        "a": "passed",
-        "b": "failed",
-        "e": "no_collective_ran",
-        "2 cases": "skipped",
-    }
+    assert found[2]["said"] == "3 s; unfinished: a.py::two[a b] "
+    assert "interrupted" in (tmp_path / "stuck.log").read_text()
 
 
-def test_a_target_is_met_missed_or_unmeasured_and_never_judged_on_a_cpu():
-    numbers = {
-        ("1b", "mfsdp"): {"milliseconds": 103.0, "peak_bytes": 9.0},
-        ("1b", "single"): {"milliseconds": 100.0, "peak_bytes": 5.0},
-        ("1b", "fsdp2"): {"milliseconds": 110.0},
-    }
-    on_cuda, on_cpu = PartFindings(), PartFindings()
-    judge_speed(numbers, on_cuda, "cuda")
-    judge_speed(numbers, on_cpu, "cpu")
-    assert list(states(on_cuda).values()) == ["failed", "passed", "skipped"]
-    assert set(states(on_cpu).values()) == {"skipped"}
+def test_a_part_that_dies_has_failed(tmp_path):
+    name = "dies"
+    PARTS[name] = own("import sys; sys.exit(1)")
+    try:
+        assert run_part(name, "cpu", 2, tmp_path, 60.0) == {"failed": 1}
+    finally:
+        del PARTS[name]
 
 
-def test_memory_that_grows_at_rest_and_retries_of_the_allocator_fail():
-    quiet, growing, retried = PartFindings(), PartFindings(), PartFindings()
-    judge_memory("pool", trained(), quiet)
-    assert state_of(quiet.checks) == "passed"
-    judge_memory("pool", trained(reserved_bytes=[(100 + 2 * i) << 20 for i in range(8)]), growing)
-    assert states(growing)["pool: reserved minus allocated at rest"] == "failed"
-    judge_memory("pool", trained(allocation_retries=1), retried)
-    assert states(retried)["pool: no retries"] == "failed"
+def test_what_passes_on_one_rank_is_counted_apart(tmp_path, capsys):
+    findings = Findings("tests", tmp_path, alone=True)
+    for line in (
+        "a.py::one PASSED                       [ 10%]",
+        "a.py::two[a b] FAILED [ 20%]",
+        "FAILED a.py::two[a b] - AssertionError: 1 == 2",
+        "[1/9] zero3 ...",
+        "[1/9] zero3  ok in 10.3 s",
+        "12 of 61: mfsdp/optim/2/stack/bf16/k2",
+        "another line",
+    ):
+        note_line(line, findings)
+    assert findings.states == {"no collective ran": 1, "failed": 1}
+    said = [one["said"] for one in kept(tmp_path)]
+    assert said == ["", "", "AssertionError: 1 == 2", "ok in 10.3 s", said[-1]]
+    assert "failed: a.py::two[a b]" in capsys.readouterr().out
 
 
-def test_a_collective_with_a_wrong_value_or_without_its_registration_fails():
-    report = {"wanted": "symmetric", "groups": {"world": {"got": "plain", "reason": "no windows"}}}
-    engine = {"name": "collective", "operation": "all_reduce", "size_bytes": 1 << 20}
-    good, bad, plain = PartFindings(), PartFindings(), PartFindings()
-    judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "", None)], good)
-    assert good.checks[0].said == "2000.0 us, bus bandwidth 0.524 GB/s"
-    judge_collective("sum", engine, [Timed(1.0, "", None), Timed(2.0, "rank 1", None)], bad)
-    assert (bad.checks[0].state, bad.checks[0].said) == ("failed", "rank 1")
-    judge_collective("sum", engine, [Timed(1.0, "", report)] * 2, plain)
-    assert states(plain) == {"sum": "passed", "sum: registered": "failed"}
-    assert plain.checks[1].said == "no windows"
+def record(cell, loss, state="ok", milliseconds=1.0, allocated=0):
+    samples = [
+        SimpleNamespace(
+            loss=loss,
+            milliseconds=milliseconds,
+            device_peak_bytes=5,
+            device={"allocated_bytes": allocated * step, "allocation_retries": 0},
+        )
+        for step in range(8)
+    ]
+    status = SimpleNamespace(cell=cell, state=state, reason="as the test wants")
+    return SimpleNamespace(status=status, steps={0: samples})
 
 
-@pytest.mark.parametrize(("ranks", "wanted"), [(2, "failed"), (3, "passed")])
-def test_losses_of_registered_buffers_are_bit_equal_where_every_sum_has_two_terms(ranks, wanted):
-    findings = PartFindings()
-    symmetric.compare([2.0, 1.0], [2.0, 1.0000001], ranks, findings)
-    assert [check.state for check in findings.checks] == [wanted]
+def judged(monkeypatch, part, *records):
+    store = SimpleNamespace(records=lambda: list(records))
+    monkeypatch.setattr("bench.store.ResultsStore.open", lambda *_, **__: store)
+    return {name: (state, said) for name, state, said in gpu_check.judged(part, ROOT)}
 
 
-def test_its_records_lie_in_a_results_folder_that_runs_can_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("tools.gpu_check.__main__.run_part", lambda *_: "passed")
-    assert main(["--device", "cpu", "--part", "fp8"]) == 0
-    assert (ResultsStore.open("results", create=False).root / "gpu-check").is_dir()
+def test_losses_and_memory_of_a_sweep_are_judged_also_when_a_run_failed(monkeypatch):
+    runs = (
+        record("ddp", 2.0),
+        record("zero3", 2.1),
+        record("zero2", 2.00001, allocated=1 << 20),
+        record("zero1", 9.0, "crashed"),
+    )
+    found = judged(monkeypatch, PARTS["losses"], *runs)
+    assert found["zero3"][0] == "failed"
+    assert found["zero2"][0] == "passed"
+    assert found["zero1"] == ("failed", "crashed: as the test wants")
+    states = {name: state for name, (state, _) in found.items() if name.endswith("memory")}
+    assert states == {"ddp: memory": "passed", "zero3: memory": "passed", "zero2: memory": "failed"}
+    alone = judged(monkeypatch, PARTS["graphs"], record("zero3-cuda_graph=true", 2.0))
+    assert alone["zero3-cuda_graph=true"][0] == "skipped"
+
+
+def test_speed_is_judged_against_plain_torch_and_fsdp2(monkeypatch):
+    runs = (record("1b-single", 1.0), record("1b-fsdp2", 1.0), record("1b-mfsdp", 1.0, "ok", 1.5))
+    found = judged(monkeypatch, PARTS["speed"], *runs)
+    assert found["mfsdp/single milliseconds, at most 1.02"] == ("failed", "1.500")
+    assert found["mfsdp/fsdp2 peak_bytes, at most 1.0"] == ("passed", "1.000")
+
+
+def test_every_test_that_needs_a_device_is_in_the_part_of_tests():
+    marked = re.compile(r"pytest\.mark\.(gpu|multigpu)\b")
+    files = sorted((ROOT / "tests").rglob("test_*.py"))
+    found = {str(f.relative_to(ROOT)) for f in files if marked.search(f.read_text())}
+    assert found == {*DEVICE_TESTS}
+
+
+@pytest.mark.parametrize("name", [name for name, part in PARTS.items() if part.reference])
+def test_a_sweep_has_the_cell_that_its_others_are_compared_with(name):
+    (path,) = (word for word in PARTS[name].command if word.endswith(".yaml"))
+    label = PARTS[name].reference.partition("-")[0]
+    assert label == "{strategy}" or f"label: {label}" in (ROOT / path).read_text()
