@@ -71,8 +71,7 @@ class StepSample:
     step, by the device's own events on CUDA (`bench.meters.phases`). host_milliseconds: until
     the host had enqueued the step, None on CPU. device: what this rank read of its device
     behind the step: allocator's bytes and retries, and where it is known clocks (MHz), power,
-    temperature and reasons of throttling. latency_milliseconds: of a collective that the host
-    waits for, until it knows that it is done. What no step can be was not measured: its line does
+    temperature and reasons of throttling. What no step can be was not measured: its line does
     not count.
     """
 
@@ -89,7 +88,6 @@ class StepSample:
     phase_milliseconds: dict[str, float] | None = None
     host_milliseconds: float | None = None
     device: dict[str, Any] | None = None
-    latency_milliseconds: Milliseconds | None = None
 
     def values(self) -> dict[str, Any]:
         """By name, as they are; `dataclasses.asdict` would copy every one of them."""
@@ -148,8 +146,6 @@ class RunSummary(BaseModel):
     counts: what one step does, over all ranks, by metric (`bench.derive.counts.COUNTED`).
     phase_milliseconds: parts of a step, on the rank that took longest. host_milliseconds: on that
     rank, until the step was enqueued.
-    latency_milliseconds_median, algorithm_bytes_per_second, bus_bytes_per_second: of a collective
-    (`bench.derive.bandwidth`), whose step is one operation.
     `notes` says in words what was withheld and why.
     """
 
@@ -176,9 +172,6 @@ class RunSummary(BaseModel):
     cpu_milliseconds_by_thread: dict[str, float] = {}
     phase_milliseconds: dict[str, float] = {}
     host_milliseconds_median: float | None = None
-    latency_milliseconds_median: float | None = None
-    algorithm_bytes_per_second: float | None = None
-    bus_bytes_per_second: float | None = None
     notes: tuple[str, ...] = ()
 
 

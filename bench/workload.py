@@ -56,16 +56,6 @@ class Workload(Frozen):
     def of(cls, run: ResolvedRun) -> Self:
         """That of a run of this harness; what its model does not tell is absent."""
         shape, dtypes, train = run.shape, run.dtypes, run.train
-        if run.collective is not None:
-            return cls(
-                framework=OURS,
-                engine=run.engine.name,
-                compute_dtype=dtypes.compute,
-                ranks=run.launch.ranks,
-                device=run.launch.device,
-                steps=train.steps,
-                settings=run.collective.model_dump(mode="json"),
-            )
         return cls(
             framework=OURS,
             engine=run.engine.name,

@@ -19,7 +19,6 @@ from reports.sections.beside_steps import (
     counts_section,
 )
 from reports.sections.cell_table import cells_section
-from reports.sections.collectives import collectives_section
 from reports.sections.comparison import comparison
 from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
@@ -44,7 +43,6 @@ SECTIONS: list[Callable[[Findings], Section | None]] = [
     targets_section,
     arms_section,
     cells_section,
-    collectives_section,
     comparison,
     parity_section,
     switches_section,

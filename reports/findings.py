@@ -23,7 +23,7 @@ from reports.views.sweep_view import SweepView, base_arm
 
 @dataclass(frozen=True)
 class Findings:
-    """Of runs that train, and of collectives by themselves, which are compared by arms alone.
+    """What was measured, compared.
 
     `changes`: cells against `reference`, or against the first arm of the same cell.
 
@@ -65,19 +65,14 @@ class Findings:
         )
 
     @property
-    def is_about_training(self) -> bool:
-        """Whether any cell trains, or none is there to tell."""
-        return not self.cells or bool(_training(self.cells))
-
-    @property
     def measured(self) -> tuple[Cell, ...]:
         """Cells with at least one run whose time counts."""
         return tuple(cell for cell in self.cells if cell.n)
 
     @property
     def finished(self) -> tuple[Cell, ...]:
-        """Cells that train, with at least one run whose loss and memory count."""
-        return tuple(cell for cell in _training(self.cells) if cell.finished)
+        """Cells with at least one run whose loss and memory count."""
+        return tuple(cell for cell in self.cells if cell.finished)
 
     @property
     def planned(self) -> int:
@@ -94,12 +89,11 @@ def find(
         UsageError: `reference_name` is no cell that was measured.
     """
     cells = tuple(cell for sweep in sweeps for cell in sweep.cells)
-    trained = _training(cells)
     within = {} if reference_name else _bases(sweeps)
-    alone = cells if reference_name else [cell for cell in trained if cell.name not in within]
+    alone = cells if reference_name else [cell for cell in cells if cell.name not in within]
     reference = choose_reference(alone, reference_name, lambda cell: cell.n > 0)
     changes, elsewhere = _changes(cells, reference, within)
-    groups = tuple(parity_groups(trained))
+    groups = tuple(parity_groups(cells))
     rows: dict[str, ParityRow] = {row.cell.name: row for group in groups for row in group.rows}
     return Findings(
         sweeps=tuple(sweeps),
@@ -111,7 +105,7 @@ def find(
         within_policy=_within_policy(groups, set(within)),
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
-        memory_metric=memory_metric([cell for cell in trained if cell.n]),
+        memory_metric=memory_metric([cell for cell in cells if cell.n]),
         targets=tuple(targets_of(store, sweeps)),
         store=store,
         judged=_judged(store, sweeps),
@@ -140,10 +134,6 @@ def _gate(store: ResultsStore, sides: Sides) -> GateResult:
     except UsageError as error:  # a damaged calibration does not cost the report
         judged = gate(sides, Policy(), lambda _: None)
         return replace(judged, notes=(*judged.notes, f"the noise calibration: {error}"))
-
-
-def _training(cells: Sequence[Cell]) -> list[Cell]:
-    return [cell for cell in cells if cell.resolved.collective is None]
 
 
 def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tuple[Change, ...]:
@@ -186,8 +176,6 @@ def _changes(
     for cell in cells:
         base = within.get(cell.name, reference)
         if base is None or base.is_same(cell) or not (base.n and cell.n):
-            continue
-        if (base.resolved.collective is None) != (cell.resolved.collective is None):
             continue
         if hardware_key(cell.measured[0].record) == hardware_key(base.measured[0].record):
             changes.append(change_between(base, cell))

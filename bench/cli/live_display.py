@@ -126,10 +126,7 @@ def _name(run: RunStarted | PastRun) -> str:
 
 
 def numbers_text(run: LiveRun) -> str:
-    """`98.2 ms per step, 5,210 tokens/s, loss 6.1234, memory 512.0 MiB`; empty without a step.
-
-    Of a run that trains nothing the time and the memory.
-    """
+    """`98.2 ms per step, 5,210 tokens/s, loss 6.1234, memory 512.0 MiB`; empty without a step."""
     if run.milliseconds is None:
         return ""
     memory = "device memory" if run.on_device else "memory"

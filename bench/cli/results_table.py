@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from bench.derive.metrics import BUS_BANDWIDTH, LATENCY, LOSS, STEP_TIME, THROUGHPUT, Metric
+from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT, Metric
 from bench.store import ResultsStore
 from reports.comparisons.change import memory_metric
 from reports.renderers import quantity
@@ -23,11 +23,7 @@ def results_table(store: ResultsStore, plan: Plan) -> Table | None:
     if not cells:
         return None
     memory = memory_metric([cell for cell in cells if cell.finished])
-    metrics = [STEP_TIME]
-    if any(cell.resolved.collective is not None for cell in cells):
-        metrics += [LATENCY, BUS_BANDWIDTH]
-    if any(cell.resolved.collective is None for cell in cells):
-        metrics += [THROUGHPUT, LOSS]
+    metrics = [STEP_TIME, THROUGHPUT, LOSS]
     metrics += [] if memory is None else [memory]
     titles = ("cell", "runs", *(metric.title for metric in metrics))
     return Table.of(titles, (_row(cell, metrics) for cell in cells))

@@ -94,9 +94,7 @@ def _text(record: RunRecord, folder: Path, again: str | None) -> str:
         (
             "batch",
             f"{train.global_batch} sequences of {train.seq_len} tokens, micro batch"
-            f" {train.micro_batch}"
-            if resolved.collective is None
-            else "none",
+            f" {train.micro_batch}",
         ),
         (
             "ranks",

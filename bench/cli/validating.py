@@ -17,7 +17,7 @@ from bench.launch.environment import package_versions
 from bench.launch.git import git_state
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
-from bench.spec import engine_names, find_engine
+from bench.spec import engine_names
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
@@ -95,16 +95,10 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
     """Engines as asked for, each once; mfsdp if none is.
 
     Raises:
-        UsageError: an unknown one, one that trains nothing, or one whose code is not here.
+        UsageError: an unknown one, or one whose code is not here.
     """
     engines = tuple(names) or ("mfsdp",)
     for engine in engines:
-        row = find_engine(engine)
-        if row is not None and not row.trains:
-            raise UsageError(
-                f"engine {engine} trains nothing, so there is nothing to validate; its runs check"
-                " their own values: `mfsdp-bench run communication_cpu`"
-            )
         if engine not in engine_names() and ":" not in engine:
             raise UsageError(
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "

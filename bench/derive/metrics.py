@@ -136,32 +136,6 @@ CPU_TIME = Metric(
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
-LATENCY = Metric(
-    "latency",
-    "latency (ms)",
-    "ms",
-    _derived("latency_milliseconds_median"),
-    judge="interval",
-    rule=MetricRule("advisory", 0.02, _LESS),
-    column=False,
-)
-"""Of one collective that the host waits for."""
-ALGORITHM_BANDWIDTH = Metric(
-    "algorithm_bandwidth",
-    "algorithm GB/s",
-    "GB/s",
-    _derived("algorithm_bytes_per_second", 1e9),
-    column=False,
-)
-BUS_BANDWIDTH = Metric(
-    "bus_bandwidth",
-    "bus GB/s",
-    "GB/s",
-    _derived("bus_bytes_per_second", 1e9),
-    judge="interval",
-    rule=MetricRule("off", 0.02, "higher_is_better"),
-    column=False,
-)
 TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
 MFU = Metric("mfu", "MFU", "share", _derived("mfu"), missing=_why_no_mfu)
 LOSS = Metric(
@@ -248,7 +222,7 @@ COUNTS: tuple[Metric, ...] = tuple(
 
 OPTIONAL: tuple[Metric, ...] = MEMORY_PEAKS
 """Columns that a table has where one of its cells was measured so."""
-UNASKED: tuple[Metric, ...] = (CPU_TIME, LATENCY, LIVE_STORAGE, *COUNTS)
+UNASKED: tuple[Metric, ...] = (CPU_TIME, LIVE_STORAGE, *COUNTS)
 """Judged where they were measured; where they were not, only a policy that names them asks."""
 
 METRICS: list[Metric] = [
@@ -264,9 +238,6 @@ METRICS: list[Metric] = [
     *MEMORY_PEAKS,
     LIVE_STORAGE,
     WIRE_BYTES,
-    LATENCY,
-    ALGORITHM_BANDWIDTH,
-    BUS_BANDWIDTH,
     *COUNTS,
 ]
 """In the order in which tables show them."""

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable, Sequence
 from statistics import median
 
-from bench.derive.bandwidth import algorithm_bytes_per_second, bus_factor
 from bench.derive.counts import totals
 from bench.derive.device_state import RULE, device_notes, device_trouble
 from bench.derive.flops import flops_per_global_batch, formula
@@ -50,7 +49,7 @@ def summarise(record: RunRecord) -> RunSummary:
     middle = median(times) if times else None
     tokens = _tokens_per_step(window or steps, record, notes)
     tflops = _tflops_per_device(record, middle)
-    if record.resolved.shape is None and record.resolved.collective is None:
+    if record.resolved.shape is None:
         notes.append("no TFLOP/s: nothing is known about a model of the user's own")
     mfu = _mfu(record, tflops, notes)
     broken = broken_promise(record)
@@ -61,7 +60,6 @@ def summarise(record: RunRecord) -> RunSummary:
     if ledger.untold:
         notes.append(f"no ledger peak: the engine does not say its {', '.join(ledger.untold)}")
     cpu = _cpu_milliseconds(window)
-    bandwidth = _algorithm_bandwidth(record, middle)
     return RunSummary(
         formula=summary_formula(record.resolved),
         steady=steady,
@@ -84,9 +82,6 @@ def summarise(record: RunRecord) -> RunSummary:
         cpu_milliseconds_by_thread={role: time for role, time in cpu.items() if role != "all"},
         phase_milliseconds=_phases(window),
         host_milliseconds_median=_host_milliseconds(window),
-        latency_milliseconds_median=_latency_milliseconds(window),
-        algorithm_bytes_per_second=bandwidth,
-        bus_bytes_per_second=_bus_bandwidth(record, bandwidth),
         notes=tuple(notes),
     )
 
@@ -221,27 +216,6 @@ def _host_milliseconds(steps: list[list[StepSample]]) -> float | None:
     found = [_slowest(ranks).host_milliseconds for ranks in steps]
     known = [time for time in found if time is not None]
     return median(known) if known else None
-
-
-def _latency_milliseconds(steps: list[list[StepSample]]) -> float | None:
-    """Median over steps, of the rank that waited longest; None if any rank did not measure it."""
-    found = [[one.latency_milliseconds for one in ranks] for ranks in steps]
-    known = [max(one for one in ranks if one is not None) for ranks in found if None not in ranks]
-    return median(known) if known and len(known) == len(found) else None
-
-
-def _algorithm_bandwidth(record: RunRecord, milliseconds: float | None) -> float | None:
-    collective = record.resolved.collective
-    if collective is None or not milliseconds:
-        return None
-    return algorithm_bytes_per_second(collective.size_bytes, milliseconds)
-
-
-def _bus_bandwidth(record: RunRecord, algorithm: float | None) -> float | None:
-    collective, ranks = record.resolved.collective, record.resolved.launch.ranks
-    if collective is None or algorithm is None:
-        return None
-    return algorithm * bus_factor(collective.operation, ranks)
 
 
 def _slowest(ranks: list[StepSample]) -> StepSample:

@@ -24,27 +24,7 @@ UNTOLD: Final[dict[str, int | None]] = dict.fromkeys(
 """Memory besides shards and optimizer state, of engines whose package does not report it."""
 
 
-class Reported(Protocol):
-    """What a record says about anything that was measured."""
-
-    def memory_by_category(self) -> Mapping[str, int | None]:
-        """The most bytes on this rank by category of `bench.meters.memory`.
-
-        None: in use, but of unknown size, so that no sum counts as the total.
-        """
-
-    def pool_plan(self) -> dict[str, Any] | None:
-        """Buckets that come and go and the pools they sit in; None where there is no such thing.
-
-        Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
-        """
-        return None
-
-    def code_path(self) -> str:
-        """The file of the implementation under test, as proof of what was measured."""
-
-
-class Engine(Reported, Protocol):
+class Engine(Protocol):
     """One data-parallel rank of a training implementation."""
 
     def forward_backward(
@@ -78,31 +58,21 @@ class Engine(Reported, Protocol):
         """
         return None
 
+    def memory_by_category(self) -> Mapping[str, int | None]:
+        """The most bytes on this rank by category of `bench.meters.memory`.
 
-class Waitable(Protocol):
-    """An issued operation."""
+        None: in use, but of unknown size, so that no sum counts as the total.
+        """
 
-    def wait(self) -> object:
-        """Let the current stream wait for its end; on a CPU return afterwards."""
+    def pool_plan(self) -> dict[str, Any] | None:
+        """Buckets that come and go and the pools they sit in; None where there is no such thing.
 
+        Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
+        """
+        return None
 
-class TimedCollective(Reported, Protocol):
-    """One rank's part of an operation that is timed by itself. All methods are collective."""
-
-    def start(self) -> Waitable:
-        """Issue the operation once."""
-
-    def enqueue(self, operations: int) -> None:
-        """Issue that many, one behind the other; the current stream is behind all of them."""
-
-    def synchronize(self) -> None:
-        """Return once the device has done everything."""
-
-    def check(self) -> None:
-        """Run it once on values with a known result; raises if the result differs."""
-
-    def close(self) -> None:
-        """Release what must be released before the process group."""
+    def code_path(self) -> str:
+        """The file of the implementation under test, as proof of what was measured."""
 
 
 EngineFactory = Callable[[nn.Module, ResolvedRun, torch.device], Engine]

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-from collections.abc import Callable
 from typing import cast
 
 import torch
 from torch import nn
 
-from bench.engines.protocol import Engine, EngineFactory, TimedCollective
+from bench.engines.protocol import Engine, EngineFactory
 from bench.errors import ConfigError
 from bench.spec import EngineRow, ResolvedRun, known_engine
 
@@ -40,14 +39,6 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
     # The FP32 values behind rounded weights: an engine that wants them has loaded them.
     getattr(model, "exact_values", {}).clear()
     return engine
-
-
-def build_collective(resolved: ResolvedRun, device: torch.device) -> TimedCollective:
-    """The operation of a run without a model. Needs an initialised default process group."""
-    factory = cast(
-        "Callable[..., TimedCollective]", engine_factory(known_engine(resolved.engine.name))
-    )
-    return factory(resolved, device)
 
 
 def engine_factory(row: EngineRow) -> EngineFactory:

@@ -140,8 +140,6 @@ def _unregistered(resolved: ResolvedRun) -> ResolvedRun:
 
 
 def _check(resolved: ResolvedRun) -> None:
-    if resolved.collective is not None:
-        raise UnsupportedError("fit-collective", "a collective by itself has no step to predict")
     if resolved.linear.kind != "torch":
         raise UnsupportedError(
             "fit-linear", f"layers of {resolved.linear.kind} compute what only a device has"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
-from bench.resolve.collective_rules import buffer_bytes_of_all_ranks, element_bytes
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
-from bench.spec import SHARDED, ResolvedRun
+from bench.spec import SHARDED, DtypeName, ResolvedRun
 
 # More runnable threads than this per core and a step measures the scheduler, not the engine.
 MAX_THREADS_PER_CORE = 4
@@ -70,16 +70,17 @@ def _too_little_memory(run: ResolvedRun, machine: Machine) -> str | None:
     """
     if run.launch.device != "cpu":
         return None
-    buffers, nodes = buffer_bytes_of_all_ranks(run), run.launch.nodes
-    needed = least_bytes(run) if buffers is None else buffers
+    needed, nodes = least_bytes(run), run.launch.nodes
     if needed is None or needed <= machine.memory_bytes * nodes:
         return None
-    what = "weights and gradients" if buffers is None else "its buffers"
     where = f"{nodes} nodes with {{}} each are given" if nodes > 1 else "this machine has {}"
     return (
-        f"{run.model_name} needs at least {_gib(needed)} for {what}"
+        f"{run.model_name} needs at least {_gib(needed)} for weights and gradients"
         f" on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
     )
+
+
+_ELEMENT_BYTES: Final[dict[DtypeName, int]] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
 
 
 def least_bytes(run: ResolvedRun) -> int | None:
@@ -88,7 +89,7 @@ def least_bytes(run: ResolvedRun) -> int | None:
         return None
     main = run.dtypes.main_params or run.dtypes.compute
     copies = 1 if SHARDED[run.strategy] else run.data_parallel
-    each = element_bytes(main) + element_bytes(run.dtypes.main_grads)
+    each = _ELEMENT_BYTES[main] + _ELEMENT_BYTES[run.dtypes.main_grads]
     return copies * run.shape.parameters * each
 
 

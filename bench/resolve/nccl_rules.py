@@ -53,12 +53,11 @@ def nccl_settings(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, st
         )
     # Gathers of what does not lie in symmetric windows stay kernels.
     windows = setting("nccl_ub") and setting("symmetric_registration")
-    if launch.copy_engine and not windows and setting("registration") != "symmetric":
+    if launch.copy_engine and not windows:
         yield (
             "copy-engine-needs-windows",
             "launch.copy_engine gathers what is registered as symmetric windows: use engine mfsdp"
-            " with nccl_ub=true and symmetric_registration=true (engine collective:"
-            " registration=symmetric), or leave it out",
+            " with nccl_ub=true and symmetric_registration=true, or leave it out",
         )
     if launch.nvls == "on" and launch.ranks_per_device > 1:
         yield (

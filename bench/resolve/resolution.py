@@ -8,16 +8,14 @@ from __future__ import annotations
 from typing import Final
 
 from bench.errors import UnsupportedError
-from bench.resolve.collective_rules import check_collective
 from bench.resolve.engine_choice import adds_up_as_sent, resolve_engine
 from bench.resolve.environment_names import check_environment
 from bench.resolve.machine import Machine
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.quantised_rules import resolve_linear
 from bench.resolve.rules import broken_rules
-from bench.resolve.validity import check_launch, check_spec, data_parallel_ranks
+from bench.resolve.validity import check_spec, data_parallel_ranks
 from bench.spec import (
-    CollectiveSettings,
     DtypeSpec,
     EngineSpec,
     ResolvedDtypes,
@@ -52,8 +50,6 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
     Raises:
         ConfigError: the spec is wrong on every machine.
     """
-    if isinstance(spec.engine.settings, CollectiveSettings):
-        return _resolve_collective(spec, spec.engine.settings)
     shape = resolve_shape(spec.model)
     check_environment(spec)
     data_parallel = data_parallel_ranks(spec)
@@ -71,32 +67,6 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         factory=spec.model.factory,
         linear=resolve_linear(spec.model),
         microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
-    )
-
-
-def _resolve_collective(spec: RunSpec, settings: CollectiveSettings) -> ResolvedRun:
-    """One operation instead of a model: elements have one dtype, on the wire and off it."""
-    check_environment(spec)
-    check_collective(spec, settings)
-    check_launch(spec)
-    dtype = spec.dtypes.compute
-    return ResolvedRun(
-        shape=None,
-        recompute="none",
-        data=spec.data,
-        engine=resolve_engine(spec),
-        dtypes=ResolvedDtypes(
-            compute=dtype,
-            main_params=None,
-            main_grads=dtype,
-            grad_comm=dtype,
-            reduce=dtype,
-        ),
-        train=_steps(spec),
-        launch=spec.launch,
-        measure=spec.measure,
-        data_parallel=spec.launch.ranks,
-        microbatches=1,
     )
 
 

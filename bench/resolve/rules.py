@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from bench.resolve import (
-    collective_rules,
     device_rules,
     dtype_rules,
     engine_rules,
@@ -32,7 +31,6 @@ RULES: Final[tuple[Topic, ...]] = (
     engine_rules.optimizers,
     quantised_rules.recipes,
     dtype_rules.dtypes,
-    collective_rules.collectives,
     nccl_rules.user_buffers,
     nccl_rules.nccl_settings,
     nccl_rules.pools,

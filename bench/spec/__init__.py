@@ -21,7 +21,7 @@ from bench.spec.engine_row import (
     EngineRow,
     EngineSettings,
 )
-from bench.spec.engine_table import CollectiveSettings, MegatronFsdpSettings, MfsdpSettings
+from bench.spec.engine_table import MegatronFsdpSettings, MfsdpSettings
 from bench.spec.model import (
     TENSOR_PARALLEL_DIMS,
     HybridShape,
@@ -39,7 +39,6 @@ from bench.spec.names import (
     SHARDED,
     STRATEGIES,
     AllocatorName,
-    CollectiveName,
     DataKind,
     DeviceType,
     DtypeName,
@@ -51,7 +50,6 @@ from bench.spec.names import (
     Profile,
     RecipeName,
     Recompute,
-    RegistrationName,
     StrategyName,
     TransportName,
 )

@@ -82,8 +82,7 @@ class EngineRow:
     package. torch_code: those of torch, and of packages that are installed beside it. colour: in
     figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
     the meta device, and draws and shards one unit after another. established: a reference that the
-    numerics of others may be compared with. trains: whether it trains a model; if not, it is timed
-    by itself.
+    numerics of others may be compared with.
     """
 
     name: str
@@ -104,7 +103,6 @@ class EngineRow:
     colour: str | None = None
     draws_by_unit: bool = False
     established: bool = False
-    trains: bool = True
 
     def __post_init__(self) -> None:
         if not self.strategies:

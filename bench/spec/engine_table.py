@@ -19,11 +19,8 @@ from bench.spec.names import (
     DEFAULT_TRANSPORT,
     STRATEGIES,
     AllocatorName,
-    CollectiveName,
-    CollectiveTransportName,
     GatherPrecisionName,
     RecipeName,
-    RegistrationName,
     TransportName,
 )
 
@@ -112,21 +109,6 @@ class MegatronFsdpSettings(MegatronSwitches):
     """Send each gradient by itself."""
     max_pool: bool = False
     """A double buffer for units of unequal size."""
-
-
-class CollectiveSettings(EngineSettings):
-    """One collective over all ranks, of elements of `dtypes.compute`."""
-
-    operation: CollectiveName = "all_gather"
-    """The collective that is timed."""
-    size_bytes: int = Field(default=1 << 20, ge=1)
-    """Of the whole buffer: the output of an all_gather, the input of a reduce_scatter."""
-    registration: RegistrationName = "plain"
-    """Of its memory with NCCL."""
-    transport: CollectiveTransportName = "native"
-    """What carries the bytes: the backend, or a transport of the core."""
-    operations: int = Field(default=20, ge=1)
-    """One after the other in a step, whose time is divided by them."""
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on
@@ -258,19 +240,5 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         ),
         colour="#D55E00",
         draws_by_unit=True,
-    ),
-    EngineRow(
-        name="collective",
-        factory="bench.engines.collective:build",
-        summary="one collective operation by itself",
-        settings=CollectiveSettings,
-        strategies=("no_shard",),
-        code=(
-            "bench/engines/collective.py",
-            "mfsdp_core/comm/**/*.py",
-            "mfsdp_core/streams.py",
-        ),
-        colour="#CC79A7",
-        trains=False,
     ),
 )

@@ -28,12 +28,7 @@ DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 #: Allocators whose slots exist from the start.
 POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
-CollectiveName = Literal["all_gather", "reduce_scatter", "all_reduce", "broadcast"]
-#: Memory of torch's allocator, of NCCL's and registered with it, or registered as windows.
-RegistrationName = Literal["plain", "registered", "symmetric"]
 TransportName = Literal["auto", "native", "point_to_point"]
-#: What carries one collective by itself, whose engine chooses nothing.
-CollectiveTransportName = Literal["native", "point_to_point"]
 #: As `mfsdp_core.plan.config` has it; a test compares the two.
 DEFAULT_TRANSPORT: TransportName = "auto"
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.

@@ -12,7 +12,6 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from bench.redaction import redact
 from bench.spec.engine import EngineSpec
 from bench.spec.engine_lookup import IMPORT_PATH_FORM, engine_names, find_engine
-from bench.spec.engine_table import CollectiveSettings
 from bench.spec.model import LinearLayers, ModelShape, ModelSpec
 from bench.spec.names import (
     HYBRID_NAMES,
@@ -232,34 +231,19 @@ class ResolvedRun(Frozen):
         return self.measure.comparable_in_time and self.launch.ranks_per_device == 1
 
     @property
-    def collective(self) -> CollectiveSettings | None:
-        """The collective that is timed by itself; None for a run that trains."""
-        settings = self.engine.settings
-        return settings if isinstance(settings, CollectiveSettings) else None
-
-    @property
     def tokens_per_step(self) -> int:
-        """Tokens of one global batch; none where nothing is trained."""
-        return 0 if self.collective is not None else self.train.global_batch * self.train.seq_len
-
-    @property
-    def work_per_step(self) -> int:
-        """What throughput counts: tokens, or the bytes of a collective."""
-        return self.tokens_per_step if self.collective is None else self.collective.size_bytes
+        """Tokens of one global batch."""
+        return self.train.global_batch * self.train.seq_len
 
     @property
     def model_name(self) -> str:
         """What the model is called, as a part of a file name: `tiny`, `mine.build`."""
-        if self.collective is not None:
-            return f"{self.collective.operation}-{_size_text(self.collective.size_bytes)}"
         named = self.factory if self.shape is None else self.shape.preset
         return (named or "unnamed").replace(":", ".")
 
     @property
     def model_text(self) -> str:
         """The model in a sentence: `tiny, 14,817,792 parameters`."""
-        if self.collective is not None:
-            return f"none: {self.collective.operation} of {self.collective.size_bytes:,} bytes"
         if self.shape is None:
             return f"{self.factory}, a model of the user's own"
         return f"{self.shape.preset}, {self.shape.parameters:,} parameters"
@@ -292,9 +276,7 @@ class ResolvedRun(Frozen):
         """Readable start of the folder name, as `tiny-mfsdp-optim-bf16-2xcpu`."""
         row = self.engine.row
         parts = [self.model_name, self.engine.name.replace(":", ".")]
-        if self.collective is not None:
-            parts += [self.collective.registration, self.collective.transport]
-        elif row is None or not row.one_process:
+        if row is None or not row.one_process:
             parts.append(self.strategy)
         if self.engine.outer_size > 1:
             parts.append(f"{HYBRID_NAMES[self.engine.outer_strategy]}{self.engine.outer_size}")
@@ -317,11 +299,3 @@ class ResolvedRun(Frozen):
         if self.launch.nodes > 1:
             parts.append(f"{self.launch.nodes}nodes")
         return "-".join(parts)
-
-
-def _size_text(size_bytes: int) -> str:
-    """The largest binary unit that divides it: `8MiB`, `1000B`."""
-    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size_bytes % (1 << power) == 0:
-            return f"{size_bytes >> power}{unit}"
-    return f"{size_bytes}B"

@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from bench.derive.timeline import attributed, peak
-from bench.engines.protocol import Reported
+from bench.engines.protocol import Engine
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.record import MemoryTimeline
@@ -15,7 +15,7 @@ from bench.worker.rank_process import RankProcess
 
 
 def memory_report(
-    engine: Reported,
+    engine: Engine,
     process: RankProcess,
     profile: MemoryProfile | None,
     timeline: MemoryTimeline | None = None,

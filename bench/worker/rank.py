@@ -33,7 +33,6 @@ from bench.store.layout import (
 )
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
-from bench.worker.collective import measure_collective
 from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.issued_note import IssuedNote
 from bench.worker.memory_report import memory_report
@@ -43,18 +42,12 @@ from bench.worker.runtime_report import runtime_report
 
 
 def run_rank(run_dir: Path) -> None:
-    """Train, or time a collective, as `run_dir/spec.json` says.
-
-    As the rank that the environment makes of this process.
-    """
+    """Train as `run_dir/spec.json` says, as the rank that the environment makes of this process."""
     resolved = read_spec(run_dir)
     torch.set_num_threads(resolved.launch.threads_per_rank)
     process = RankProcess.from_environment(resolved)
     with process_group(process, resolved):
-        if resolved.collective is not None:
-            measure_collective(resolved, resolved.collective, process, run_dir)
-        else:
-            _train(resolved, process, run_dir)
+        _train(resolved, process, run_dir)
 
 
 def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:

@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import torch
 
-from bench.engines.protocol import Reported
+from bench.engines.protocol import Engine
 from bench.meters.cost import MeterCost
 from bench.spec import ResolvedRun
 from bench.worker.rank_process import RankProcess, backend
 
 
 def runtime_report(
-    engine: Reported, resolved: ResolvedRun, process: RankProcess, cost: MeterCost | None = None
+    engine: Engine, resolved: ResolvedRun, process: RankProcess, cost: MeterCost | None = None
 ) -> dict[str, Any]:
     """Facts of this process; `meters` (their cost over the whole run) once the run has ended.
 

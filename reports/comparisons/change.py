@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.derive.metrics import (
-    BUS_BANDWIDTH,
     LOSS,
     MEMORY,
     METRICS,
@@ -35,7 +34,7 @@ class Change:
     """Head against base; fractions (0.05 is +5 %), None where a side has no number.
 
     time_change: head time / base time - 1. throughput_change: head tokens/s / base tokens/s - 1.
-    throughput_ratio: head tokens/s / base tokens/s; of collectives, of bus bandwidths.
+    throughput_ratio: head tokens/s / base tokens/s.
     loss_difference: final losses, (head - base) / |base|. memory_change is of `memory_metric`.
     others: of `other_metrics`, by name.
     """
@@ -94,8 +93,6 @@ def other_metrics() -> list[Metric]:
 def change_between(base: Cell, head: Cell) -> Change:
     """Compare medians over the runs of both cells."""
     throughput = _ratio(base, head, THROUGHPUT)
-    if throughput is None:
-        throughput = _ratio(base, head, BUS_BANDWIDTH)
     metric = memory_metric([base, head])
     return Change(
         base=base,

@@ -110,7 +110,7 @@ class _CellDocument(BaseModel):
 
 
 def _kept(value: float) -> float:
-    """Four decimals, and six digits of what is smaller: a collective takes microseconds."""
+    """Four decimals, and six digits of what is smaller."""
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.6g}")
 
 

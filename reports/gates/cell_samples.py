@@ -42,7 +42,7 @@ class CellSamples:
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: losses, one per finished run. loss_bound: relative difference that the
     dtypes explain.
-    tokens_per_step: of a collective, bytes. not_steady: finished runs without a time.
+    not_steady: finished runs without a time.
     why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
     held between two steps. nodes: of a cluster, of all runs.
@@ -98,7 +98,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         hardware=hardware_key(record),
         code=record.status.code,
         commit=str(entries(record.environment, "git").get("commit") or ""),
-        tokens_per_step=float(record.resolved.work_per_step),
+        tokens_per_step=float(record.resolved.tokens_per_step),
         values=values,
         curves=tuple(LossCurve.of(losses(run.record)) for run in counted),
         loss_bound=tolerance_for(record.resolved).bound,

@@ -23,7 +23,7 @@ from reports.renderers.printable import printable
 
 DEFINITIONS = (
     "time change: head step time / base step time - 1; throughput change: head tokens/s / base "
-    "tokens/s - 1; throughput ratio: head tokens/s / base tokens/s (of collectives: bus bandwidth)"
+    "tokens/s - 1; throughput ratio: head tokens/s / base tokens/s"
 )
 
 METHOD = (

@@ -30,22 +30,22 @@ def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
     """What a run asked for that NCCL may silently leave undone."""
     launch, setting = resolved.launch, resolved.engine.setting
     symmetric = bool(setting("nccl_ub") and setting("symmetric_registration"))
-    symmetric = symmetric or setting("registration") == "symmetric"
-    own = (_named_by_nccl(resolved),) if resolved.collective else _WEIGHTS_AND_GRADIENTS
     found = []
     if launch.copy_engine:
         gathers = ("AllGather",)
         found.append(Expectation("copy-engine gathers", gathers, _by((Verdict.COPY_ENGINE,))))
     if symmetric:
-        operations = tuple(o for o in own if not (launch.copy_engine and o == "AllGather"))
+        operations = tuple(
+            o for o in _WEIGHTS_AND_GRADIENTS if not (launch.copy_engine and o == "AllGather")
+        )
         # Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
         verdicts = (Verdict.SYMMETRIC, Verdict.COPY_ENGINE, Verdict.HIERARCHICAL_CE)
         if operations:
             found.append(Expectation("symmetric kernels", operations, _by(verdicts)))
     if launch.nvls == "on":
-        found.append(Expectation("NVLS (NVLink SHARP)", own, _uses_nvls))
+        found.append(Expectation("NVLS (NVLink SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_nvls))
     if launch.collnet == "on":
-        found.append(Expectation("CollNet (SHARP)", own, _uses_collnet))
+        found.append(Expectation("CollNet (SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_collnet))
     return found
 
 
@@ -59,7 +59,7 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
                 "measure.nccl: evidence"
             )
             continue
-        rows = [row for row in steady_rows(resolved, audit) if row.operation in expected.operations]
+        rows = [row for row in steady_rows(audit) if row.operation in expected.operations]
         lacking = [row for row in rows if not expected.is_met(row)]
         if not rows:
             operations = " or ".join(expected.operations)
@@ -69,15 +69,9 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
     return found
 
 
-def verdict_text(resolved: ResolvedRun, audit: Audit) -> str:
-    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`.
-
-    Of a collective, the verdict and its kernels.
-    """
-    rows = steady_rows(resolved, audit)
-    if resolved.collective is not None:
-        own_texts = (f"{row.verdict} {', '.join(row.kernels)}".strip() for row in rows)
-        return "; ".join(dict.fromkeys(own_texts)) or "no line about a kernel"
+def verdict_text(audit: Audit) -> str:
+    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`."""
+    rows = steady_rows(audit)
     trains = (*_WEIGHTS_AND_GRADIENTS, "AllReduce")
     found = bytes_by_verdict(row for row in rows if row.operation in trains)
     texts = []
@@ -91,24 +85,10 @@ def verdict_text(resolved: ResolvedRun, audit: Audit) -> str:
     return "; ".join(texts) or "no line about a kernel"
 
 
-def steady_rows(resolved: ResolvedRun, audit: Audit) -> list[VerdictRow]:
-    """Rows behind a registration, where there was one, else all.
-
-    Of a collective those of its operation and size: barriers and agreements are smaller.
-    """
+def steady_rows(audit: Audit) -> list[VerdictRow]:
+    """Rows behind a registration, where there was one, else all."""
     after = [row for row in audit.rows if row.phase == "after"]
-    rows = after or list(audit.rows)
-    if resolved.collective is None:
-        return rows
-    own = [row for row in rows if row.operation == _named_by_nccl(resolved)]
-    largest = max((row.size_bytes for row in own), default=0)
-    return [row for row in own if row.size_bytes == largest]
-
-
-def _named_by_nccl(resolved: ResolvedRun) -> str:
-    """`AllGather` for a run of all_gather."""
-    operation = "" if resolved.collective is None else resolved.collective.operation
-    return operation.title().replace("_", "")
+    return after or list(audit.rows)
 
 
 def _by(verdicts: tuple[Verdict, ...]) -> Callable[[VerdictRow], bool]:

@@ -58,8 +58,7 @@ def gradient_sums(
         rows: steady rows of its NCCL log; empty where there is none.
     """
     sent = resolved.dtypes.grad_comm
-    alone = resolved.collective is not None or resolved.launch.device != "cuda"
-    if alone or sent not in _SHORT or resolved.data_parallel == 1:
+    if resolved.launch.device != "cuda" or sent not in _SHORT or resolved.data_parallel == 1:
         return []
     known = None if version is None else exactly(version)
     found = []

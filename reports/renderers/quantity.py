@@ -73,13 +73,6 @@ def milliseconds(value: float | None) -> str:
     return f"{value:.1f}" if value >= 1 else significant(value, 3)
 
 
-def gigabytes_per_second(bytes_per_second: float | None) -> str:
-    """A bandwidth in 10^9 bytes per second, as nccl-tests print it: 12.41 GB/s."""
-    if bytes_per_second is None:
-        return MISSING
-    return f"{significant(bytes_per_second / 1e9)} GB/s"
-
-
 def amount(value: float | None, unit: str) -> str:
     """A metric's value in its unit, which the column's title names."""
     if unit == "bytes":

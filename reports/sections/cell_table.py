@@ -18,10 +18,8 @@ from reports.views.cells import Cell
 _BEST = "Bold: the best of its column among cells with a time."
 
 
-def cells_section(findings: Findings) -> Section | None:
-    """Every cell with a finished run; None where nothing was to be trained."""
-    if not findings.is_about_training:
-        return None
+def cells_section(findings: Findings) -> Section:
+    """Every cell with a finished run."""
     if not findings.finished:
         return Section("cells", "Cells", (Paragraph("No cell has a finished run."),))
     table, constant = folded(cell_table(findings))

@@ -23,10 +23,8 @@ from reports.sections.validation import verdict_lines
 from reports.views.reference import rule_for
 
 
-def comparison(findings: Findings) -> Section | None:
-    """Speed and memory against the reference; None for collectives without arms."""
-    if not findings.is_about_training and not findings.changes:
-        return None
+def comparison(findings: Findings) -> Section:
+    """Speed and memory against the reference."""
     blocks: list[Block] = []
     if not findings.measured:
         blocks.append(Paragraph("No cell was measured, so there is nothing to compare."))
@@ -119,7 +117,7 @@ def _figures(findings: Findings) -> list[Block]:
             caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are drawn."
         figures.append(Figure("memory", memory_figure(findings.finished), caption))
     metric = findings.memory_metric
-    trained = [cell for cell in findings.measured if cell.resolved.collective is None]
+    trained = findings.measured
     if trained and metric is not None:
         svg = throughput_figure(trained, metric, looks(findings.cells))
         caption = f"Throughput against {metric.title}; up and to the left is better."

@@ -45,7 +45,7 @@ def proofs(findings: Findings) -> dict[str, Proof]:
     for cell, source, audit in audits(findings):
         if source is None and not expectations_of(cell.resolved):
             continue
-        text = "no log" if audit is None else verdict_text(cell.resolved, audit)
+        text = "no log" if audit is None else verdict_text(audit)
         found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
     return found
 
@@ -125,7 +125,7 @@ def gradient_sums_section(findings: Findings) -> Section | None:
         if not cell.finished:
             continue
         version = cell.finished[0].record.runtime.get("nccl")
-        logged = [] if audit is None else steady_rows(cell.resolved, audit)
+        logged = [] if audit is None else steady_rows(audit)
         sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
         rows += [
             (

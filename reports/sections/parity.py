@@ -11,10 +11,8 @@ from reports.renderers.document import Block, Figure, Paragraph, Section, TableB
 from reports.renderers.table import Row, RowKind, Table
 
 
-def parity_section(findings: Findings) -> Section | None:
+def parity_section(findings: Findings) -> Section:
     """One table over all dtype policies, the bounds in words, the curves."""
-    if not findings.is_about_training:
-        return None
     if not findings.parity:
         return Section("parity", "Loss parity", (Paragraph("No cell has a finished run."),))
     blocks: list[Block] = [

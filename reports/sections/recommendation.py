@@ -34,8 +34,6 @@ def recommendation(findings: Findings) -> str:
         return _of_arms(findings.judged)
     if not findings.measured:
         return "No recommendation. Nothing was measured."
-    if not findings.is_about_training:
-        return f"{_NONE}collectives by themselves are compared by arms only."
     return _of_cells(findings)
 
 

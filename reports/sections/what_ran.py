@@ -11,7 +11,6 @@ from reports.findings import Findings
 from reports.gates.target_verdicts import targets_sentence
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
-from reports.sections.collectives import best_bandwidths
 from reports.sections.nccl import proofs
 from reports.sections.recommendation import fastest_so_far, recommendation
 from reports.sections.switches import switch_sentences
@@ -88,8 +87,6 @@ def _runs_per_cell(findings: Findings) -> str:
 def _workload(record: RunRecord) -> str:
     resolved = record.resolved
     train = resolved.train
-    if resolved.collective is not None:
-        return f"collectives, {resolved.collective.operations} per step, {train.steps} steps"
     return (
         f"{_model(resolved)}, "
         f"{train.global_batch} sequences x {train.seq_len} tokens, {resolved.data.kind} data, "
@@ -138,7 +135,6 @@ def _sentences(findings: Findings) -> list[str]:
     sentences = []
     if findings.targets:
         sentences.append(targets_sentence(findings.targets))
-    sentences.extend(filter(None, [best_bandwidths(findings)]))
     sentences.extend(fastest_so_far(findings))
     sentences.extend(_parity_sentences(findings))
     sentences.extend(switch_sentences(findings))

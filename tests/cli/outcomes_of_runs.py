@@ -349,7 +349,7 @@ VALIDATE: Scenarios = {
         ask("validate --inject R16"),
     ],
     "an unknown engine, case or bug, or options that exclude each other": [
-        *wrong("validate horovod", "validate collective", "validate --case no-such-case"),
+        *wrong("validate horovod", "validate --case no-such-case"),
         *wrong("validate --inject R99", "validate --inject lost.patch"),
         ask("validate nomodule:f", "cannot be loaded: no module nomodule in ", code=2),
         ask("validate bench.errors:nothing --fuzz 3", "defines no nothing: it has", code=2),

@@ -142,7 +142,6 @@ def test_a_sweep_for_cpus_runs_what_its_first_lines_promise(name: str):
                 for engine in ("single", "ddp", "fsdp2", "mfsdp", "mfsdp_graph")
             ],
         ),
-        ("communication_published", 7, None, ()),
     ],
 )  # fmt: skip
 def test_a_sweep_for_gpus_is_planned_here_and_says_of_every_cell_what_this_machine_lacks(
@@ -161,7 +160,6 @@ def test_pr3067_is_the_published_matrix_and_published_points_are_targets():
     assert definition.matrix.size == 8
     axes = {"sharding", "dtypes.grad_comm", "buffers"}
     assert {axis.name for axis in definition.matrix.axes} == axes
-    assert len(load_sweep(FOLDER / "communication_published.yaml").targets) == 7
 
 
 @pytest.mark.parametrize(
@@ -208,27 +206,6 @@ def test_the_matrices_of_the_requests_on_a_machine_that_is_described(
     plan = plan_of(name, described_machine(device, gpus))
     assert len(plan.cells) == runnable
     assert {cell.rule for cell in plan.pruned} == pruned
-
-
-def test_communication_runs_everything_on_eight_gpus_that_can_run_there_and_all_transports_here():
-    plan = plan_of("communication", described_machine("H100", 8))
-    assert {cell.rule for cell in plan.pruned} == {"copy-engine-only-gathers"}
-    asked = [
-        (c.resolved.collective.operation, c.labels["memory"], c.resolved.measure.nccl)
-        for c in plan.cells
-    ]
-    everywhere = {"plain", "registered", "symmetric"}
-    for operation, memory in (
-        ("all_gather", {*everywhere, "copy_engine"}),
-        ("broadcast", everywhere),
-    ):
-        assert {kind for name, kind, _ in asked if name == operation} == memory
-    assert sum(log == "evidence" for *_, log in asked) * 2 == len(asked)
-    twin = plan_of("communication_cpu")
-    rules = {"registration-needs-nccl", "transport-has-no-broadcast"}
-    assert {cell.rule for cell in twin.pruned} == rules
-    runs = [cell.resolved.collective for cell in twin.cells]
-    assert len({(one.operation, one.transport) for one in runs}) == 3 * 2 + 1
 
 
 PAGES = ("sweep-file.md", "arms.md", "engines.md", "extending.md")

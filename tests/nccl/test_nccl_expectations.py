@@ -102,7 +102,7 @@ def test_what_was_asked_for_is_shown_by_kernels_alone(tmp_path, asked, told, lac
     ],
 )
 def test_a_verdict_is_a_share_of_the_bytes_where_kinds_are_mixed(tmp_path, told, text):
-    assert verdict_text(resolved(), audit(tmp_path, *told)) == text
+    assert verdict_text(audit(tmp_path, *told)) == text
 
 
 def test_without_a_log_or_a_line_of_the_copy_engine_nothing_is_proved(tmp_path):

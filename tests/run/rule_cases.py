@@ -15,7 +15,6 @@ from bench.spec import (
     DtypeSpec,
     EngineSpec,
     LaunchSpec,
-    MeasureSpec,
     ModelSpec,
     RunSpec,
     TrainSpec,
@@ -70,19 +69,6 @@ def launched(**fields: object) -> RunSpec:
     own = {name: fields.pop(name) for name in LAUNCH if name in fields}
     spec = on_cuda(**fields)
     return spec.model_copy(update={"launch": spec.launch.model_copy(update=own)})
-
-
-def collective(measure: MeasureSpec | None = None, **settings: object) -> RunSpec:
-    own = {
-        name: settings.pop(name)
-        for name in ("ranks", "device", "copy_engine", "nodes")
-        if name in settings
-    }
-    return RunSpec(
-        engine=EngineSpec(name="collective", **settings),
-        launch=LaunchSpec(**own),
-        measure=measure or MeasureSpec(),
-    )
 
 
 GRAPH = {"cuda_graph": True, "double_buffer": True, "allocator": "fixed_pool"}
@@ -206,29 +192,6 @@ CASES = {
         ddp_dtypes(compute="bf16", main_grads="bf16"),
         ddp_dtypes(compute="bf16", main_grads="fp32", grad_comm="bf16"),
         "set dtypes.main_grads to fp32",
-    ),
-    "collective-needs-ranks": Case(collective(ranks=1), collective(), "set launch.ranks to 2"),
-    "collective-is-only-timed": Case(
-        collective(MeasureSpec(counts=True)),
-        collective(MeasureSpec(nccl="evidence")),
-        "measure.counts=true looks into training steps",
-    ),
-    "transport-has-no-broadcast": Case(
-        collective(operation="broadcast", transport="point_to_point"),
-        collective(operation="broadcast"),
-        "transport point_to_point has no broadcast of its own",
-    ),
-    "registration-needs-nccl": Case(
-        collective(registration="symmetric"),
-        collective(registration="symmetric", device="cuda"),
-        "registers memory with NCCL; found device cpu",
-    ),
-    "copy-engine-only-gathers": Case(
-        collective(
-            operation="all_reduce", registration="symmetric", device="cuda", copy_engine=True
-        ),
-        collective(registration="symmetric", device="cuda", copy_engine=True),
-        "does gathers only; found operation all_reduce",
     ),
     "nccl-ub-needs-cuda": Case(
         engine(**POOL), engine(), "nccl_ub registers buffers with NCCL; found device cpu"

@@ -14,7 +14,6 @@ from rule_cases import (
     LAPTOP,
     RULE_IDS,
     SERVER,
-    collective,
     graph,
     on_cuda,
 )
@@ -210,42 +209,3 @@ def test_settings_of_nccl_become_its_variables_and_are_said_once():
     twice = launch.model_copy(update={"env": {"NCCL_NVLS_ENABLE": "1"}})
     with pytest.raises(ConfigError, match="NCCL_NVLS_ENABLE is '1' there, and '0' by"):
         resolve_anywhere(RunSpec(launch=twice))
-
-
-@pytest.mark.parametrize(
-    ("changed", "said"),
-    [
-        ({"train": TrainSpec(seq_len=32)}, "train.seq_len: engine collective times one operation"),
-        ({"model": ModelSpec(preset="tiny")}, "would read 'tiny'; leave it out"),
-        ({"dtypes": DtypeSpec(grad_comm="bf16")}, "dtypes.grad_comm: engine collective"),
-        ({"data": DataSpec(seed=3)}, "data.seed"),
-        (
-            {"engine": EngineSpec(name="collective", size_bytes=1001)},
-            "1001 bytes cannot be split into equal numbers of fp32 elements of 2 ranks; the nearest"
-            " that can: 1000 or 1008",
-        ),
-    ],
-)
-def test_a_collective_with_settings_that_nobody_reads_is_refused(changed, said) -> None:
-    spec = collective().model_copy(update=changed)
-    with pytest.raises(ConfigError, match=re.escape(said)):
-        resolve_anywhere(spec)
-
-
-def test_a_collective_is_named_by_what_it_does_and_has_one_dtype() -> None:
-    run = resolve_anywhere(collective(size_bytes=8 << 20, operation="reduce_scatter"))
-    assert run.slug == "reduce_scatter-8MiB-collective-plain-native-fp32-2xcpu"
-    assert {run.dtypes.compute, run.dtypes.main_grads, run.dtypes.grad_comm} == {"fp32"}
-    assert (run.shape, run.tokens_per_step, run.work_per_step) == (None, 0, 8 << 20)
-
-
-@pytest.mark.parametrize(
-    ("operation", "gib"), [("all_gather", 18), ("reduce_scatter", 18), ("all_reduce", 12)]
-)
-def test_buffers_that_cannot_fit_are_pruned_and_those_that_can_are_not(operation, gib) -> None:
-    """Two ranks: a whole buffer each, and together another one where each has a slice."""
-    spec = collective(operation=operation, size_bytes=6 << 30)
-    held = Machine(cpu_count=2, memory_bytes=gib * 2**30)
-    resolve(spec, held)
-    with pytest.raises(UnsupportedError, match=rf"needs at least {gib}.0 GiB for its buffers"):
-        resolve(spec, replace(held, memory_bytes=gib * 2**30 - 1))
