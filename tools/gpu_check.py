@@ -63,7 +63,6 @@ DEVICE_TESTS: Final = (
     "tests/cli/test_cli_cuda.py",
     "tests/run/test_phases.py",
     "tests/run/test_device_state.py",
-    "tests/run/test_memory_snapshot.py",
     "tests/run/test_engine_megatron_fsdp.py",
 )
 #: A warning that a device gives is listed at the end, and fails no test.

@@ -22,7 +22,7 @@ _SECONDS = 60.0
 
 @pytest.fixture(scope="module")
 def devices() -> Iterator[Workers]:
-    """Two ranks on a device each; on one device, where the environment says that NCCL can do that."""
+    """Two ranks on a device each; on one device where NCCL can do that."""
     paths = tuple(filter(None, sys.path))
     with (
         ForkServer("cuda", paths, MODULES) as server,
