@@ -63,6 +63,7 @@ class CapturedStep:
         self._inputs: tuple[Tensor, ...] | None = None
         self.reset()
         reset = weakref.WeakMethod(self.reset)
+        model.param_and_grad_buffer.before_close.append(reset)
 
         def capture_anew(_optimizer: torch.optim.Optimizer) -> None:
             forget = reset()

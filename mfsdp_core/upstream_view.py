@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -56,6 +57,8 @@ class ParamAndGradBuffer:
     def __init__(self, buckets: Sequence[Bucket], user_buffers: UserBuffers | None) -> None:
         self.parameter_groups = [ParameterGroup(bucket) for bucket in buckets]
         self._user_buffers = user_buffers
+        #: Of captured steps, whose graphs have the addresses of registered memory.
+        self.before_close: list[weakref.WeakMethod[Callable[[], None]]] = []
 
     def manual_buffer_registration(self) -> None:
         """Register communication buffers with NCCL, once, after the first iteration. Collective.
@@ -72,5 +75,8 @@ class ParamAndGradBuffer:
 
     def close(self) -> None:
         """Deregister what is registered with NCCL. Before `destroy_process_group`."""
+        for reference in self.before_close:
+            if (forget := reference()) is not None:
+                forget()
         if self._user_buffers is not None:
             self._user_buffers.close()

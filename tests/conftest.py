@@ -95,6 +95,17 @@ def _leave_a_sample(items: list[pytest.Item]) -> None:
             case.add_marker(pytest.mark.nightly)
 
 
+#: Of torch and its libraries on a device, which say nothing of this project; all others are errors.
+DEVICE_WARNINGS = (
+    "Attempting to run cuBLAS, but there was no current CUDA context",
+    ".*The pynvml package is deprecated",
+    ".*[Nn]o device.id is provided",
+    "Guessing device ID based on global rank",
+    "expandable_segments not supported",
+    "The CUDA Graph is empty",
+)
+
+
 def _skip_without_devices(items: list[pytest.Item]) -> None:
     wanted = [item for item in items if {"gpu", "multigpu"} & {m.name for m in item.iter_markers()}]
     if not wanted:
@@ -105,6 +116,8 @@ def _skip_without_devices(items: list[pytest.Item]) -> None:
     if devices and os.environ.get(_SHARES_DEVICE):
         devices = max(devices, 2)
     for item in wanted:
+        for text in DEVICE_WARNINGS:
+            item.add_marker(pytest.mark.filterwarnings(f"ignore:{text}"))
         needed = 2 if item.get_closest_marker("multigpu") else 1
         if devices < needed:
             reason = f"needs {needed} CUDA device(s), torch sees {devices}"

@@ -19,8 +19,15 @@ _KIND_BY_CLASS: Final[dict[str, FailureKind]] = {
     "MemoryError": "out_of_memory",
     "NonFiniteLossError": "nan",
 }
-# torch's CPU allocator raises a plain RuntimeError.
-_OUT_OF_MEMORY_WORDS: Final = ("can't allocate memory", "not enough memory", "out of memory")
+# torch's CPU allocator, cuBLAS, cuDNN and NCCL make torch raise a plain RuntimeError.
+_OUT_OF_MEMORY_WORDS: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "failed to cuda calloc",
+)
 
 
 def failure_kind(error: BaseException) -> FailureKind:

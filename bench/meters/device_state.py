@@ -1,13 +1,15 @@
 """Clocks, power, throttling and errors of this rank's CUDA device.
 
 From NVML by its binding `pynvml`; without it they are unknown, with the reason. NVML answers in
-tens of microseconds. It is asked before the first step and after every step, never within one.
+tens of microseconds. It is asked before the first step and after every step, never within one: the
+device is idle then, so power and throttling are differences of counters, where it counts them.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable
+from time import monotonic
 from typing import Any, Final
 
 import torch
@@ -24,6 +26,8 @@ THROTTLE_REASONS: Final = {
     0x80: "hw_power_brake_slowdown",
     0x100: "display_clock_setting",
 }
+#: Counters of the time in which a limit has held clocks down, by their constants' last part.
+_LIMITS: Final = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")
 #: What of a reading changes from step to step.
 _PER_STEP: Final = ("sm_mhz", "memory_mhz", "power_watts", "celsius", "throttle")
 
@@ -37,12 +41,19 @@ class NvmlDevice:
         nvml: Any = importlib.import_module("pynvml")
         nvml.nvmlInit()
         self._nvml = nvml
-        self._device = nvml.nvmlDeviceGetHandleByUUID(uuid)
+        try:
+            self._device = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        except nvml.NVMLError:  # an instance, by MIG: clocks and power are those of its GPU
+            instance = nvml.nvmlDeviceGetHandleByUUID(f"MIG-{uuid}")
+            self._device = nvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(instance)
         modern = getattr(nvml, "nvmlDeviceGetCurrentClocksEventReasons", None)
         self._reasons = modern or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
 
     def read(self) -> Reading:
-        """What is known now, by eight calls; entries that the device does not tell are None."""
+        """What is known now, by 14 calls; entries that the device does not tell are None.
+
+        energy_joules, limited_milliseconds: counters, the second by limit.
+        """
         nvml, device = self._nvml, self._device
         volatile = nvml.NVML_VOLATILE_ECC
         corrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
@@ -51,7 +62,9 @@ class NvmlDevice:
         milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, device)
         cap = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
         reasons = ask(self._reasons, device)
+        energy = ask(nvml.nvmlDeviceGetTotalEnergyConsumption, device)
         return {
+            "seconds": monotonic(),
             "sm_mhz": ask(nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_SM),
             "memory_mhz": ask(nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_MEM),
             "max_sm_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, device, nvml.NVML_CLOCK_SM),
@@ -61,13 +74,40 @@ class NvmlDevice:
             "ecc_corrected": ask(nvml.nvmlDeviceGetTotalEccErrors, device, corrected, volatile),
             "ecc_uncorrected": ask(nvml.nvmlDeviceGetTotalEccErrors, device, uncorrected, volatile),
             "throttle": None if reasons is None else reasons_of(reasons),
+            "energy_joules": None if energy is None else energy / 1e3,
+            "limited_milliseconds": self._limited(),
         }
+
+    def _limited(self) -> dict[str, float]:
+        nvml, found = self._nvml, {}
+        for name in _LIMITS:
+            policy = getattr(nvml, f"NVML_PERF_POLICY_{name}", None)
+            status = policy is not None and self._ask(
+                nvml.nvmlDeviceGetViolationStatus, self._device, policy
+            )
+            if status:
+                found[name.lower()] = status.violationTime / 1e6
+        return found
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return call(*arguments)
         except self._nvml.NVMLError:  # as "Not Supported", for errors of memory without ECC
             return None
+
+
+def since(last: Reading | None, step: Reading, now: Reading) -> Reading:
+    """`step` with power and throttling of the time between two readings, where both count them."""
+    if last is None:
+        return step
+    seconds = now["seconds"] - last["seconds"]
+    if now["energy_joules"] is not None and last["energy_joules"] is not None and seconds > 0:
+        step["power_watts"] = (now["energy_joules"] - last["energy_joules"]) / seconds
+    before = last["limited_milliseconds"]
+    limits = [n for n, time in now["limited_milliseconds"].items() if time > before.get(n, time)]
+    if limits:
+        step["throttle"] = [*limits, *(step["throttle"] or ())]
+    return step
 
 
 def reasons_of(bits: int) -> list[str]:
@@ -96,14 +136,15 @@ class DeviceState:
         if device.type != "cuda":
             return None
         properties = torch.cuda.get_device_properties(device)
-        return cls(properties.name, f"GPU-{properties.uuid}")
+        return cls(properties.name, str(properties.uuid))
 
     def after_step(self) -> Reading | None:
         """What changes from step to step; None if it is unknown."""
         if self._device is None:
             return None
-        self._last = self._read()
-        return None if self._last is None else {name: self._last[name] for name in _PER_STEP}
+        last, now = self._last or self._before, self._read()
+        self._last = now
+        return None if now is None else since(last, {name: now[name] for name in _PER_STEP}, now)
 
     def report(self) -> dict[str, Any]:
         """For the record. reason: why nothing is known, or no more."""

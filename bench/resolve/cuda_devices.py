@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,11 @@ class CudaDevice:
     capability: tuple[int, int] | None = None
     memory_bytes: int | None = None
 
+    @property
+    def is_instance(self) -> bool:
+        """Whether it is a part of a GPU, by MIG."""
+        return self.uuid is not None and self.uuid.startswith("MIG-")
+
 
 def visible_cuda_devices() -> tuple[CudaDevice, ...]:
     """The devices that CUDA would number 0, 1, ... in this process."""
@@ -34,10 +40,10 @@ def choose_visible(devices: Sequence[CudaDevice], visible: str | None) -> tuple[
     """Apply the value of CUDA_VISIBLE_DEVICES (None: not set) the way the CUDA driver does.
 
     Entries are indices or starts of UUIDs; the first entry that names no device ends the list, and
-    a device named twice makes the whole list invalid.
+    a device named twice makes the whole list invalid. A process sees one instance of MIG at most.
     """
     if visible is None:
-        return tuple(devices)
+        return _one_instance(devices)
     chosen: list[CudaDevice] = []
     for entry in visible.split(","):
         device = _named(devices, entry.strip())
@@ -46,7 +52,12 @@ def choose_visible(devices: Sequence[CudaDevice], visible: str | None) -> tuple[
         if any(device is other for other in chosen):
             return ()
         chosen.append(device)
-    return tuple(chosen)
+    return _one_instance(chosen)
+
+
+def _one_instance(devices: Sequence[CudaDevice]) -> tuple[CudaDevice, ...]:
+    first = next((device for device in devices if device.is_instance), None)
+    return tuple(devices) if first is None else (first,)
 
 
 def _named(devices: Sequence[CudaDevice], entry: str) -> CudaDevice | None:
@@ -87,15 +98,30 @@ def _devices_by_nvml() -> list[CudaDevice] | None:
         return None
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        return [_device_of(nvml, handle) for handle in handles]
+        return [_device_of(nvml, one, gpu) for gpu in handles for one in _instances(nvml, gpu)]
     except nvml.NVMLError:
         return None
     finally:
         nvml.nvmlShutdown()
 
 
-def _device_of(nvml: Any, handle: Any) -> CudaDevice:
-    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+def _instances(nvml: Any, gpu: Any) -> list[Any]:
+    """The instances that MIG has cut a GPU into; the GPU itself without MIG."""
+    try:
+        if not nvml.nvmlDeviceGetMigMode(gpu)[0]:
+            return [gpu]
+        most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
+    except nvml.NVMLError:  # too old for MIG
+        return [gpu]
+    found = []
+    for index in range(most):
+        with suppress(nvml.NVMLError):  # fewer than there may be
+            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+    return found
+
+
+def _device_of(nvml: Any, handle: Any, gpu: Any) -> CudaDevice:
+    major, minor = nvml.nvmlDeviceGetCudaComputeCapability(gpu)
     return CudaDevice(
         name=_text(nvml.nvmlDeviceGetName(handle)),
         uuid=_text(nvml.nvmlDeviceGetUUID(handle)),

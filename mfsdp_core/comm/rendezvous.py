@@ -26,6 +26,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d
+from torch.distributed.constants import default_pg_timeout
 
 from mfsdp_core.errors import LifecycleError, MismatchedReadError
 
@@ -37,6 +38,13 @@ _numbers: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictionar
 _reads: WeakKeyDictionary[dist.ProcessGroup, dict[tuple[int, ...], _Rendezvous]] = (
     WeakKeyDictionary()
 )
+
+
+def _time_limit(group: dist.ProcessGroup, device: torch.device) -> timedelta:
+    """Of the group's collectives; torch's default where a backend does not tell it."""
+    options = getattr(group._get_backend(device), "options", None)
+    limit: timedelta = getattr(options, "_timeout", None) or default_pg_timeout
+    return limit
 
 
 class _Rendezvous:
@@ -58,7 +66,7 @@ class _Rendezvous:
                 this rank had not come: a later turn may be the same on all ranks again.
         """
         store = distributed_c10d._get_default_store()
-        limit: timedelta = group._get_backend(device).options._timeout
+        limit = _time_limit(group, device)
         self._turn += 1
         base = f"{self._prefix}/{self._turn}"
         verdict = f"{base}/verdict"

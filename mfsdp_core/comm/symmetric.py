@@ -78,7 +78,7 @@ class UserBuffers:
         """Register with every group; warns where a group did not get what was wanted. Collective.
 
         Raises:
-            LifecycleError: it was registered before.
+            LifecycleError: it was registered before, or a rank cannot tell what there is.
         """
         if self._registered is not None:
             raise LifecycleError(
@@ -86,13 +86,13 @@ class UserBuffers:
                 "fail on some groups and not on others. Call manual_buffer_registration() once, "
                 "after the first iteration, and leave it out otherwise."
             )
-        self.streams.synchronize()
-        segments = self._registered = self.pool.segment_bytes()
-        self._ranges = self.pool.ranges()
-        self.streams.check_memory = self._check
+        segments = self._allocated()
         for member in self.members:
             # The exchange is a barrier as well: no rank registers while another still computes.
             everywhere = member.agree(segments)
+            failed = [one for one in everywhere if isinstance(one, str)]
+            if failed:
+                raise LifecycleError(f"nccl_ub: registering failed on a rank: {failed[0]}")
             self.streams.synchronize()
             if not segments:
                 member.reason = "no buffer was allocated in the pool"
@@ -109,6 +109,17 @@ class UserBuffers:
                     RuntimeWarning,
                     stacklevel=2,
                 )
+
+    def _allocated(self) -> list[int] | str:
+        """Sizes of the segments; an error's text, which all ranks are to end with."""
+        try:
+            self.streams.synchronize()
+            segments = self._registered = self.pool.segment_bytes()
+            self._ranges = self.pool.ranges()
+        except Exception as error:
+            return _text(error)
+        self.streams.check_memory = self._check
+        return segments
 
     @property
     def wanted(self) -> Level:
@@ -180,8 +191,8 @@ class UserBuffers:
                 member.backend.register_mem_pool(self.pool.raw, symm=True)
             else:
                 member.backend.register_mem_pool(self.pool.raw)
-        except (RuntimeError, TypeError, AttributeError) as error:
-            return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+        except Exception as error:  # whatever it is, other ranks wait to hear of it
+            return _text(error)
         return None
 
 
@@ -205,6 +216,10 @@ def user_buffers(
             dist.all_reduce(torch.zeros(1, device=streams.device), group=group)
             members[id(group)] = Member(name, streams.registrar(group), partial(from_all, group))
     return UserBuffers(list(members.values()), pool, streams, symmetric)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
 
 
 def _lacking(backend: Registrar) -> str | None:

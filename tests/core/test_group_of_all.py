@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
+from mfsdp_core.comm import rendezvous
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import CapabilityNotBuiltError
 
@@ -33,3 +38,8 @@ def test_some_ranks_are_refused_where_torch_would_wait_for_the_others():
 
 def test_some_ranks_make_a_group_of_their_own_elsewhere():
     assert dist.get_process_group_ranks(parallel(4).group_of_all()) == [0, 1, 2, 3]
+
+
+def test_a_backend_that_tells_no_time_limit_has_torchs_default() -> None:
+    group: Any = SimpleNamespace(_get_backend=lambda _device: object())
+    assert rendezvous._time_limit(group, torch.device("cpu")) == default_pg_timeout

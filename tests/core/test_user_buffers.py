@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mfsdp_core import (
+    CapturedStep,
     Float8Reference,
     MixedPrecisionPolicy,
     fully_shard_model,
@@ -221,6 +222,19 @@ def test_a_backend_that_cannot_register_is_named():
         own.register()
 
 
+def test_a_rank_that_fails_ends_all_of_them_in_words():
+    """Registering with an error that nobody foresaw is taken back everywhere; no rank waits."""
+    own, _ = buffers({True: LookupError("odd"), False: OSError("odder")})
+    with pytest.warns(RuntimeWarning, match="symmetric: LookupError: odd; plain: OSError: odder"):
+        own.register()
+    for everywhere in (alone, lambda value: [value, "RuntimeError: device lost"]):
+        broken, _ = buffers({}, agree=everywhere)
+        if everywhere is alone:
+            broken.pool.ranges = lambda: {}["device lost"]
+        with pytest.raises(LifecycleError, match=r"registering failed on a rank: .*device lost"):
+            broken.register()
+
+
 def test_segments_are_compared_whatever_order_the_allocator_lists_them_in(monkeypatch):
     listed = [{"total_size": 8, "address": 3}, {"total_size": 2, "address": 1}]
     twin = types.SimpleNamespace(snapshot=lambda: listed)
@@ -373,6 +387,23 @@ def test_what_a_forgotten_model_has_registered_is_closed_when_the_next_one_is_ma
     assert not [line for line in log if "deregister" in line]
     sharded(nccl_ub=True)
     assert log[-2:] == ["group 1: deregister", "group 0: deregister"]
+
+
+def test_a_captured_step_is_forgotten_before_its_memory_is_deregistered(twin):
+    plain = {"disable_symmetric_registration": True}
+    model = sharded(nccl_ub=True, cuda_graph_mode=True, **plain)
+    optimizer = fully_shard_optimizer(torch.optim.SGD(model.parameters(), lr=0.1))
+    step = CapturedStep(model, optimizer, lambda x: x)
+    step._replay = lambda: None
+    log, is_captured = twin[0].log, []
+    take_back = model._context.user_buffers.members[0].backend.deregister_mem_pool
+    model._context.user_buffers.members[0].backend.deregister_mem_pool = lambda pool: (
+        is_captured.append(step.is_captured),
+        take_back(pool),
+    )
+    model.param_and_grad_buffer.close()
+    assert is_captured == [False]
+    assert "group 0: deregister" in log
 
 
 def test_manual_registration_is_left_to_the_caller_and_works_once(twin):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from bench.meters.device_state import DeviceState, reasons_of
 
-UUID = "GPU-0"
+UUID, INSTANCE = "0", "5"
 
 
 class NvmlError(Exception):
@@ -27,9 +27,10 @@ def nvml(**answers) -> ModuleType:
     module.nvmlInit = lambda: None
 
     def by_uuid(uuid):
-        if uuid != UUID:
+        known = {f"GPU-{UUID}": "handle", f"MIG-{INSTANCE}": "instance"}
+        if uuid not in known:
             raise NvmlError("Not Found")
-        return "handle"
+        return known[uuid]
 
     def ecc(handle, error_type, counter_type):
         assert (handle, counter_type) == ("handle", 0)
@@ -41,6 +42,19 @@ def nvml(**answers) -> ModuleType:
         return {"handle": value}.__getitem__
 
     module.nvmlDeviceGetHandleByUUID = by_uuid
+    module.nvmlDeviceGetDeviceHandleFromMigDeviceHandle = {"instance": "handle"}.__getitem__
+    module.NVML_PERF_POLICY_POWER, module.NVML_PERF_POLICY_THERMAL = 0, 1
+    counted = answers.get("counted", {"energy": 0, 0: 0, 1: 0})
+
+    def energy(_handle):
+        if "energy" not in counted:
+            raise NvmlError("Not Supported")
+        return counted["energy"]
+
+    module.nvmlDeviceGetTotalEnergyConsumption = energy
+    module.nvmlDeviceGetViolationStatus = lambda _handle, policy: SimpleNamespace(
+        violationTime=counted[policy]
+    )
     clocks = {("handle", 1): 1755, ("handle", 2): 2619}
     module.nvmlDeviceGetClockInfo = lambda *asked: clocks[asked]
     module.nvmlDeviceGetMaxClockInfo = lambda *asked: {("handle", 1): 1980}[asked]
@@ -63,7 +77,7 @@ def test_nvml_is_asked_after_every_step_under_the_old_and_the_new_name(monkeypat
     assert state.after_step() == {
         "sm_mhz": 1755,
         "memory_mhz": 2619,
-        "power_watts": 650.123,
+        "power_watts": 0.0,
         "celsius": 61,
         "throttle": ["sw_power_cap"],
     }
@@ -88,9 +102,29 @@ def test_without_the_binding_clocks_are_unknown_and_the_run_goes_on(monkeypatch)
     assert "mfsdp-bench[gpu]" in report["reason"]
 
 
+def test_power_and_throttling_of_a_step_are_differences_of_counters(monkeypatch):
+    """The device is idle when it is asked."""
+    counted = {"energy": 1000, 0: 5, 1: 7}
+    monkeypatch.setitem(sys.modules, "pynvml", nvml(counted=counted))
+    times = iter([10.0, 12.0, 13.0])
+    monkeypatch.setattr("bench.meters.device_state.monotonic", lambda: next(times))
+    state = DeviceState("x", UUID)
+    counted |= {"energy": 1_301_000, 0: 9}
+    first = state.after_step()
+    assert (first["power_watts"], first["throttle"]) == (650.0, ["power", "sw_power_cap"])
+    del counted["energy"]
+    second = state.after_step()
+    assert (second["power_watts"], second["throttle"]) == (650.123, ["sw_power_cap"])
+
+
+def test_an_instance_of_a_device_has_the_clocks_of_its_gpu(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", nvml())
+    assert DeviceState("x", INSTANCE).after_step()["sm_mhz"] == 1755
+
+
 def test_a_device_that_nvml_does_not_know_is_unknown(monkeypatch):
     monkeypatch.setitem(sys.modules, "pynvml", nvml())
-    assert "NvmlError: Not Found" in DeviceState("x", "GPU-1").report()["reason"]
+    assert "NvmlError: Not Found" in DeviceState("x", "1").report()["reason"]
 
 
 def test_a_source_that_stops_answering_is_asked_no_more(monkeypatch):

@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from bench.resolve import Machine
-from bench.resolve.cuda_devices import CudaDevice, choose_visible, devices_by_proc
+from bench.resolve.cuda_devices import (
+    CudaDevice,
+    choose_visible,
+    devices_by_proc,
+    visible_cuda_devices,
+)
 
 A = CudaDevice("NVIDIA A", uuid="GPU-aaaa1111")
 B = CudaDevice("NVIDIA B", uuid="GPU-bbbb2222")
@@ -45,6 +53,36 @@ def test_cuda_visible_devices_is_read_as_the_driver_reads_it(
     visible: str | None, expected: tuple[CudaDevice, ...]
 ) -> None:
     assert choose_visible([A, B, C], visible) == expected
+
+
+def test_a_process_sees_one_instance_of_mig(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = CudaDevice("1g", uuid="MIG-1"), CudaDevice("1g", uuid="MIG-2")
+    assert choose_visible([one, other], None) == (one,)
+    assert choose_visible([one, other], "MIG-2,MIG-1") == (other,)
+
+    def instance(_gpu: str, index: int) -> str:
+        if index > 1:
+            raise LookupError
+        return f"instance {index}"
+
+    nvml: Any = SimpleNamespace(
+        NVMLError=LookupError,
+        nvmlInit=lambda: None,
+        nvmlShutdown=lambda: None,
+        nvmlDeviceGetCount=lambda: 2,
+        nvmlDeviceGetHandleByIndex=lambda index: f"gpu {index}",
+        nvmlDeviceGetMigMode=lambda gpu: (int(gpu == "gpu 1"), 0),
+        nvmlDeviceGetMaxMigDeviceCount=lambda _gpu: 7,
+        nvmlDeviceGetMigDeviceHandleByIndex=instance,
+        nvmlDeviceGetCudaComputeCapability=lambda gpu: {"gpu 0": (9, 0), "gpu 1": (10, 0)}[gpu],
+        nvmlDeviceGetName=lambda handle: handle,
+        nvmlDeviceGetUUID=lambda handle: f"{'MIG' if 'instance' in handle else 'GPU'}-{handle}",
+        nvmlDeviceGetMemoryInfo=lambda handle: SimpleNamespace(total=len(handle)),
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-instance 1")
+    (found,) = visible_cuda_devices()
+    assert (found.name, found.capability, found.memory_bytes) == ("instance 1", (10, 0), 10)
 
 
 def test_devices_are_found_in_proc_without_nvml(tmp_path: Path) -> None:

@@ -114,6 +114,9 @@ def test_sigterm_ends_a_rank_that_is_blocked_in_a_collective(tmp_path, free_port
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"), "out_of_memory"),
         (MemoryError(), "out_of_memory"),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c`"), "out_of_memory"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "out_of_memory"),
+        (RuntimeError("Last error:\nFailed to CUDA calloc async 608 bytes"), "out_of_memory"),
         (NonFiniteLossError("step 3: the loss is nan"), "nan"),
         (UnsupportedError("rule", "reason"), "unsupported"),
         (NotImplementedError("not built yet"), "unsupported"),
