@@ -4,17 +4,18 @@ From a trace in Chrome's format, as torch's profiler writes it, of one rank:
 
     exposed(operation) = time of its intervals that no interval of computing covers, on its device
 
-On a GPU computing is every kernel and copy that is not NCCL's, and communication the kernels of
-NCCL, which also wait for other ranks. On a CPU computing is what torch's operations take on the
-thread that issues collectives, and communication the intervals that gloo reports, or in which ranks
-of one host wait until they have read each other's memory.
+On a GPU communication is the kernels of NCCL, which also wait for other ranks, and as `copies` what
+its copy engines do: copies between devices, or on a stream of NCCL's alone. Computing is the rest.
+On a CPU computing is what torch's operations take on the thread that issues collectives, and
+communication the intervals that gloo reports, or in which ranks of one host wait until they have
+read each other's memory.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,16 +53,18 @@ def exposed_communication(events: Iterable[Mapping[str, Any]]) -> dict[str, Expo
     communicating: dict[str, dict[object, list[Interval]]] = defaultdict(lambda: defaultdict(list))
     computing: dict[object, list[Interval]] = defaultdict(list)
     threads = _issuing_threads(complete)
+    kernels = [event for event in complete if event.get("cat") == "kernel"]
+    streams = {_stream(one) for one in kernels if _operation(one, ())}
+    streams -= {_stream(one) for one in kernels if not _operation(one, ())}
     for event in complete:
         interval = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         name, category = str(event.get("name", "")), event.get("cat")
+        where: object = "host"
         if category in _ON_DEVICE:
-            where: object = ("device", event.get("pid"))
-            operation = _NCCL.search(name)
-        else:
-            where, operation = "host", _GLOO.match(name)
-        if operation is not None:
-            communicating[operation[1]][where].append(interval)
+            where = ("device", event.get("pid"))
+        operation = _operation(event, streams)
+        if operation:
+            communicating[operation][where].append(interval)
         elif category in _ON_DEVICE or (
             category == "cpu_op" and name.startswith("aten::") and event.get("tid") in threads
         ):
@@ -75,6 +78,20 @@ def exposed_communication(events: Iterable[Mapping[str, Any]]) -> dict[str, Expo
                 together[where] += intervals
         found["all"] = _exposure(together, busy)
     return found
+
+
+def _operation(event: Mapping[str, Any], streams: Container[object]) -> str:
+    """What an interval communicates; "" if it does not. streams: those of NCCL."""
+    name, category = str(event.get("name", "")), event.get("cat")
+    found = (_NCCL.search if category in _ON_DEVICE else _GLOO.match)(name)
+    if found is not None:
+        return found[1]
+    is_copy = category == "gpu_memcpy" and ("PtoP" in name or _stream(event) in streams)
+    return "copies" if is_copy else ""
+
+
+def _stream(event: Mapping[str, Any]) -> object:
+    return event.get("pid"), event.get("tid")
 
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:

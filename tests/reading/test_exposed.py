@@ -41,6 +41,17 @@ UNFINISHED = [{"ph": "i", "name": GATHER}, {"ph": "X", "name": GATHER}]
             [event(GATHER, 0, 10), event(SYMMETRIC, 5, 20), event("gemm", 8, 12)],
             {"AllGather": (1, 10, 8), "ReduceScatter": (1, 15, 11), "all": (2, 20, 16)},
         ),
+        # Copy engines communicate: between devices, or on a stream of NCCL's alone.
+        (
+            [
+                event("Memcpy PtoP (Device -> Device)", 0, 10, cat="gpu_memcpy", tid=3),
+                event(GATHER, 20, 30, tid=8),
+                event("Memcpy DtoD (Device -> Device)", 30, 40, cat="gpu_memcpy", tid=8),
+                event("Memcpy DtoD (Device -> Device)", 25, 35, cat="gpu_memcpy"),
+                event("gemm", 5, 22),
+            ],
+            {"copies": (2, 20, 10), "AllGather": (1, 10, 3), "all": (3, 30, 13)},
+        ),
         # Another device covers nothing.
         ([event(GATHER, 0, 10), event("gemm", 0, 10, pid=1)], {"AllGather": (1, 10, 10)}),
         # On a CPU only the thread that issues collectives computes.

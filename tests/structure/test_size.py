@@ -13,17 +13,17 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15348, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3288, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4421, (
+    "mfsdp_core": (15378, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3314, ("bench/spec/", "bench/resolve/")),
+    "bench: record, store, derive, errors": (4438, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
     "bench: models, data": (1668, ("bench/models/", "bench/data/")),
     "bench: engines": (2826, ("bench/engines/",)),
-    "bench: meters, worker, loop": (2441, ("bench/meters/", "bench/worker/", "bench/loop.py")),
-    "bench: launch": (4433, ("bench/launch/",)),
+    "bench: meters, worker, loop": (2482, ("bench/meters/", "bench/worker/", "bench/loop.py")),
+    "bench: launch": (4440, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7801, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (1359, ("tools/",)),
-    "tests": (42190, ("tests/",)),
+    "tests": (42330, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
