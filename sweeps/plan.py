@@ -116,8 +116,7 @@ class Plan:
     """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
 
     arms: every cell runs once per repeat and arm. interleaved: repeat by repeat, in an order that
-    is drawn; else all of the first arm, then all of the next. until_decided: blocks were added
-    until they decided, so that whoever judges them must allow for every look.
+    is drawn; else all of the first arm, then all of the next.
     """
 
     id: str
@@ -126,7 +125,6 @@ class Plan:
     source: str
     fixed: Mapping[str, Any] | None = None
     interleaved: bool = False
-    until_decided: bool = False
     arms: tuple[PlannedArm, ...] = ()
     targets: tuple[PlannedTarget, ...] = ()
     cells: tuple[PlannedCell, ...]

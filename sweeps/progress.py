@@ -77,7 +77,7 @@ class BlockLost:
 
 @dataclass(frozen=True)
 class Remark:
-    """A line for whoever watches: why a sweep stops, what a chooser found, what is waited for.
+    """A line for whoever watches: why a sweep stops, what is waited for.
 
     is_warning: it ends, or will end, before all is run.
     """

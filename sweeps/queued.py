@@ -29,7 +29,7 @@ from sweeps.jobs import (
 from sweeps.plan import Plan
 from sweeps.progress import Remark, RunEnded, Subscriber, SweepStarted
 from sweeps.resume import PastRun, Progressed, RunOptions
-from sweeps.runner import SweepOutcome, look, once_looked_at
+from sweeps.runner import SweepOutcome, look
 
 # Reasons of Slurm that no patience helps against, and what does.
 _FOR_EVER = {
@@ -62,7 +62,6 @@ def run_queued(
     maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
         without_secrets(plan)
-        whole = replace(whole, until_decided=once_looked_at(whole, store))
         store.write_plan(plan.id, whole.to_document())
         seen = see_jobs(store, plan.id, submission.queue)
         settle(store, plan.id, seen)

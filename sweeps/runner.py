@@ -10,12 +10,13 @@ ends the sweep: measuring on would be measuring nothing.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from threading import Event
 
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from sweeps.blocks import Block
+from sweeps.budget import MOST_BLOCKS, BlockBudget, budgeted_blocks
 from sweeps.execution import RunMaker, Sides
 from sweeps.plan import Plan
 from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted
@@ -27,7 +28,6 @@ from sweeps.resume import (
     RunOptions,
     compare_with_records,
 )
-from sweeps.until_decided import MOST_BLOCKS, Chooser, chosen_blocks
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def run_sides(
     whole: Plan,
     stop: Event,
     publish: Subscriber,
-    chooser: Chooser | None = None,
+    budget: BlockBudget | None = None,
 ) -> SweepOutcome:
     """Run what is missing of `plan`, holding the lock of the results folder.
 
@@ -84,7 +84,7 @@ def run_sides(
         whole: the plan to keep in the results folder, of which `plan` is a selection.
         stop: set it to end the current run and the sweep.
         publish: receives progress.
-        chooser: asked for the cell of every block, instead of the repeats of an interleaved plan.
+        budget: names the cell of every block, instead of the repeats of an interleaved plan.
 
     Raises:
         UsageError: another runner holds the folder.
@@ -92,36 +92,27 @@ def run_sides(
     """
     maker = RunMaker(plan.id, store, sides, stop, publish)
     with store.lock():
-        looked = chooser is not None or once_looked_at(whole, store)
-        plan, whole = (replace(one, until_decided=looked) for one in (plan, whole))
-        if chooser is None:
+        if budget is None:
             store.write_plan(plan.id, whole.to_document())
             found = look(plan, maker, options)
             missing: Iterable[MissingBlock] = found.missing
             total, again = len(found.missing_runs), found.again
         else:
             found = look(plan.with_repeats(MOST_BLOCKS), maker, options)
-            missing = chosen_blocks(chooser, whole, store, found)
+            missing = budgeted_blocks(budget, whole, store, found)
             total, again = 0, ()  # nobody knows how many blocks it will take
-        expected = None if chooser else total
+        expected = None if budget else total
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
-        runner = BlockRunner(maker, options, total, chooser)
+        runner = BlockRunner(maker, options, total, budget)
         ended, lost = runner.run(missing)
         return SweepOutcome(
             ran=tuple(ended),
             done_before=found.done,
             failed_before=found.failed,
-            not_started=0 if chooser else total - runner.started,
+            not_started=0 if budget else total - runner.started,
             interrupted=maker.stop.is_set(),
             lost=tuple(lost),
         )
-
-
-def once_looked_at(plan: Plan, store: ResultsStore) -> bool:
-    """Whether the number of its blocks was ever decided by looking at them."""
-    if plan.until_decided or plan.id not in store.sweeps():
-        return plan.until_decided
-    return Plan.from_document(store.read_plan(plan.id)).until_decided
 
 
 def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
@@ -137,7 +128,7 @@ class BlockRunner:
         maker: makes single runs.
         options: how often a block that a fault cost is started again, and when to give up.
         total: runs that this will probably be, for the progress.
-        chooser: told about every block that has ended.
+        budget: told about every block that has ended.
     """
 
     def __init__(
@@ -145,12 +136,12 @@ class BlockRunner:
         maker: RunMaker,
         options: RunOptions,
         total: int,
-        chooser: Chooser | None = None,
+        budget: BlockBudget | None = None,
     ) -> None:
         self._maker = maker
         self._options = options
         self._total = total
-        self._chooser = chooser
+        self._budget = budget
         self.started = 0
         self._given_up: set[str] = set()
         self._failures = 0
@@ -177,7 +168,7 @@ class BlockRunner:
                 lost += lost_here
             if stop.is_set() or self._why_stop:
                 break
-        is_early = self._wrong_code or self._chooser is not None or self.started < self._total
+        is_early = self._wrong_code or self._budget is not None or self.started < self._total
         if stop.is_set() or (self._why_stop and is_early):
             why = "interrupted" if stop.is_set() else self._why_stop
             self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
@@ -188,10 +179,8 @@ class BlockRunner:
         first, self.started = self.started + 1, self.started + len(one.block.arms)
         runs, lost = self._attempts(one, first)
         complete = _is_complete(one.block, runs)
-        if self._chooser is not None:
-            told = self._chooser.block_ended(one.block.cell.id, runs if complete else None)
-            for text in told:
-                self._maker.publish(Remark(text))
+        if self._budget is not None:
+            self._budget.block_ended(one.block.cell.id, complete=complete)
         if complete:
             return runs, lost
         # A run that was stopped is reported where all were: then it is no fault of its block.

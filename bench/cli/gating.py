@@ -10,7 +10,6 @@ from typing import Any
 
 from bench.cli import console, exit_codes, running
 from bench.cli.answer import Answer
-from bench.cli.budgeting import BlockBudget
 from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
 from bench.cli.duration import parsed_seconds
 from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep
@@ -34,6 +33,7 @@ from reports.gates.pairing import (
     two_arms,
 )
 from reports.gates.policy import Policy
+from sweeps.budget import BlockBudget
 from sweeps.plan import Plan
 from sweeps.resume import RunOptions
 
@@ -46,11 +46,11 @@ def run_gate(request: GateRequest) -> Answer:
         option = "--budget" if request.budget else "--confirm"
         raise UsageError(f"{option} runs blocks of two arms; leave --against and --baseline out")
     if request.confirm and request.budget:
-        raise UsageError("--budget adds blocks until they decide; leave --confirm out")
+        raise UsageError("--budget runs blocks itself; leave --confirm out")
     policy = read_policy(request.policy)
     budget = None
     if request.budget is not None:
-        sweep, budget = _measured(request, (policy, parsed_seconds(request.budget, "--budget")))
+        sweep, budget = _measured(request, parsed_seconds(request.budget, "--budget"))
     store = ResultsStore.open(request.results, create=False)
     if budget is None:
         sweep = judged_sweep(store, request.sweep, request.arms)
@@ -146,16 +146,14 @@ def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> ChosenSwe
     return sweep.only(matching(cells, request.only)) if request.only else sweep
 
 
-def _measured(
-    request: GateRequest, limits: tuple[Policy, float]
-) -> tuple[JudgedSweep, BlockBudget]:
-    """Add blocks of the arms until every required comparison is decided, or the time is spent."""
+def _measured(request: GateRequest, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
+    """Add blocks of the arms until the time is spent."""
     asked = _blocks_to_run(request)
     store = ResultsStore.open(request.results, create=True)
     asked = asked.prepared(store)
     names = [arm.name for arm in asked.whole.arms]
-    pair = two_arms(asked.id, names, request.base_arm, request.head_arm)
-    _, outcome, budget = running.run_within(asked, store, RunOptions(), limits, [pair])
+    two_arms(asked.id, names, request.base_arm, request.head_arm)  # before anything runs
+    _, outcome, budget = running.run_within(asked, store, RunOptions(), seconds)
     if outcome.interrupted:
         raise KeyboardInterrupt
     stored = Plan.from_document(store.read_plan(asked.id))

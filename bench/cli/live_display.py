@@ -83,7 +83,7 @@ class _Lines:
         """None for an event without one."""
         match event:
             case SweepStarted():
-                to_do = "blocks until all is decided"
+                to_do = "blocks until the time is spent"
                 if event.to_run is not None:
                     to_do = f"{quantity.counted(event.to_run, 'run')} to do"
                 before = f"{event.done_before} done before, {event.failed_before} failed before"

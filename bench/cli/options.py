@@ -85,9 +85,7 @@ ARMS = option(
     " git: repo: checkout: python: packages: with commas between.",
     (),
 )
-BUDGET = option(
-    "--budget TIME", "Add blocks of the arms until all is decided, at most so long, as 10m or 90s."
-)
+BUDGET = option("--budget TIME", "Add blocks of the arms for so long, as 10m or 90s.")
 POLICY = option("--policy FILE.yaml", "Tolerances and requirements.")
 
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
-from bench.cli.duration import parsed_seconds
+from bench.cli.duration import duration, parsed_seconds
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.launchers import job_request
 from bench.cli.options import DEFAULT_RESULTS
@@ -22,16 +20,13 @@ from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
+from sweeps.budget import BlockBudget
 from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Remark
 from sweeps.queued import run_queued
 from sweeps.resume import PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
-
-if TYPE_CHECKING:
-    from bench.cli.budgeting import BlockBudget
-    from reports.gates.policy import Policy
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
@@ -60,15 +55,15 @@ def run_sweep(asked: RunRequest) -> Answer:
 def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> Answer:
     """Run what is missing of a sweep whose arms are not prepared yet, and say what came out."""
     options = RunOptions(asked.force, asked.retry_failed, asked.max_failures, asked.block_retries)
-    limits = _limits(asked)
+    seconds = None if asked.budget is None else parsed_seconds(asked.budget, "--budget")
     sweep = sweep.prepared(store)
     if sweep.chosen.pruned:
         console.note(f"{pruned_text(sweep.chosen)}\n")
     budget = None
-    if limits is None:
+    if seconds is None:
         outcome = run_missing(sweep, store, options)
     else:
-        sweep, outcome, budget = run_within(sweep, store, options, limits)
+        sweep, outcome, budget = run_within(sweep, store, options, seconds)
     plan = sweep.chosen
     report, failure = None, None
     if asked.report and not outcome.interrupted:
@@ -89,19 +84,6 @@ def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> 
         ("", *closing_lines(plan, outcome), *_hint(sweep, outcome, asked, report)),
         failure=failure,
     )
-
-
-def _limits(asked: RunRequest) -> tuple[Policy, float] | None:
-    """What decides, and the seconds there are for it; None without a budget.
-
-    Raises:
-        UsageError: one of them is wrong.
-    """
-    if asked.budget is None:
-        return None
-    from bench.cli.policies import read_policy
-
-    return read_policy(asked.policy), parsed_seconds(asked.budget, "--budget")
 
 
 def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | None]:
@@ -135,8 +117,6 @@ def _results(store: ResultsStore, plan: Plan) -> str:
 
 
 def _check_options(sweep: ChosenSweep, asked: RunRequest) -> None:
-    if asked.budget is None and asked.policy is not None:
-        raise UsageError("--policy says when blocks decide; add --budget, as in --budget 10m")
     if sweep.launcher.jobs:
         for name, given in (("--max-failures", asked.max_failures), ("--budget", asked.budget)):
             if given is not None:
@@ -155,31 +135,25 @@ def run_within(
     sweep: ChosenSweep,
     store: ResultsStore,
     options: RunOptions,
-    limits: tuple[Policy, float],
-    pairs: Sequence[tuple[str, str]] | None = None,
+    seconds: float,
 ) -> tuple[ChosenSweep, SweepOutcome, BlockBudget]:
-    """Add blocks until every required comparison is decided or the budget is spent.
+    """Add blocks until the time is spent.
 
     Args:
         sweep: interleaved, with prepared arms.
         store: the results folder.
         options: what to repeat.
-        limits: what is required, and the seconds there are for it.
-        pairs: (base, head) of every comparison; None is every other arm against the base.
+        seconds: that there are.
 
     Returns:
-        The sweep with as many repeats as there are blocks now, what was run, and where it stands.
+        The sweep with as many repeats as there are blocks now, what was run, and the clock.
     """
-    from bench.cli.budgeting import BlockBudget
-    from reports.gates.pairing import two_arms
-
-    names = [arm.name for arm in sweep.whole.arms]
-    base, _ = two_arms(sweep.id, names, None, None)
-    against = pairs or [(base, name) for name in names if name != base]
-    budget = BlockBudget(sweep.chosen, against, *limits, store)
+    if len(sweep.whole.arms) < 2:  # noqa: PLR2004 - base and head
+        raise UsageError("--budget adds blocks of several arms; add one, as --arm head=.")
+    budget = BlockBudget(seconds)
     outcome = run_missing(sweep, store, options, budget)
-    for line in budget.closing_lines():
-        console.note(line)
+    spent = duration(budget.spent_seconds)
+    console.note(f"blocks: {budget.blocks} in {spent} of {duration(seconds)}")
     if sweep.chosen.cells:
         sweep = replace(sweep, whole=Plan.from_document(store.read_plan(sweep.id)))
     return sweep, outcome, budget
@@ -205,7 +179,7 @@ def run_missing(
     options: RunOptions,
     budget: BlockBudget | None = None,
 ) -> SweepOutcome:
-    """Run what is missing of a prepared sweep, or what `budget` chooses; progress on stderr.
+    """Run what is missing of a prepared sweep, or what `budget` names; progress on stderr.
 
     Ctrl-C ends the current run and the rest.
     """
@@ -213,7 +187,7 @@ def run_missing(
 
     stop = StopRequest()
     jobs = sweep.launcher.jobs
-    make = partial(run_queued, _submission(sweep)) if jobs else partial(run_sides, chooser=budget)
+    make = partial(run_queued, _submission(sweep)) if jobs else partial(run_sides, budget=budget)
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(

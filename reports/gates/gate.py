@@ -183,7 +183,6 @@ def case_of(
         tolerance=max(asked, floor),
         floor=floor > asked,
         tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
-        sequential=pair.sequential and pair.paired,
     )
 
 

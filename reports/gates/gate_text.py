@@ -32,12 +32,6 @@ METHOD = (
     "beyond the tolerance, after Benjamini-Hochberg over the cells; equivalent: it is wholly inside"
 )
 
-
-SEQUENTIAL = (
-    "blocks were added until they decided, so intervals and verdicts are those of a confidence "
-    "sequence: valid after every block, false alarms over all looks at most alpha"
-)
-
 _WORST_FIRST: tuple[Verdict, ...] = (
     "regressed",
     "unmeasured",
@@ -177,8 +171,6 @@ def _reasons(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
 
 
 def _about_times(times: Sequence[Judgement]) -> list[tuple[str, str]]:
-    if any(one.sequential for one in times):
-        return [("until decided", SEQUENTIAL)]
     unpaired = [one for one in times if one.paired is False]
     if not unpaired:
         return []

@@ -26,7 +26,6 @@ from reports.renderers import quantity
 from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
 from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
 from reports.statistics.interval import MOST_EXACT
-from reports.statistics.sequential import ConfidenceSequence
 
 Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
 
@@ -41,7 +40,7 @@ class Judgement:
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
     used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
     tokens/s, known for these two only. p_adjusted: of "within the tolerance", adjusted for
-    `tests` cells. sequential: the interval is valid however often it was looked at.
+    `tests` cells.
     """
 
     cell: str
@@ -58,7 +57,6 @@ class Judgement:
     n_base: int = 0
     n_head: int = 0
     paired: bool | None = None
-    sequential: bool = False
     p_adjusted: float | None = None
     tests: int = 1
     time_ratio: float | None = None
@@ -75,8 +73,7 @@ class Judgement:
 class MetricSamples:
     """One metric of one cell: its number by block. paired: blocks were interleaved.
 
-    tokens_ratio: tokens of a step, head / base. sequential: the number of blocks was decided by
-    looking at them.
+    tokens_ratio: tokens of a step, head / base.
     """
 
     cell: str
@@ -86,7 +83,6 @@ class MetricSamples:
     tolerance: float
     floor: bool = False
     tokens_ratio: float = 1.0
-    sequential: bool = False
 
     @property
     def blocks(self) -> list[int]:
@@ -115,7 +111,7 @@ def unmeasured(cell: str, metric: Metric, rule: MetricRule, reason: str) -> Judg
 
 
 def judge_intervals(
-    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float, among: int = 0
+    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float
 ) -> list[Judgement]:
     """Judge a metric that varies from run to run, in all cells together.
 
@@ -124,18 +120,15 @@ def judge_intervals(
         metric: what the numbers are.
         rule: its part of the policy.
         alpha: two-sided, after adjustment for all of `cases`.
-        among: how many cells will be judged together, where some are not in `cases` yet.
     """
     told = [case for case in cases if not case.why_no_ratio]
     estimates = [estimated(case, alpha) for case in told]
     beyond = [
         one.p_beyond(math.log1p(case.tolerance)) for one, case in zip(estimates, told, strict=True)
     ]
-    tests = max(among, len(told))
-    absent = [1.0] * (tests - len(told))
     judged = iter(
-        _interval_judgement(case, metric, rule, estimate, p=p, tests=tests)
-        for case, estimate, p in zip(told, estimates, adjusted([*beyond, *absent]), strict=False)
+        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
+        for case, estimate, p in zip(told, estimates, adjusted(beyond), strict=True)
     )
     return [
         unmeasured(case.cell, metric, rule, case.why_no_ratio)
@@ -197,7 +190,7 @@ def direction_of(up: bool, direction: Direction) -> Verdict:
 def estimated(case: MetricSamples, alpha: float) -> RatioEstimate:
     """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
     if case.paired and case.blocks:
-        return estimate_paired(*case.samples, alpha, sequential=case.sequential)
+        return estimate_paired(*case.samples, alpha)
     return estimate_unpaired(list(case.base.values()), list(case.head.values()), alpha)
 
 
@@ -212,9 +205,7 @@ def _interval_judgement(
 ) -> Judgement:
     band, interval = math.log1p(case.tolerance), estimate.interval
     verdict: Verdict = "inconclusive"
-    if isinstance(estimate.known, ConfidenceSequence):
-        verdict = _sequential_verdict(estimate.known, band, p, estimate.alpha, rule.direction)
-    elif interval is not None and p <= estimate.alpha:
+    if interval is not None and p <= estimate.alpha:
         verdict = direction_of(estimate.log_ratio > 0, rule.direction)
     elif interval is not None and -band <= interval[0] and interval[1] <= band:
         verdict = "equivalent"
@@ -236,25 +227,11 @@ def _interval_judgement(
         n_base=len(estimate.base),
         n_head=len(estimate.head),
         paired=estimate.paired,
-        sequential=case.sequential,
         p_adjusted=p,
         tests=tests,
         time_ratio=time_ratio,
         throughput_ratio=throughput_ratio,
     )
-
-
-def _sequential_verdict(
-    known: ConfidenceSequence, band: float, p: float, alpha: float, direction: Direction
-) -> Verdict:
-    """As of an interval that holds at every look; once given, more blocks do not take it back.
-
-    p: of "within the tolerance", adjusted over cells; `band` is the tolerance, as a logarithm.
-    """
-    if p <= alpha:
-        return direction_of(known.p_above(band) <= known.p_below(-band), direction)
-    inside = max(known.p_above(-band), known.p_below(band)) <= alpha / 2
-    return "equivalent" if inside else "inconclusive"
 
 
 def _why(
@@ -268,7 +245,7 @@ def _why(
     unit = "blocks" if estimate.paired else "runs on each side"
     least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
     least_p = smallest_p(needed, needed, paired=estimate.paired)
-    never = not case.sequential and least_p < Fraction(2, MOST_EXACT)
+    never = least_p < Fraction(2, MOST_EXACT)
     if never:
         least = (
             f"no number of {unit} decides at {alpha:g} for {quantity.counted(tests, 'cell')}: take"

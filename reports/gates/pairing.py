@@ -21,16 +21,12 @@ NOT_RUN = "it was planned and has not run"
 
 @dataclass(frozen=True)
 class Pair:
-    """One cell on both sides. paired: its runs were made in blocks, the order drawn by lot.
-
-    sequential: blocks were added until they decided, so inference must hold at every look.
-    """
+    """One cell on both sides. paired: its runs were made in blocks, in an order that was drawn."""
 
     label: str
     base: CellSamples
     head: CellSamples
     paired: bool
-    sequential: bool = False
 
 
 @dataclass(frozen=True)
@@ -126,9 +122,7 @@ def sides_of_arms(
     for name in names:
         members = [r for r in records if r.status.cell == name]
         if blocks.get(name):
-            pairs.append(
-                pair_of_arms(name, blocks[name], before, after, sequential=plan.until_decided)
-            )
+            pairs.append(pair_of_arms(name, blocks[name], before, after))
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
@@ -304,15 +298,13 @@ def two_arms(
     return before, after
 
 
-def pair_of_arms(
-    name: str, blocks: Sequence[Block], base: str, head: str, *, sequential: bool = False
-) -> Pair:
+def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
     before, after = (
         cell_samples(Cell(f"{name} [{arm}]", tuple(Run.of(block[arm]) for block in blocks)))
         for arm in (base, head)
     )
-    return Pair(name, before, after, all(map(is_interleaved, blocks)), sequential)
+    return Pair(name, before, after, all(map(is_interleaved, blocks)))
 
 
 def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:

@@ -89,7 +89,6 @@ def judge_targets(store: ResultsStore, sweep: str) -> list[TargetResult]:
         _judged(
             target,
             complete_blocks(records, [target.base, target.head]).get(target.cell, []),
-            sequential=plan.until_decided,
         )
         for target in targets
     ]
@@ -151,7 +150,7 @@ def _planned(plan: SweepPlan) -> list[_Planned]:
     return found
 
 
-def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> TargetResult:
+def _judged(target: _Planned, blocks: Sequence[Block]) -> TargetResult:
     result = TargetResult(
         cell=target.cell,
         metric=target.metric,
@@ -166,7 +165,7 @@ def _judged(target: _Planned, blocks: Sequence[Block], *, sequential: bool) -> T
         return replace(result, reason=f"this version knows no metric {target.metric!r}")
     if not blocks:
         return result
-    pair = pair_of_arms(target.cell, blocks, target.base, target.head, sequential=sequential)
+    pair = pair_of_arms(target.cell, blocks, target.base, target.head)
     metric = shared_metric(asked, pair.base, pair.head)
     both = set(pair.base.of(metric)) & set(pair.head.of(metric)) if metric else set()
     if metric is None or not both:

@@ -9,7 +9,6 @@ from statistics import fmean
 
 from reports.statistics.deciding import smallest_p
 from reports.statistics.interval import Interval, Rearrangements, subset_means, swap_means
-from reports.statistics.sequential import ConfidenceSequence
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,7 @@ class RatioEstimate:
 
     base, head: log samples, one per run; with `paired`, the i-th of both are of one block.
     log_ratio: mean difference (the ratio is a geometric mean). interval: at `alpha`, None where so
-    few runs can exclude nothing. known: what p-values and interval come from, the rearrangements
-    of a permutation test or, where blocks were added until they decided, a confidence sequence.
+    few runs can exclude nothing. known: what p-values and interval come from.
     """
 
     paired: bool
@@ -28,7 +26,7 @@ class RatioEstimate:
     log_ratio: float
     interval: Interval | None
     alpha: float
-    known: Rearrangements | ConfidenceSequence
+    known: Rearrangements
 
     @property
     def n(self) -> int:
@@ -44,9 +42,7 @@ class RatioEstimate:
     def smallest_p(self) -> float:
         """The smallest p-value that so many runs could give."""
         least = float(smallest_p(len(self.base), len(self.head), paired=self.paired))
-        if isinstance(self.known, Rearrangements):  # of many, fewer are drawn than there are
-            least = max(least, 2 / (self.known.typical.size + 1))
-        return least
+        return max(least, 2 / (self.known.typical.size + 1))  # of many, fewer are drawn
 
     def p_beyond(self, tolerance: float) -> float:
         """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""
@@ -54,7 +50,7 @@ class RatioEstimate:
 
 
 def estimate_paired(
-    base: Sequence[float], head: Sequence[float], alpha: float = 0.05, *, sequential: bool = False
+    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
 ) -> RatioEstimate:
     """Blocks of interleaved runs: `base[i]` and `head[i]` (positive, same unit) are of block i.
 
@@ -62,7 +58,6 @@ def estimate_paired(
         base: in the order of measurement.
         head: the same.
         alpha: two-sided.
-        sequential: the number of blocks was decided by looking at them.
 
     Raises:
         ValueError: no block, different lengths, or a value that is not positive and finite.
@@ -71,9 +66,7 @@ def estimate_paired(
     if not before or len(before) != len(after):
         raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
     differences = tuple(b - a for a, b in zip(before, after, strict=True))
-    known: Rearrangements | ConfidenceSequence = (
-        ConfidenceSequence(differences) if sequential else Rearrangements(subset_means(differences))
-    )
+    known = Rearrangements(subset_means(differences))
     return RatioEstimate(
         True, before, after, fmean(differences), known.interval(alpha), alpha, known
     )

@@ -27,7 +27,7 @@ class SweepPlan:
 
     cells: id -> config hashes, one or one of every arm. codes: what the arms were when the plan was
     made, where it says so. merged: (cell, cell whose runs count for it too). targets: as they
-    stand. until_decided: blocks were added until they decided.
+    stand.
     """
 
     description: str = ""
@@ -38,7 +38,6 @@ class SweepPlan:
     pruned: tuple[PrunedCell, ...] = ()
     merged: tuple[tuple[str, str], ...] = ()
     targets: tuple[Mapping[str, Any], ...] = ()
-    until_decided: bool = False
 
 
 def plan_of(store: ResultsStore, sweep: str) -> SweepPlan:
@@ -73,7 +72,6 @@ def parsed_plan(plan: Mapping[str, Any]) -> SweepPlan:
             (_text(item, "id"), _text(item, "same_as")) for item in _items(plan, "duplicates")
         ),
         targets=tuple(_items(plan, "targets")),
-        until_decided=bool(plan.get("until_decided")),
     )
 
 

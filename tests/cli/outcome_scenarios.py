@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import shlex
@@ -104,6 +105,12 @@ def times(milliseconds: Callable[[str, int], float] | None, noise: float = 0.002
         return milliseconds(arm, block) * rng.gauss(1.0, noise)
 
     return does(lambda world: setattr(world, "milliseconds", milliseconds and noisy))
+
+
+def ticking(seconds: float = 5.0) -> Step:
+    """From here on the clock of a budget goes on by so much whenever it is read, twice a block."""
+    now = itertools.count(0.0, seconds)
+    return does(lambda world: world.patch.setattr("sweeps.budget.monotonic", lambda: next(now)))
 
 
 def recorded(sweep: str = "gate", arm: Arm | None = None, **how: Any) -> Step:

@@ -53,9 +53,9 @@ class GateRequest:
     """Judge a sweep; the exit code is the verdict.
 
     It is compared with its other arm, with another sweep or with a baseline. With --budget, blocks
-    of both arms are run until every required comparison is decided. A sweep file and its arms are
-    looked up as `run` does: what was measured must be what they are now. Exit codes: 0 passed,
-    1 regressed, 3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
+    of both arms are run first, until the time is spent. A sweep file and its arms are looked up as
+    `run` does: what was measured must be what they are now. Exit codes: 0 passed, 1 regressed,
+    3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
 
     sweep: str = argument("SWEEP", "A sweep id, or a sweep file.")

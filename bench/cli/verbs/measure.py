@@ -6,7 +6,6 @@ from pathlib import Path
 
 from bench.cli.options import (
     BUDGET,
-    POLICY,
     RESULTS,
     SWEEP_ID,
     CellsRequest,
@@ -71,8 +70,8 @@ class RunRequest:
     """Run what is missing of a sweep.
 
     Finished runs of the same configuration and code are kept. The table of results goes to
-    stdout, progress and remarks to stderr. With --budget, blocks of the arms are added until
-    every comparison that the policy requires is decided, or the time is spent.
+    stdout, progress and remarks to stderr. With --budget, blocks of the arms are added until the
+    time is spent.
     """
 
     wanted: SweepRequest
@@ -80,7 +79,6 @@ class RunRequest:
         "--block-retries N", "How often a block is started again after a fault.", 2, min=0
     )
     budget: str | None = BUDGET
-    policy: Path | None = POLICY
     force: bool = option("--force", "Run finished cells again.", False)
     retry_failed: bool = option("--retry-failed", "Run failed cells again.", False)
     max_failures: int | None = option("--max-failures N", "Stop after N failed runs.", min=1)
