@@ -119,6 +119,8 @@ class UnitRendezvous:
         Raises:
             LifecycleError: they have come for different ones, or not all within the time limit.
         """
+        if dist.get_backend(self._group) == "fake":  # of which there is one rank
+            return
         try:
             said = self._rendezvous.come(bucket, self._group, self._device)
         except TimeoutError as error:

@@ -60,7 +60,8 @@ class CallBook:
     """Numbers calls, and knows how far the running backward pass has come."""
 
     def __init__(self) -> None:
-        self._count = 0
+        #: How many calls have begun and ended.
+        self.count = 0
         self._running: ForwardPass | None = None
         self._depth = 0
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
@@ -82,8 +83,8 @@ class CallBook:
         if self._running is None:
             self._running = self._new_pass(is_whole=False)
         self._depth += 1
-        self._count += 1
-        self._running.began.setdefault(index, self._count)
+        self.count += 1
+        self._running.began.setdefault(index, self.count)
 
     def end_call(self, index: int | None) -> Call | None:
         """It (None: the root) has run; None where nobody counts."""
@@ -93,25 +94,28 @@ class CallBook:
         self._depth -= 1
         if not self._depth or index is None:  # a unit may have raised, and the model gone on
             self.abandon_pass()
-        self._count += 1
+        self.count += 1
         if index is not None:
-            forward.ended.setdefault(index, []).append(self._count)
-        return Call(forward, self._count)
+            forward.ended.setdefault(index, []).append(self.count)
+        return Call(forward, self.count)
 
     def mark(self) -> Call | None:
         """A module inside a unit's call has run: a point of the pass, as the end of a call is."""
         if self._running is None:
             return None
-        self._count += 1
-        return Call(self._running, self._count)
+        self.count += 1
+        return Call(self._running, self.count)
 
     def abandon_pass(self) -> None:
         """Nothing runs any more, or what was running has raised."""
         self._running = None
         self._depth = 0
 
-    def reach(self, index: int | None, call: Call | None) -> None:
-        """A gradient has reached `call` of the unit; None: a call repeated by recomputation."""
+    def reach(self, index: int | None, call: Call | None) -> int:
+        """A gradient has reached `call` of the unit; None: a call repeated by recomputation.
+
+        Returns the number behind which the backward pass is done with every call that began there.
+        """
         if call is None:
             number = self._only_end(index)
         else:
@@ -121,6 +125,7 @@ class CallBook:
                 self._active.append(call.forward)
         if number is not None:
             self._reached = number
+        return sys.maxsize if self._reached is None else self._reached
 
     def is_over(self, index: int | None) -> bool:
         """Whether the running backward pass can no longer reach the unit; never so for the root."""

@@ -79,7 +79,7 @@ class ShardedContext:
         self.allocators = allocators
         self.user_buffers: UserBuffers | None = None
         self.transports: dict[str, str] = {}
-        self._calls = CallBook()
+        self.calls = CallBook()
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
@@ -88,7 +88,10 @@ class ShardedContext:
         self._spares_parameters = False
         self._keeps_graph = False
         self._forward_running = self._pass_has_graph = False
-        self._gather_ahead_of: GatherPoint | None = None
+        #: Number at which the call that has just begun did so; 0 while activations are recomputed.
+        self.began = 0
+        # Calls whose backward pass has begun and not ended: that number, and the unit.
+        self._active: list[tuple[int, Unit]] = []
 
     @property
     def is_last_microbatch(self) -> bool:
@@ -132,6 +135,7 @@ class ShardedContext:
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
+        self.began = 0 if recomputing else self.calls.count
         return recomputing or point in unit.open[-1:]
 
     def end_call(self, point: GatherPoint, *, has_inputs: bool) -> tuple[bool, Call | None]:
@@ -143,7 +147,7 @@ class ShardedContext:
         if current_backward() != NO_BACKWARD:
             return point.is_unit or has_inputs, None
         counts = point in point.unit.open[-1:]
-        calls = self._calls
+        calls = self.calls
         return counts, calls.end_call(point.unit.index) if counts else calls.mark()
 
     def after_forward(self, point: GatherPoint) -> None:
@@ -178,11 +182,11 @@ class ShardedContext:
                 self.gathering.backward(point)
 
     def before_backward(
-        self, point: GatherPoint, call: Call | None, *, counts: bool, epoch: int
+        self, point: GatherPoint, call: Call | None, began: int, *, counts: bool, epoch: int
     ) -> None:
         """The first gradient has reached an output of a call. counts: see `end_call`.
 
-        epoch: that of the unit when the call ended.
+        began: number at which the call began, 0 if unknown. epoch: of the unit when it ended.
 
         Raises:
             LifecycleError: the weights have changed since, or the pass builds a graph of itself.
@@ -199,28 +203,33 @@ class ShardedContext:
             self._tell("enter", "backward", unit)
         if epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
-        self._calls.reach(unit.index, call)
+        reached = self.calls.reach(unit.index, call)
+        active, self._active = self._active, []
+        for one in active:
+            if one[0] > reached:
+                one[1].active_backwards -= 1
+                self._release_if_idle(one[1])
+            else:
+                self._active += (one,)
         self._catch_up(unit)
-        unit.active_backwards += counts
+        if counts:
+            unit.active_backwards += 1
+            self._active += ((began, unit),)
         self.gathering.backward(point)
-        if unit is self.root:
-            # Nothing runs before the root, so nothing waits for its release.
-            self.gathering.ahead(point, "backward")
-            return
-        # The unit that ran before, in backward order, has not been released yet: autograd calls
-        # after_backward for it next, from a hook on the same tensor. Gathering ahead now would hold
-        # three units at once.
-        self._gather_ahead_of = point
+        self.gathering.ahead(point, "backward")
 
-    def after_backward(self, unit: Unit) -> None:
-        """Gradients of all inputs of one call of `unit` are complete."""
+    def after_backward(self, unit: Unit, began: int, *, in_order: bool) -> None:
+        """Gradients of all inputs of one call of `unit` are complete.
+
+        in_order: autograd has done what the call left, before it came to what the inputs are of.
+        """
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", unit)
-        if unit.active_backwards:
+        if (began, unit) in self._active:
+            self._active.remove((began, unit))
             unit.active_backwards -= 1
-        self._release_if_spent(unit)
-        if self._gather_ahead_of is not None:
-            self._gather_ahead()
+            if in_order or not unit.missing:
+                self._release_if_idle(unit)
 
     def gradient_ready(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter
@@ -234,11 +243,9 @@ class ShardedContext:
             self._begin_gradients()
         if not unit.active_backwards:
             self._refuse_unseen(unit)
-        if self._gather_ahead_of is not None:
-            self._gather_ahead()
         self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
-            self._release_if_spent(unit)
+            self._release_if_idle(unit)
 
     def finish_gradients(self) -> None:
         """Issue every reduction the cycle still owes, wait for all, and attach the results."""
@@ -263,34 +270,45 @@ class ShardedContext:
         waits for the gather.
         """
         was_gathered = unit.index in self._backward_order.gathered or not unit.has_backward
-        return was_gathered and self._calls.is_over(unit.index)
+        return was_gathered and self.calls.is_over(unit.index)
 
     def _catch_up(self, unit: Unit) -> None:
         """Before a backward pass goes on with `unit`: reduce and gather what comes before it."""
         if not self.grads.waits_for(unit):  # which is not over: the pass has come to it
             self._reduce_what_is_over()
-        if unit.index is not None:
+        if unit.index is None:
+            return
+        if unit.index in self._backward_order.gathered:
+            self._agree_to_gather_again(unit, "backward")
+        else:
             self._take_part_before(unit.index)
+
+    def _agree_to_gather_again(self, unit: Unit, direction: Direction) -> None:
+        for bucket in self.gathering.buckets(unit, direction):
+            bucket.weights.rendezvous()
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
         for unit in self.grads.issue_over(self._owes_nothing, is_last=self._reduces_last):
+            self._active = [one for one in self._active if one[1] is not unit]
             unit.active_backwards = 0
-            self._release_if_spent(unit)
+            self._release_if_idle(unit)
 
     def _follow_order(self, index: int, *, recomputing: bool) -> None:
         """A unit is about to be gathered for its module's `forward`."""
         if recomputing:
-            if index not in self._backward_order.gathered or self.units[index].around:
+            unit, gathered = self.units[index], index in self._backward_order.gathered
+            if not gathered or unit.around:
                 with torch.no_grad():
                     self._take_part_before(index)
+            if gathered and not unit.shows_raw:
+                self._agree_to_gather_again(unit, "backward")
             return
         self.params.order.observe(index)
-        if torch.is_grad_enabled() or self._calls.is_counting:
-            self._calls.begin_call(index)
+        if torch.is_grad_enabled() or self.calls.is_counting:
+            self.calls.begin_call(index)
         if self._forward_running and index in self._forward_order.gathered:
-            for bucket in self.gathering.buckets(self.units[index], "forward"):
-                bucket.weights.rendezvous()
+            self._agree_to_gather_again(self.units[index], "forward")
             return
         for skipped in self._forward_order.missing_before(index):
             self._forward_order.gathered.add(skipped)
@@ -308,7 +326,7 @@ class ShardedContext:
                 self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
-            if unit.has_backward and self._calls.is_over(unit.index):
+            if unit.has_backward and self.calls.is_over(unit.index):
                 self._backward_order.gathered.add(skipped)
                 self._take_part(unit, "backward")
                 self._reduce_what_is_over()
@@ -319,7 +337,7 @@ class ShardedContext:
 
     def _take_part_in_rest(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
-        if not self._calls.answers_whole_pass:
+        if not self.calls.answers_whole_pass:
             return
         is_last = self.is_last_microbatch
         for skipped in self._backward_order.missing_before(None):
@@ -328,23 +346,18 @@ class ShardedContext:
                 self.grads.issue_ahead_of(unit, is_last=is_last)
                 self._take_part(unit, "backward")
 
-    def _release_if_spent(self, unit: Unit) -> None:
-        """Free the unit's weights once nothing in the graph can need them any more.
+    def _release_if_idle(self, unit: Unit) -> None:
+        """Free the weights of a unit unless a call of it is running, forward or backward.
 
-        Both conditions are needed. Complete input gradients alone leave out what is computed from
-        weights only (a product of two weights, say), complete weight gradients alone leave out
-        input gradients through frozen weights. Otherwise the end of the pass frees them.
+        A call is over once autograd comes to what is older than all of it (see [Note: call
+        numbers]). Where it has inputs that nothing computed, nobody sees that: complete gradients
+        of them leave out what is computed from weights alone (a product of two, say), complete
+        gradients of weights leave out those of inputs through frozen weights. There both are
+        needed. Otherwise the end of the pass frees them. Another call of the unit gathers again.
         """
-        busy = unit.active_backwards or unit.missing or unit.open
-        if unit is not self.root and not busy:
+        if unit is not self.root and not (unit.active_backwards or unit.open):
             self.params.release(unit)
             unit.show_sharded()
-
-    def _gather_ahead(self) -> None:
-        """Start the gathers of the unit that follows in backward order, once."""
-        point, self._gather_ahead_of = self._gather_ahead_of, None
-        assert point is not None
-        self.gathering.ahead(point, "backward")
 
     def begin_cycle(self, *, keeps_zeros: bool = False) -> None:
         """Forget the gradients of the cycle that ends here; keeps_zeros: leave zeros."""
@@ -366,7 +379,7 @@ class ShardedContext:
         self._forward_order.begin()
         self._pass_has_graph = torch.is_grad_enabled()
         if self._pass_has_graph:
-            self._calls.begin_pass()
+            self.calls.begin_pass()
 
     def _begin_backward(self) -> None:
         spares = leaves_parameters_alone()
@@ -420,8 +433,8 @@ class ShardedContext:
         Apart from a forward pass that goes on, having taken a gradient for its own use.
         """
         self._backward = NO_BACKWARD
-        self._gather_ahead_of = None
-        self._calls.end_backward(keeps_graph=self._keeps_graph)
+        self._active = []
+        self.calls.end_backward(keeps_graph=self._keeps_graph)
         self._backward_order.end()
         for point in self.gathering.points:
             if not point.unit.open:
@@ -455,7 +468,7 @@ class ShardedContext:
     @torch.no_grad()
     def _abandon(self) -> None:
         self.grads.abandon()
-        self._calls.abandon_pass()
+        self.calls.abandon_pass()
         self._forward_order.end()
         self._forward_running = False
         for unit in (self.root, *self.units):

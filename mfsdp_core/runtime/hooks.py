@@ -53,8 +53,8 @@ class CallHooks:
     """
 
     __slots__ = (
-        *("__weakref__", "_call", "_context", "_counts", "_epoch", "_graph", "_owed", "_parts"),
-        *("around", "point"),
+        *("__weakref__", "_began", "_call", "_context", "_counts", "_epoch", "_graph", "_in_order"),
+        *("_owed", "_parts", "around", "point"),
     )
 
     def __init__(self, context: ShardedContext, point: GatherPoint) -> None:
@@ -62,8 +62,10 @@ class CallHooks:
         self.around: CallHooks | None = point.running
         point.running = self
         self._context = context
+        self._began = context.began
         self._graph = NO_BACKWARD
         self._parts = self._owed = 0
+        self._in_order = False
 
     def watch_inputs(self, tensors: Sequence[torch.Tensor], leaves: LeafInputs) -> None:
         """Tell the context when the gradients of all `tensors` are complete."""
@@ -73,7 +75,8 @@ class CallHooks:
         elif inner:
             register_multi_grad_hook(inner, self.left, mode="all")
         self._parts = bool(inner)
-        if len(inner) < len(tensors):
+        self._in_order = len(inner) == len(tensors)
+        if not self._in_order:
             own = {id(tensor): tensor for tensor in tensors if tensor.is_leaf}
             self._parts += len(own)
             for tensor in own.values():
@@ -95,7 +98,7 @@ class CallHooks:
             self._graph = graph
             self._owed = self._parts
             self._context.before_backward(
-                self.point, self._call, counts=self._counts, epoch=self._epoch
+                self.point, self._call, self._began, counts=self._counts, epoch=self._epoch
             )
 
     def left(self, _gradients: object) -> None:
@@ -109,7 +112,7 @@ class CallHooks:
         if self._owed > 1:
             self._owed -= 1
         else:
-            self._context.after_backward(self.point.unit)
+            self._context.after_backward(self.point.unit, self._began, in_order=self._in_order)
 
 
 class LeafInputs:

@@ -17,7 +17,7 @@ from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 
 
-@dataclass
+@dataclass(eq=False)
 class Unit:
     """A module, its buckets, and where it stands in the pass that is running.
 
