@@ -33,7 +33,8 @@ class MetricRule:
     tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
     relative distance between curves, None meaning the bound of the dtype policy. direction: "both"
     calls every change beyond the tolerance a regression. named: whether the file asks for it; a
-    required metric that is named in the file must be measured.
+    required metric that is named in the file must be measured. improve: relative change for the
+    better that must be shown, in the place of a tolerance; 0 asks for none.
     """
 
     gate: Requirement
@@ -41,6 +42,12 @@ class MetricRule:
     direction: Direction
     mode: LossMode = "spread"
     named: bool = False
+    improve: float = 0.0
+
+    @property
+    def aim(self) -> float:
+        """The ratio head / base that the improvement comes to."""
+        return 1 - self.improve if self.direction == "lower_is_better" else 1 + self.improve
 
 
 @dataclass(frozen=True)

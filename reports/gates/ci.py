@@ -49,10 +49,10 @@ def _case(one: Judgement, *, strict: bool) -> TestCase:
     if one.required and one.verdict == "unmeasured":
         case.result = [Error(message, "unmeasured")]
     elif one.required and (
-        one.verdict == "regressed" or (strict and one.verdict == "inconclusive")
+        one.verdict in ("regressed", "missed") or (strict and one.verdict == "inconclusive")
     ):
         case.result = [Failure(message, one.verdict)]
-    elif one.verdict in ("inconclusive", "unmeasured", "regressed"):
+    elif one.verdict in ("inconclusive", "unmeasured", "regressed", "missed"):
         case.result = [Skipped(message, one.verdict)]
     case.system_out = message
     return case
@@ -88,7 +88,7 @@ def annotation_lines(result: GateResult) -> list[str]:
     source = result.sides.source
     errors = [("cell failed", f"{cell}: {why}") for cell, why in result.sides.failed]
     errors += [(f"{j.metric} {j.verdict}", sentence(j)) for j in result.of("unmeasured")]
-    errors += [(f"{j.metric} regressed", sentence(j)) for j in result.of("regressed")]
+    errors += [(f"{j.metric} {j.verdict}", sentence(j)) for j in result.worse]
     warnings = [(f"{j.metric} undecided", sentence(j)) for j in result.of("inconclusive")]
     warnings += [
         (f"{j.metric} regressed (advisory)", sentence(j))

@@ -49,8 +49,13 @@ class GateResult:
 
     @property
     def regressed(self) -> bool:
-        """A required metric is worse beyond its tolerance."""
-        return bool(self.of("regressed"))
+        """A required metric is worse beyond its tolerance, or not as much better as was asked."""
+        return bool(self.worse)
+
+    @property
+    def worse(self) -> list[Judgement]:
+        """Judgements that fail the gate."""
+        return self.of("regressed") + self.of("missed")
 
     @property
     def undecided(self) -> bool:

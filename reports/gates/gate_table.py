@@ -120,6 +120,6 @@ def _runs(one: Judgement) -> str:
 
 
 def _kind(one: Judgement) -> RowKind:
-    if one.verdict == "regressed":
+    if one.verdict in ("regressed", "missed"):
         return "bad"
     return "unsteady" if one.verdict in ("inconclusive", "unmeasured") else "plain"

@@ -34,6 +34,7 @@ METHOD = (
 
 _WORST_FIRST: tuple[Verdict, ...] = (
     "regressed",
+    "missed",
     "unmeasured",
     "inconclusive",
     "improved",
@@ -57,7 +58,7 @@ def headline(result: GateResult) -> str:
     if result.failed:
         word = "FAILED TO MEASURE"
     elif result.regressed:
-        word = "REGRESSED"
+        word = "REGRESSED" if result.of("regressed") else "NOT IMPROVED"
     else:
         word = "UNDECIDED" if result.undecided else "PASSED"
     undecided = _cells_without_a_time(result) if word == "PASSED" else ""
@@ -81,7 +82,7 @@ def _causes(result: GateResult) -> list[str]:
     found = [
         f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed
     ]
-    worst = result.of("unmeasured") + result.of("regressed")
+    worst = result.of("unmeasured") + result.worse
     for one in worst or ([] if found else result.of("inconclusive")):
         change = "" if one.ratio is None else f" {quantity.change(one.ratio - 1)}"
         if is_count(one) and one.base is not None and one.head is not None:

@@ -1,4 +1,4 @@
-"""Verdicts: regressed, improved, equivalent, inconclusive. Pure.
+"""Verdicts: regressed, improved, equivalent, inconclusive, missed. Pure.
 
         1/(1+t)      1      1+t
     -------|---------+-------|---------->  ratio head / base of a metric where less is better
@@ -10,6 +10,9 @@
 The band is the tolerance t, never narrower than the noise floor. The interval contains the changes
 that the exact test does not reject; "wholly above" is the same as a small p-value of "the change
 stays within the band", and those p-values are adjusted over all cells (Benjamini-Hochberg).
+
+Where a policy asks for an improvement, its ratio stands in the place of 1 and the band is empty:
+improved is an interval wholly on the better side of it, missed one that lies wholly on the other.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from fractions import Fraction
 from statistics import median
 from typing import Literal
 
-from bench.derive.metrics import STEP_TIME, THROUGHPUT, Direction, Metric, MetricRule
+from bench.derive.metrics import STEP_TIME, THROUGHPUT, Metric, MetricRule
 from reports.renderers import quantity
 from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
 from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
 from reports.statistics.interval import MOST_EXACT
 
-Verdict = Literal["regressed", "improved", "equivalent", "inconclusive", "unmeasured"]
+Verdict = Literal["regressed", "missed", "improved", "equivalent", "inconclusive", "unmeasured"]
 
 _ROUNDING = 1e-12
 
@@ -38,9 +41,9 @@ class Judgement:
 
     base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
-    used. floor: whether the noise floor set it. time_ratio, throughput_ratio: of step time and of
-    tokens/s, known for these two only. p_adjusted: of "within the tolerance", adjusted for
-    `tests` cells.
+    used; None where an improvement was asked for. floor: whether the noise floor set it.
+    time_ratio, throughput_ratio: of step time and of tokens/s, known for these two only.
+    p_adjusted: of "within the tolerance", adjusted for `tests` cells.
     """
 
     cell: str
@@ -124,7 +127,8 @@ def judge_intervals(
     told = [case for case in cases if not case.why_no_ratio]
     estimates = [estimated(case, alpha) for case in told]
     beyond = [
-        one.p_beyond(math.log1p(case.tolerance)) for one, case in zip(estimates, told, strict=True)
+        one.p_beyond(_band(case, rule), math.log(rule.aim))
+        for one, case in zip(estimates, told, strict=True)
     ]
     judged = iter(
         _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
@@ -154,11 +158,11 @@ def judge_values(
     """
     before, after = median(base), median(head)
     ratio = after / before if before else (1.0 if after == before else math.inf)
-    change = math.log(ratio) if ratio > 0 else -math.inf
-    verdict: Verdict = "equivalent"
-    if abs(change) > math.log1p(tolerance) + _ROUNDING:
-        verdict = direction_of(change > 0, rule.direction)
-    reason = ""
+    change = (math.log(ratio) if ratio > 0 else -math.inf) - math.log(rule.aim)
+    verdict: Verdict = "improved" if rule.improve else "equivalent"
+    if abs(change) > (0.0 if rule.improve else math.log1p(tolerance)) + _ROUNDING:
+        verdict = direction_of(change > 0, rule)
+    reason = _short_of(rule) if verdict == "missed" else ""
     if verdict != "equivalent" and min(max(base), max(head)) >= max(min(base), min(head)):
         verdict = "inconclusive"
         reason = (
@@ -174,17 +178,26 @@ def judge_values(
         base=before,
         head=after,
         ratio=ratio,
-        tolerance=tolerance,
+        tolerance=None if rule.improve else tolerance,
         n_base=len(base),
         n_head=len(head),
     )
 
 
-def direction_of(up: bool, direction: Direction) -> Verdict:
-    """What a change beyond the tolerance means."""
-    if direction == "both":
-        return "regressed"
-    return "regressed" if up == (direction == "lower_is_better") else "improved"
+def direction_of(up: bool, rule: MetricRule) -> Verdict:
+    """What a change beyond the tolerance, or beyond the improvement that was asked for, means."""
+    if rule.direction != "both" and up != (rule.direction == "lower_is_better"):
+        return "improved"
+    return "missed" if rule.improve else "regressed"
+
+
+def _band(case: MetricSamples, rule: MetricRule) -> float:
+    """The tolerance as a logarithm."""
+    return 0.0 if rule.improve else math.log1p(case.tolerance)
+
+
+def _short_of(rule: MetricRule) -> str:
+    return f"the policy asks for {quantity.share(rule.improve, 1)} better"
 
 
 def estimated(case: MetricSamples, alpha: float) -> RatioEstimate:
@@ -203,11 +216,11 @@ def _interval_judgement(
     p: float,
     tests: int,
 ) -> Judgement:
-    band, interval = math.log1p(case.tolerance), estimate.interval
+    band, interval = _band(case, rule), estimate.interval
     verdict: Verdict = "inconclusive"
     if interval is not None and p <= estimate.alpha:
-        verdict = direction_of(estimate.log_ratio > 0, rule.direction)
-    elif interval is not None and -band <= interval[0] and interval[1] <= band:
+        verdict = direction_of(estimate.log_ratio > math.log(rule.aim), rule)
+    elif not rule.improve and interval is not None and -band <= interval[0] and interval[1] <= band:
         verdict = "equivalent"
     ratio, mirrored = estimate.ratio, case.tokens_ratio / estimate.ratio
     speeds = {STEP_TIME.name: (ratio, mirrored), THROUGHPUT.name: (mirrored, ratio)}
@@ -217,13 +230,13 @@ def _interval_judgement(
         metric=metric.name,
         verdict=verdict,
         required=rule.gate == "required",
-        reason=_why(verdict, case, estimate, p, tests),
+        reason=_why(verdict, case, rule, estimate, p=p, tests=tests),
         base=math.exp(median(estimate.base)),
         head=math.exp(median(estimate.head)),
         ratio=ratio,
         interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
-        tolerance=case.tolerance,
-        floor=case.floor,
+        tolerance=None if rule.improve else case.tolerance,
+        floor=case.floor and not rule.improve,
         n_base=len(estimate.base),
         n_head=len(estimate.head),
         paired=estimate.paired,
@@ -235,9 +248,17 @@ def _interval_judgement(
 
 
 def _why(
-    verdict: Verdict, case: MetricSamples, estimate: RatioEstimate, p: float, tests: int
+    verdict: Verdict,
+    case: MetricSamples,
+    rule: MetricRule,
+    estimate: RatioEstimate,
+    *,
+    p: float,
+    tests: int,
 ) -> str:
-    """Why nothing was concluded, and what would help; empty for the other verdicts."""
+    """Why nothing was concluded, and what would help; empty where the verdict says all."""
+    if verdict == "missed":
+        return _short_of(rule)
     if verdict != "inconclusive":
         return ""
     alpha, interval = estimate.alpha, estimate.interval
@@ -262,6 +283,8 @@ def _why(
             f"{estimate.smallest_p:.2g}, and {alpha:g} is asked for; {least}"
         )
     low, high = (quantity.change(x - 1) for x in (math.exp(interval[0]), math.exp(interval[1])))
+    if rule.improve:
+        return f"the interval {low} to {high} holds what was asked for; {_short_of(rule)}"
     band = math.log1p(case.tolerance)
     if interval[0] > band or interval[1] < -band:
         more = "" if estimate.n >= needed and not never else f"; {least}"

@@ -132,10 +132,18 @@ class _RuleSection(_Section):
     gate: Requirement = "required"
     tolerance: Annotated[float, BeforeValidator(_fraction), Field(ge=0, le=10)] = 0.0
     direction: Direction = "both"
+    improve: Annotated[float, BeforeValidator(_fraction), Field(ge=0, lt=1)] = 0.0
+
+    @model_validator(mode="after")
+    def _one_aim(self) -> Self:
+        if self.improve and {"tolerance", "direction"} & self.model_fields_set:
+            raise ValueError("improve stands in the place of tolerance and direction; remove them")
+        return self
 
 
 class _LossSection(_RuleSection):
     direction: Literal["both"] = "both"
+    improve: Literal[0] = 0
     mode: LossMode = "spread"
 
     @model_validator(mode="after")
@@ -178,7 +186,7 @@ def _message(error: ErrorDetails) -> str:
     """What is wrong, what was expected, what was found."""
     where, found = error["loc"], error["input"]
     key = where[-1] if where else ""
-    most = 0.5 if key == "alpha" else 10
+    most = {"alpha": 0.5, "improve": 0.99}.get(str(key), 10)
     text = (
         f"{key}: expected a percentage such as 2% or a fraction such as 0.02, from 0 to"
         f" {100 * most:g}%, found {found!r}"

@@ -44,9 +44,10 @@ class RatioEstimate:
         least = float(smallest_p(len(self.base), len(self.head), paired=self.paired))
         return max(least, 2 / (self.known.typical.size + 1))  # of many, fewer are drawn
 
-    def p_beyond(self, tolerance: float) -> float:
-        """Two-sided p-value of "the change stays within the tolerance"; `tolerance` as a log."""
-        return min(1.0, 2 * min(self.known.p_above(tolerance), self.known.p_below(-tolerance)))
+    def p_beyond(self, tolerance: float, around: float = 0.0) -> float:
+        """Two-sided p-value of "it is within `tolerance` of `around`"; both as logarithms."""
+        above, below = around + tolerance, around - tolerance
+        return min(1.0, 2 * min(self.known.p_above(above), self.known.p_below(below)))
 
 
 def estimate_paired(

@@ -47,6 +47,11 @@ def test_every_key_is_read(policy):
     assert all(rule.named for rule in asked.values())
 
 
+def test_an_improvement_is_asked_for_in_the_place_of_a_tolerance(policy):
+    rule = policy("metrics:\n  step_time: {improve: 5%}\n").rules["step_time"]
+    assert (rule.improve, rule.aim, rule.gate) == (0.05, 0.95, "required")
+
+
 def test_the_policies_of_the_documentation_are_read(policy):
     page = (ROOT / "docs" / "gates.md").read_text()
     blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
@@ -90,6 +95,12 @@ def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_ce
             "metrics:\n  loss: {mode: bitwise, tolerance: 1%}\n",
             r"gates.yaml:2: loss: bitwise has no tolerance; remove one",
         ),
+        (
+            "metrics:\n  memory: {improve: 5%, tolerance: 1%}\n",
+            r"gates.yaml:2: memory: improve stands in the place of tolerance and direction",
+        ),
+        ("metrics:\n  memory: {improve: 5}\n", r"2: improve: expected 5% or 0.05, found 5$"),
+        ("metrics:\n  memory: {improve: 120%}\n", r"improve: expected a percentage"),
         ("alpha: 0\n", r"alpha must be above 0"),
         ("alpha: 1.0e-300\n", r"alpha must be above 0, at least 1e-06"),
         ("alpha: 0.9\n", r"gates.yaml:1: alpha: expected .* from 0 to 50%"),

@@ -7,13 +7,18 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from recorded_runs import ONE, Arm, judged_arms
+from recorded_runs import ONE, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import CPU_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
 from reports.comparisons.parity import relative_differences
 from reports.gates.cell_samples import LossCurve
+from reports.gates.ci import to_junit
+from reports.gates.gate import gate
+from reports.gates.gate_text import headline
 from reports.gates.judgement import Judgement, MetricSamples, judge_intervals, judge_values
 from reports.gates.loss_gate import SPREAD_FACTOR, judge_loss
+from reports.gates.pairing import sides_of_arms
+from reports.gates.policy import Policy
 
 TIME = default_rules()["step_time"]
 STEPS = 40
@@ -71,6 +76,54 @@ def test_samples_are_judged_by_their_interval_which_says_what_it_lacks(cases, ho
     found = first(*cases, **how)
     assert (found.verdict, found.paired) == (verdict, cases[0].paired)
     assert [words for words in said if words not in found.reason] == []
+
+
+BETTER = replace(TIME, improve=0.05)
+FASTER = {"rule": replace(OF_THROUGHPUT["rule"], improve=0.05), "metric": THROUGHPUT}
+
+
+@pytest.mark.parametrize(
+    ("effect", "how", "verdict"),
+    [
+        (0.90, {"rule": BETTER}, "improved"),
+        (0.97, {"rule": BETTER}, "missed"),
+        (1.10, {"rule": BETTER}, "missed"),
+        (0.95, {"rule": BETTER}, "inconclusive"),
+        (1.10, FASTER, "improved"),
+        (1.02, FASTER, "missed"),
+        (0.90, FASTER, "missed"),
+    ],
+)
+def test_an_improvement_that_is_asked_for_must_be_shown(effect, how, verdict):
+    found = first(case(effect), **how)
+    assert (found.verdict, found.tolerance) == (verdict, None)
+    assert ("the policy asks for 5.0 % better" in found.reason) == (verdict != "improved")
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "verdict"),
+    [
+        ([100.0], [90.0], "improved"),
+        ([100.0], [95.0], "improved"),
+        ([100.0], [96.0], "missed"),
+        ([100.0, 90.0], [96.0], "inconclusive"),
+    ],
+)
+def test_less_memory_that_is_asked_for_must_be_shown(base, head, verdict):
+    rule = replace(MEMORY.rule, improve=0.05)
+    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == verdict
+
+
+@pytest.mark.parametrize(("slower", "verdict"), [(0.9, "improved"), (0.99, "missed")])
+def test_a_gate_without_the_improvement_fails_and_says_so(store, slower, verdict):
+    record_arms(store, {"base": Arm(), "head": Arm(slower=slower)}, noise=0.003, cells=ONE)
+    policy = Policy({**default_rules(), "step_time": BETTER})
+    result = gate(sides_of_arms(store, "gate", None, None), policy, lambda _: None)
+    assert [one.verdict for one in result.judgements if one.metric == "step_time"] == [verdict]
+    assert (result.regressed, result.passed) == (verdict == "missed", verdict == "improved")
+    line = headline(result)
+    assert line.startswith("NOT IMPROVED: 1 missed" if result.regressed else "PASSED"), line
+    assert ("<failure" in to_junit(result, strict=False)) == result.regressed
 
 
 def test_a_change_that_is_significant_but_within_the_tolerance_is_equivalent():
