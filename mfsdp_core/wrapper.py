@@ -358,7 +358,8 @@ class MegatronFSDP(GuardedModule):
 
         Raises:
             LifecycleError: `assign=True`, which would cut parameters from their buffers.
-            StateDictError: with `strict`, missing or unexpected names; always, wrong shapes.
+            StateDictError: with `strict`, missing or unexpected names; always, wrong shapes, or no
+                name that fits.
         """
         if assign:
             raise LifecycleError(

@@ -401,9 +401,12 @@ class GradientBuffers:
         if not self._is_reduced:
             return
         message = (
-            f"the gradient of {self._name} was already reduced in this cycle; another backward "
-            "pass would reduce it twice. Call zero_grad() first, or accumulate under no_sync() "
-            "(auto-sync off) so that only the last microbatch reduces."
+            f"the gradient of {self._name} was already reduced in this cycle, and another backward "
+            "pass would reduce it twice: no_shard and optim keep whole gradients and reduce them "
+            "once, after the last microbatch, while optim_grads and optim_grads_params add up "
+            "what every pass has reduced, and allow this. Call zero_grad() of every optimizer "
+            "between passes, or run all but the last microbatch in model.no_sync() and the last "
+            "one in model.sync(), which works under all four."
         )
         if self._strict:
             raise GradAlreadyReducedError(message)

@@ -44,10 +44,18 @@ def load_model_state(
     own_rest = {n: v for n, v in nn.Module.state_dict(model).items() if n not in parameters}
     missing += [name for name in own_rest if name not in rest]
     unexpected = [name for name in rest if name not in own_rest]
+    fits = len(state_dict) - len(unexpected)
     if strict and (missing or unexpected):
         raise StateDictError(
             f"the state dict does not fit the model. Missing: {missing or 'none'}. Unexpected: "
-            f"{unexpected or 'none'}. Names start with {PREFIX!r}; strict=False loads a part."
+            f"{unexpected or 'none'}. {_names_wanted(unexpected, missing)}; strict=False loads a "
+            "part."
+        )
+    if state_dict and not fits:
+        raise StateDictError(
+            "no name of the state dict is one of the model: nothing would be loaded. Found "
+            f"{unexpected[:3]}, expected such as {missing[:3]}. "
+            f"{_names_wanted(unexpected, missing)}."
         )
     for bucket, index, name, value in found:
         _check_parameter(bucket, index, name, value)
@@ -58,6 +66,16 @@ def load_model_state(
         _load_parameter(bucket, index, value)
     result = nn.Module.load_state_dict(model, rest, strict=False)
     return type(result)(missing, unexpected)
+
+
+def _names_wanted(unexpected: list[str], missing: list[str]) -> str:
+    """How names begin, and how to get there from those of the module before it was sharded."""
+    if not {PREFIX + name for name in unexpected} & set(missing):
+        return f"Names start with {PREFIX!r}"
+    return (
+        f"Its names have no prefix {PREFIX!r}: load "
+        f"{{'{PREFIX}' + name: value for name, value in state_dict.items()}}"
+    )
 
 
 def _match_parameters(

@@ -230,6 +230,14 @@ def test_states_are_loaded_whole_or_not_at_all() -> None:
         ("found float", other | {"module.shift": 1.0}),
     ):
         refuses(StateDictError, words, model.load_state_dict, state)
+    bare = {n.removeprefix(PREFIX): value for n, value in other.items()}
+    for words, state, strict in (
+        ("no name of the state dict is one of the model", {"other": torch.ones(1)}, False),
+        ("load {'module.' + name: value", bare, False),
+        ("load {'module.' + name: value", bare, True),
+    ):
+        refuses(StateDictError, words, lambda s=state, t=strict: model.load_state_dict(s, t))
+    same("of nothing", model.load_state_dict({}, strict=False).unexpected_keys, [])
     refuses(LifecycleError, "assign=True", lambda: model.load_state_dict(other, assign=True))
     same("nothing was changed", whole_weights(model), before)
     result = model.load_state_dict(without(first), strict=False)

@@ -177,10 +177,11 @@ def test_a_second_reduction_is_refused_or_told() -> None:
     """Where whole gradients have been reduced, another pass would reduce them twice."""
     import warnings
 
+    why = "optim_grads and optim_grads_params add up"
     for strategy in (0, 1):
         model, _ = pair(strategy)
         model(batch(0)).backward()
-        refuses(GradAlreadyReducedError, "already reduced", lambda m=model: m(batch(1)).backward())
+        refuses(GradAlreadyReducedError, why, lambda m=model: m(batch(1)).backward())
         for p in model.module.units.parameters():  # clears some gradients, not all
             p.grad = None
         refuses(GradAlreadyReducedError, "already reduced", lambda m=model: m(batch(1)).backward())
