@@ -38,6 +38,13 @@ def this_machine(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]
         )
     if lacking := _no_bf16(run, machine):
         yield "dtype-not-on-device", lacking
+    emulates = launch.device == "cpu" and not machine.native_bf16
+    if launch.native_dtypes and emulates and run.dtypes.compute == "bf16":
+        yield (
+            "dtype-emulated",
+            "computes in bf16, which this processor emulates: a step takes several times that of"
+            " fp32. Only times suffer: --set launch.native_dtypes=false runs it",
+        )
     if lacking := _too_little_memory(run, machine):
         yield "not-enough-memory", lacking
 

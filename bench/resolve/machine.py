@@ -16,6 +16,8 @@ _CGROUP_LIMITS = (
     Path("/sys/fs/cgroup/memory.max"),
     Path("/sys/fs/cgroup/memory/memory.limit_in_bytes"),
 )
+#: On x86 and on ARM.
+_FLAGS = ("flags", "Features")
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Machine:
     cpu_count: cores that this process may use (its affinity). memory_bytes: of the machine, or of
     the container if that has less. cuda_devices: the visible ones, in CUDA's numbering. nodes: how
     many such nodes a run may use. described: by the user, so installed packages are unknown.
+    native_bf16: the processor has instructions for it; torch emulates it elsewhere, slowly.
     """
 
     cpu_count: int
@@ -34,6 +37,7 @@ class Machine:
     hostname: str = ""
     nodes: int = 1
     described: bool = False
+    native_bf16: bool = True
 
     @property
     def cuda_device_names(self) -> tuple[str, ...]:
@@ -49,6 +53,7 @@ class Machine:
             cuda_devices=visible_cuda_devices(),
             cpu_name=_cpu_name(),
             hostname=socket.gethostname(),
+            native_bf16=bool({"avx512_bf16", "amx_bf16", "bf16"} & {*_of_cpu(*_FLAGS).split()}),
         )
 
 
@@ -64,12 +69,14 @@ def _memory_bytes() -> int:
 
 
 def _cpu_name() -> str:
+    return _of_cpu("model name") or platform.processor() or platform.machine()
+
+
+def _of_cpu(*keys: str) -> str:
+    """What the kernel says of the first core under one of these keys."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         lines = []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() == "model name":
-            return value.strip()
-    return platform.processor() or platform.machine()
+    pairs = (line.partition(":") for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() in keys), "")

@@ -91,7 +91,7 @@ class TrainSpec(Frozen):
 
 
 class LaunchSpec(Frozen):
-    """Processes and their environment. The two limits do not change a result and are not hashed.
+    """Processes and their environment. Limits and native_dtypes change no result: not hashed.
 
     Written as JSON, `env` is without credentials, and so is the hash: a password changes no result.
     """
@@ -112,6 +112,8 @@ class LaunchSpec(Frozen):
     """SHARP in NVLink switches; default leaves it to NCCL."""
     collnet: Switch = "default"
     """SHARP in the network; default leaves it to NCCL."""
+    native_dtypes: bool = False
+    """Prune a cell whose dtype this machine's processor would emulate: its times say nothing."""
     env: dict[str, str] = Field(default_factory=dict)
     """Environment variables of the ranks."""
     timeout_seconds: float = Field(default=600.0, gt=0, le=1e8)
@@ -262,7 +264,7 @@ class ResolvedRun(Frozen):
         limits that cannot change a result.
         """
         document = self.model_dump(mode="json", exclude_defaults=True)
-        for limit in ("timeout_seconds", "hang_seconds"):
+        for limit in ("timeout_seconds", "hang_seconds", "native_dtypes"):
             document["launch"].pop(limit, None)
         return json.dumps(document, sort_keys=True, separators=(",", ":"))
 

@@ -51,9 +51,11 @@ def cells_section(findings: Findings) -> Section:
         blocks.append(Paragraph(text, tone="note"))
     unsteady = [cell.name for cell in findings.finished if not cell.n]
     if unsteady:
-        blocks.append(
-            Paragraph(f"Without a time (see Not measured): {', '.join(unsteady)}.", tone="warning")
+        text = (
+            f"Without a time, for the reason under Not measured: {', '.join(unsteady)}. Losses, "
+            "memory and bytes count."
         )
+        blocks.append(Paragraph(text, tone="note"))
     caption = (
         "Time of every step, first run of each cell, all panels on one scale; the scale is "
         "logarithmic where the slowest cell would flatten the others."

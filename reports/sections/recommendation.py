@@ -8,13 +8,21 @@ recommended.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
-from bench.derive.metrics import LOSS, STEP_TIME
+from bench.derive.metrics import LOSS, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.comparisons.change import Change, change_text, threshold
+from reports.comparisons.change import (
+    Change,
+    change_between,
+    change_text,
+    memory_metric,
+    threshold,
+)
+from reports.comparisons.parity import ParityGroup
 from reports.findings import Findings
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import GateResult, case_of
@@ -32,7 +40,7 @@ def recommendation(findings: Findings) -> str:
     """One sentence or two."""
     if findings.judged:
         return _of_arms(findings.judged)
-    if not findings.measured:
+    if not findings.measured and not findings.finished:
         return "No recommendation. Nothing was measured."
     return _of_cells(findings)
 
@@ -135,20 +143,60 @@ def _why_not(result: GateResult) -> str:
 
 
 def _of_cells(findings: Findings) -> str:
-    alike = _of_one_policy(findings)
-    changes = _in_parity(findings, alike)
-    if not changes:
+    rows = [row for group in findings.parity for row in group.rows]
+    compared = [row for row in rows if row.verdict not in ("reference", "nothing to compare with")]
+    agreeing = [row for row in compared if row.verdict == "parity"]
+    if not agreeing:
         why = (
-            "no loss is that of its reference" if alike else "no two cells are of one dtype policy"
+            "no loss is that of its reference"
+            if compared
+            else "no two cells are of one dtype policy"
         )
         return f"{_NONE}{why}."
-    if _is_single(changes):
-        needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(changes))
-        return (
-            f"{_NONE}one run of a cell gives no interval; {needed} of each could decide "
-            f"(--repeat {needed})."
-        )
-    return _of_judged(changes, _judged(changes, findings.store))
+    changes = _in_parity(findings, _of_one_policy(findings))
+    if changes and not _is_single(changes):
+        return _of_judged(changes, _judged(changes, findings.store))
+    return _of_single_runs(findings, len(agreeing), len(compared))
+
+
+def _of_single_runs(findings: Findings, agreeing: int, compared: int) -> str:
+    """Losses, memory and bytes repeat from run to run: one run decides them, and no time."""
+    of_all = f"{agreeing} of {quantity.counted(compared, 'cell')}"
+    losses = f"the losses of {of_all} agree with the reference's"
+    decided = "; ".join([losses, *filter(None, map(_least_memory, findings.parity))])
+    needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=compared)
+    return (
+        f"Decided by one run of each cell: {decided}. Not decided: step times, which "
+        f"{needed} runs of each could ({_with_repeats(findings, needed)})."
+    )
+
+
+def _with_repeats(findings: Findings, repeats: int) -> str:
+    """The command of the latest run, with so many repeats; where none is recorded, by its sweep."""
+    records = [run.record for cell in findings.finished for run in cell.finished]
+    latest = max(records, key=lambda record: record.status.started_utc)
+    words = [str(word) for word in latest.environment.get("argv") or ()][1:]
+    if words[:1] != ["run"] or "--repeat" in words:
+        words = ["run", findings.sweeps[0].id]
+    return shlex.join(["mfsdp-bench", *words, "--repeat", str(repeats)])
+
+
+def _least_memory(group: ParityGroup) -> str:
+    """Of cells with the reference's losses, the one that holds least, and what it sends."""
+    alike = [row.cell for row in group.rows if row.verdict in ("reference", "parity")]
+    metric = memory_metric(alike)
+    if metric is None or len(alike) == 1:
+        return ""
+    least = min(alike, key=lambda cell: cell.value(metric) or math.inf)
+    change = change_between(group.reference, least)
+    if not _memory_saved(change):
+        return f"{group.label}: no cell needs less memory than {group.reference.name}"
+    sent = change.others.get(WIRE_BYTES.name)
+    return (
+        f"{group.label}: {least.name} needs least memory ({metric.title} "
+        f"{quantity.change(change.memory_change)} against {group.reference.name}"
+        + (f", bytes sent {quantity.change(sent)})" if sent is not None else ")")
+    )
 
 
 def fastest_so_far(findings: Findings) -> list[str]:
@@ -165,10 +213,10 @@ def fastest_so_far(findings: Findings) -> list[str]:
 
 def _so_far(best: Change) -> str:
     if (best.time_change or 0.0) < 0:
-        which = f"the fastest is {best.head.name}, against {best.base.name}"
+        which = f"the fastest was {best.head.name}, against {best.base.name}"
     else:
-        which = f"none is faster than {best.base.name}; the nearest is {best.head.name}"
-    return f"{best.base.dtypes}: {which}: {change_text(best)}."
+        which = f"none was faster than {best.base.name}; the nearest was {best.head.name}"
+    return f"{best.base.dtypes}, not decided: {which}: {change_text(best)}."
 
 
 def _of_one_policy(findings: Findings) -> list[Change]:

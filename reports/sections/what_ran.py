@@ -58,7 +58,10 @@ def _facts(findings: Findings, records: Sequence[RunRecord]) -> tuple[tuple[str,
     with_arms = any(len(sweep.arms) > 1 for sweep in findings.sweeps)
     each = "arm of a cell" if with_arms else "cell"
     many = "arms of cells" if with_arms else "cells"
-    measured = f"{len(findings.measured)} of {quantity.counted(findings.planned, each, many)}"
+    finished = [cell for cell in findings.cells if cell.finished]
+    timeless = len(finished) - len(findings.measured)
+    measured = f"{len(finished)} of {quantity.counted(findings.planned, each, many)}"
+    measured += f", {timeless} without a time" if timeless else ""
     facts = [
         ("Measured", measured + (f", {pruned} pruned" if pruned else "")),
         ("Runs per cell", _runs_per_cell(findings)),

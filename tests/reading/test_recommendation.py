@@ -10,7 +10,6 @@ from recorded_runs import (
     Arm,
     Recorded,
     fill_quickstart,
-    findings_of,
     record_arms,
     record_run,
     resolved_run,
@@ -43,20 +42,42 @@ def measure(store, cells, runs: int = 6) -> None:
             record_run(store, replace(run, milliseconds=times.__getitem__))
 
 
-def test_single_runs_give_none_and_say_how_many_would(store) -> None:
+def test_single_runs_decide_losses_memory_and_bytes_and_say_how_many_decide_times(store) -> None:
     fill_quickstart(store)
     record_run(store, Recorded(resolved_run(ranks=4), cell="other ranks", milliseconds=lambda _: 9))
     text = recommendation(found(store))
-    assert text.startswith("No recommendation: one run of a cell gives no interval; 6 of each")
+    assert text == (
+        "Decided by one run of each cell: the losses of 10 of 10 cells agree with the reference's; "
+        "fp32: fsdp2-fp32 needs least memory (ledger peak -44.9 % against ddp-fp32, bytes sent "
+        "+50.0 %); bf16, main fp32, comm bf16: fsdp2-bf16 needs least memory (ledger peak -44.9 % "
+        "against ddp-bf16, bytes sent +50.0 %). Not decided: step times, which 6 runs of each "
+        "could (mfsdp-bench run quickstart --repeat 6)."
+    )
     first = build_document(found(store)).sections[0].blocks[0]
     assert (first.tone, first.text) == ("lead", text)
     fp32, bf16 = fastest_so_far(found(store))
-    assert fp32.startswith("fp32: none is faster than ddp-fp32; the nearest is ")
+    assert fp32.startswith("fp32, not decided: none was faster than ddp-fp32; the nearest was ")
     assert bf16.startswith("bf16, main fp32, ")
     assert "ddp-bf16" in bf16
     assert "ddp-fp32" not in bf16
-    crashed = findings_of(store, {"only": Recorded(resolved_run(), state="crashed")}, sweep="b")
-    assert recommendation(crashed).startswith("No recommendation")
+    record_run(store, Recorded(resolved_run(), sweep="b", cell="only", state="crashed"))
+    assert recommendation(found(store, "b")) == "No recommendation. Nothing was measured."
+
+
+def test_cells_whose_times_drift_are_measured_and_decide_the_same(store) -> None:
+    cells = {"ddp": resolved_run("ddp", "no_shard"), "ours": resolved_run("mfsdp")}
+    write_plan(store, list(cells.items()))
+    for name, resolved in cells.items():
+        drifts = Recorded(resolved, cell=name, milliseconds=lambda step: 100 * 1.07**step)
+        record_run(store, drifts)
+    document = build_document(found(store))
+    lead = document.sections[0].blocks[0]
+    assert lead.text.startswith("Decided by one run of each cell: the losses of 1 of 1 cell agree")
+    assert "ours needs least memory" in lead.text
+    text = str(document.sections)
+    assert "('Measured', '2 of 2 cells, 2 without a time')" in text
+    assert "Without a time, for the reason under Not measured: ddp, ours." in text
+    assert "tone='warning'" not in text
 
 
 @pytest.mark.parametrize(

@@ -316,6 +316,13 @@ CASES = {
         OLD_SERVER,
         SERVER,
     ),
+    "dtype-emulated": Case(
+        RunSpec(dtypes=DtypeSpec(compute="bf16"), launch=LaunchSpec(native_dtypes=True)),
+        RunSpec(dtypes=DtypeSpec(compute="bf16")),
+        "bf16, which this processor emulates: a step takes several times that of fp32",
+        replace(LAPTOP, native_bf16=False),
+        LAPTOP,
+    ),
     "not-enough-memory": Case(
         RunSpec(model=ModelSpec(preset="llama3-8b")),
         RunSpec(model=ModelSpec(preset="160m")),
