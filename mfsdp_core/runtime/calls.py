@@ -41,12 +41,15 @@ class ForwardPass:
 
     is_whole: the root ran, rather than a unit on its own. began: number at which the first call of
     a unit began. ended: numbers at which its calls ended. answered: its backward pass is over.
+    has_nested_graphs: units ran without a graph within it, as reentrant checkpointing runs them:
+    what nested graphs add to a unit comes at any time.
     """
 
     is_whole: bool
     began: dict[int, int] = field(default_factory=dict)
     ended: dict[int, list[int]] = field(default_factory=dict)
     answered: bool = False
+    has_nested_graphs: bool = False
 
 
 class Call(NamedTuple):
@@ -62,6 +65,8 @@ class CallBook:
     def __init__(self) -> None:
         #: How many calls have begun and ended.
         self.count = 0
+        #: Whether any pass so far had nested graphs.
+        self.has_nested_graphs = False
         self._running: ForwardPass | None = None
         self._depth = 0
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
@@ -105,6 +110,16 @@ class CallBook:
             return None
         self.count += 1
         return Call(self._running, self.count)
+
+    def expect_nested_graphs(self) -> None:
+        """A unit runs without a graph in the pass that is running."""
+        if self._running is not None:
+            self._running.has_nested_graphs = self.has_nested_graphs = True
+
+    @property
+    def may_nest_graphs(self) -> bool:
+        """Whether a backward pass that begins now may have graphs nested in it."""
+        return any(one.has_nested_graphs and not one.answered for one in self._alive)
 
     def abandon_pass(self) -> None:
         """Nothing runs any more, or what was running has raised."""

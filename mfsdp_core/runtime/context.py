@@ -131,7 +131,7 @@ class ShardedContext:
                 unit.check_held()
             unit.open.append(point)
             if self._forward_running and self._pass_has_graph and not torch.is_grad_enabled():
-                self.grads.has_nested_graphs = True
+                self.calls.expect_nested_graphs()
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
         self.gathering.forward(point, recomputing=recomputing)
@@ -396,7 +396,9 @@ class ShardedContext:
 
     def _begin_gradients(self) -> None:
         self._spares_parameters = False
-        self.grads.begin_backward()
+        calls = self.calls
+        may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
+        self.grads.begin_backward(may_nest_graphs=may_nest_graphs)
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""

@@ -54,9 +54,8 @@ class GradPipeline:
         #: Whether a forward pass has built a graph from which no gradient has come yet.
         self.awaits_backward = False
         self.unfinished_passes = 0
-        #: Whether units were seen to run without a graph within a pass that has one, as reentrant
-        #: checkpointing runs them: what nested graphs add to a unit comes at any time then.
-        self.has_nested_graphs = False
+        # Whether the backward pass that runs may have graphs nested in it.
+        self._may_nest_graphs = False
         # Without usages nobody asks, and what is unused has a gradient of zeros.
         self._usages = usages
         self._used: set[int] = set()
@@ -76,7 +75,7 @@ class GradPipeline:
         """Whether no buffer in the communication dtype is live."""
         return not any(buffers.is_live for unit in self._order for buffers in unit.gradients)
 
-    def begin_backward(self) -> None:
+    def begin_backward(self, *, may_nest_graphs: bool) -> None:
         """Every trainable parameter owes a gradient again.
 
         Raises:
@@ -89,6 +88,7 @@ class GradPipeline:
         self._next = 0
         self._asked = False
         self._passes += 1
+        self._may_nest_graphs = may_nest_graphs
         self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
@@ -279,7 +279,7 @@ class GradPipeline:
         What happens once per cycle, on either axis, waits for `issue_rest` where the unit may get
         more gradients.
         """
-        is_due = is_last and not unit.shares_parameters and not self.has_nested_graphs
+        is_due = is_last and not unit.shares_parameters and not self._may_nest_graphs
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
                 self._reductions.start(unit, buffers, is_last=is_due)

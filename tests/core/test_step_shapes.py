@@ -101,3 +101,31 @@ def test_several_calls_in_one_backward_pass_hold_two_units_whole(
     step: Step, pool: dict[str, bool]
 ) -> None:
     assert most_at_once(step, **pool).whole == 2
+
+
+class Evaluates(Chain):
+    """Its first pass runs a unit without a graph besides."""
+
+    passes = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        if self.passes == 1:
+            with torch.no_grad():
+                x = x + self.units[2](x)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("strategy", ["no_shard", "optim"])
+def test_a_pass_that_evaluates_a_unit_ends_the_overlap_of_no_other_pass(strategy: str) -> None:
+    model = fully_shard_model(Evaluates(), fsdp_unit_modules=[Unit], zero_dp_strategy=strategy)
+    reduced_within: list[int] = []
+    kinds = ("collective", "leave")
+    model.events.subscribe(lambda event: seen.append((event.operation, event.bucket)), kinds)
+    for _ in range(2):
+        seen: list[tuple[str, str]] = []
+        model(torch.randn(4, 16)).sum().backward()
+        model.zero_grad_buffer()
+        end = seen.index(("backward", ""))
+        reduced_within.append(sum("reduce" in operation for operation, _ in seen[:end]))
+    assert reduced_within == [0, 2 * UNITS + 4]
