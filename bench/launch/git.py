@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import subprocess
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,17 +30,6 @@ _NO_CODE = tuple(
     f":(exclude)*.{ending}"
     for ending in ("yaml", "yml", "md", "txt", "log", "csv", "html", "json", "pyc")
 )
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One commit; `subject` is the first line of its message."""
-
-    sha: str
-    parents: tuple[str, ...]
-    author: str
-    date: str
-    subject: str
 
 
 def git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -187,36 +175,3 @@ def _check_unchanged(folder: Path, commit: str, who: str) -> None:
 def _last_line(text: str) -> str:
     lines = text.strip().splitlines()
     return lines[-1] if lines else "it gave no reason"
-
-
-def first_parents(repository: Path, good: str, bad: str) -> list[Commit]:
-    """From the commit after `good` to `bad`, oldest first, merges as one commit each.
-
-    Raises:
-        UsageError: an unknown ref, or `good` is no ancestor of `bad`.
-    """
-    good, bad = (commit_of(repository, ref, "bisect") for ref in (good, bad))
-    if git(repository, "merge-base", "--is-ancestor", good, bad).returncode != 0:
-        raise UsageError(
-            f"--good {good[:12]} is no ancestor of --bad {bad[:12]}, so no commit between them"
-            " brought the change; `git merge-base` names a commit that both have"
-        )
-    if good == bad:
-        raise UsageError(f"--good and --bad are both {good[:12]}; name two commits")
-    return _listed(repository, bad, good)
-
-
-def merged(repository: Path, merge: Commit) -> list[Commit]:
-    """What a merge brought in: the first-parent chain of its second parent, oldest first."""
-    return _listed(repository, merge.parents[1], merge.parents[0])
-
-
-def _listed(repository: Path, tip: str, without: str) -> list[Commit]:
-    form = "--format=%H%x1f%P%x1f%an%x1f%cs%x1f%s"
-    plain = ("--no-show-signature", "--first-parent", "--reverse")
-    found = git(repository, "log", *plain, form, tip, f"^{without}")
-    if found.returncode != 0:
-        raise UsageError(f"git cannot list the commits up to {tip[:12]}: {found.stderr.strip()}")
-    # Not `splitlines`: a subject may hold what ends a line for Python alone, as a form feed.
-    parts = (line.split("\x1f") for line in found.stdout.split("\n") if line)
-    return [Commit(sha, tuple(parents.split()), *rest) for sha, parents, *rest in parts]

@@ -1,11 +1,10 @@
-"""Outcomes of `gate`, `noise`, `baseline` and `bisect`. No rank is started."""
+"""Outcomes of `gate`, `noise` and `baseline`. No rank is started."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 
-from git_repository import git
 from outcome_scenarios import (
     ONE,
     OTHER_MACHINE,
@@ -283,28 +282,3 @@ BASELINE: Scenarios = {
         ask("baseline promote ddp here"),
     ],
 }  # fmt: skip
-
-
-def commits_without_an_engine(world: World) -> None:
-    repository = world.folder / "no_engine"
-    repository.mkdir()
-    git(repository, "init", "-q")
-    for message in ("one", "two"):
-        git(repository, "commit", "-q", "--allow-empty", "-m", message)
-
-
-# Refs and metrics that are unknown: test_cli_bisect.py.
-BISECT: Scenarios = {
-    "an unknown metric or ref, or refs without commits between": [
-        file(TWO_CELLS),
-        ask("bisect sweep.yaml --good HEAD --metric wire_bytes"),
-    ],
-    "good or bad cannot be measured": [
-        file(TWO_CELLS),
-        does(commits_without_an_engine),
-        ask(
-            "bisect sweep.yaml --repo no_engine --good HEAD~1 --metric wire_bytes",
-            "holds no Python package",
-        ),
-    ],
-}

@@ -228,8 +228,12 @@ RUN: Scenarios = {
         ask("run sweep.yaml", "out_of_memory: as the test wants"),
     ],
     "a run crashed, hung, timed out or diverged": [
-        file("name: a\nmatrix: {product: {engine.name: [ddp, mfsdp, fsdp2, single, ddp_zero]}}\n"),
-        ends(ddp="hang", mfsdp="timeout", fsdp2="nan", single="unsupported", ddp_zero="crashed"),
+        file(
+            "name: a\nmatrix: {product: {case: [{label: a, train.seed: 1}, "
+            "{label: b, train.seed: 2}, "
+            "{label: c, train.seed: 3}, {label: d, train.seed: 4}, {label: e, train.seed: 5}]}}\n"
+        ),
+        ends(a="hang", b="timeout", c="nan", d="unsupported", e="crashed"),
         ask("run sweep.yaml", "5 failed"),
     ],
     "a run failed before and was not retried": [

@@ -13,7 +13,7 @@ from bench.launch import command
 from bench.launch.code import own_code
 from bench.launch.command import WORKER_MODULE, agent_command
 from bench.launch.environment import collect_environment, shown_variables
-from bench.launch.git import first_parents, git_state
+from bench.launch.git import git_state
 from bench.launch.heartbeat import Heartbeat
 from bench.launch.protocol import Order
 from bench.resolve.resolution import resolve_anywhere
@@ -166,14 +166,6 @@ def test_the_state_of_a_repository_names_commit_and_changes(tmp_path: Path) -> N
     (tmp_path / "a.py").write_text("1\n")
     (tmp_path / "new.py").unlink()
     assert git_state(tmp_path) == clean
-
-
-def test_a_subject_with_a_form_feed_is_one_commit(tmp_path: Path) -> None:
-    git(tmp_path, "init", "-q")
-    for subject in ("first", "a\fb\u2028c"):
-        git(tmp_path, "commit", "-q", "--allow-empty", "-m", subject)
-    (commit,) = first_parents(tmp_path, "HEAD~1", "HEAD")
-    assert (commit.author, commit.subject) == ("somebody", "a\fb\u2028c")
 
 
 def test_a_git_hook_of_another_repository_does_not_answer_for_this_one(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""`compare`, `gate`, `noise`, `bisect` and `baseline`: verdicts, and what they rest on."""
+"""`compare`, `gate`, `noise` and `baseline`: verdicts, and what they rest on."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from bench.cli.options import (
     BUDGET,
     POLICY,
     RESULTS,
-    SWEEP,
     CellsRequest,
     argument,
     option,
-    required,
     verb,
 )
 
@@ -85,29 +83,6 @@ class NoiseRequest:
 
     sweep: Path | None = argument("SWEEP", "What to calibrate with; none: show.", None)
     repeat: int = option("--repeat N", "Blocks of two runs per cell.", 10, min=1, max=1000)
-    cells: CellsRequest = CellsRequest()
-    results: Path = RESULTS
-
-
-@verb(
-    "bisect",
-    "bisecting.run_bisect",
-    "bisect my.yaml --good v1.2 --metric copied_bytes --only engine.name=mfsdp",
-)
-class BisectRequest:
-    """Find the commit that changed a metric.
-
-    Counts, bytes, memory and losses take one run per commit, times as many blocks as decide. The
-    same command goes on where it was interrupted. Commits that cannot run are skipped.
-    """
-
-    sweep: Path = SWEEP
-    good: str = required("--good REF", "A commit without the change.")
-    bad: str = option("--bad REF", "A later commit that has it.", "HEAD")
-    metric: str = required("--metric NAME", "What changed, as a policy names it.")
-    repo: Path | None = option("--repo PATH", "Repository of the commits, if another one.")
-    most_blocks: int = option("--max-blocks N", "Blocks per commit, for times.", 16, min=6)
-    policy: Path | None = POLICY
     cells: CellsRequest = CellsRequest()
     results: Path = RESULTS
 
