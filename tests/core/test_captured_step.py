@@ -249,3 +249,11 @@ def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
     assert (replay(), outputs) == (None, 7)
     assert calls == ["synchronize", "thread_local", "begin", "end"]
     assert switched == [True, False]
+
+
+def test_a_captured_step_leaves_every_batch_of_the_caller_alone(trained):
+    _, _, step = trained
+    batches = [torch.full((2, 8), 1.0 + index) for index in range(3)]
+    for batch in batches:
+        step(batch, batch)
+    assert [float(batch.unique()) for batch in batches] == [1.0, 2.0, 3.0]

@@ -27,8 +27,8 @@ pytestmark = pytest.mark.on_ranks
 RANKS = 4
 
 
-def llama(tied: bool) -> Any:
-    """Two layers, from a config; equal weights on all ranks."""
+def llama(tied: bool, layers: int = 2) -> Any:
+    """From a config, which keeps keys and values (use_cache); equal weights on all ranks."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -38,7 +38,7 @@ def llama(tied: bool) -> Any:
             vocab_size=61,
             hidden_size=32,
             intermediate_size=48,
-            num_hidden_layers=2,
+            num_hidden_layers=layers,
             num_attention_heads=4,
             num_key_value_heads=2,
             max_position_embeddings=64,
@@ -52,17 +52,27 @@ def llama(tied: bool) -> Any:
 
 @pytest.mark.needs("transformers", "safetensors")
 @pytest.mark.parametrize(
-    ("tied", "recompute"), [(True, "reentrant"), (False, "non-reentrant"), (False, None)]
+    ("tied", "recompute", "layers", "options"),
+    [
+        (True, "reentrant", 2, {}),
+        (False, "non-reentrant", 2, {}),
+        (False, None, 2, {}),
+        # Kept keys and values hold no unit's slot.
+        (False, None, 4, {"fsdp_double_buffer": True}),
+    ],
+    ids=str,
 )
-def test_a_llama_of_transformers_trains_and_generates(tied: bool, recompute: str | None) -> None:
+def test_a_llama_of_transformers_trains_and_generates(
+    tied: bool, recompute: str | None, layers: int, options: dict[str, Any]
+) -> None:
     """Three AdamW steps and a generation."""
     axes = mesh(2)  # the others need not load transformers
     warnings.simplefilter("ignore")  # what other packages say about themselves
-    plain, module = llama(tied), llama(tied)
+    plain, module = llama(tied, layers), llama(tied, layers)
     for one in (plain, module):
         if recompute is not None:
-            options = {"use_reentrant": recompute == "reentrant"}
-            one.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
+            how = {"use_reentrant": recompute == "reentrant"}
+            one.gradient_checkpointing_enable(gradient_checkpointing_kwargs=how)
         one.train()
     reference = torch.optim.AdamW(plain.parameters(), lr=1e-2)
     model, optimizer = mfsdp_core.fully_shard(
@@ -72,6 +82,7 @@ def test_a_llama_of_transformers_trains_and_generates(tied: bool, recompute: str
         dp_shard_dim="dp",
         fsdp_unit_modules=["transformers.models.llama.modeling_llama.LlamaDecoderLayer"],
         zero_dp_strategy="optim_grads_params",
+        **options,
     )
     pair = Pair(plain, model)
     for step in range(3):

@@ -97,3 +97,9 @@ def test_the_first_steps_never_count_and_half_of_the_run_always_remains(times):
         len(times) - DROPPED_STEPS, max(MIN_WINDOW_STEPS, len(times) // 2)
     )
     assert window.stable == (window.reason == "")
+
+
+@pytest.mark.parametrize("slow", [0, 2, 3, 5])
+def test_the_window_begins_after_the_last_slow_step_and_ends_with_the_run(slow):
+    window = steady_window([*(100.0 - 5 * i for i in range(slow)), *[10.0, 10.1] * 8][:16])
+    assert (window.first, window.last, window.stable) == (max(slow, 2) + 1, 16, True)

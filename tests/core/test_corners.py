@@ -1,0 +1,109 @@
+"""Corners of pure parts that no program enters: what a bug there would do is seen here alone."""
+
+from __future__ import annotations
+
+import warnings
+from itertools import accumulate, product
+
+import pytest
+import torch
+
+from mfsdp_core.errors import PoolExhaustedError
+from mfsdp_core.memory.allocators import BufferKey, TemporaryAllocator
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.memory.pools import SlotPool
+from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
+from mfsdp_core.plan.layout import within_padding_budget
+from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.prefetch import PrefetchOrder
+from mfsdp_core.streams import Streams
+
+CPU = torch.device("cpu")
+
+
+def test_peaks_of_a_ledger_are_those_of_every_sequence_of_bookings() -> None:
+    """All sequences of six bookings of two categories, one in a pool, against running sums."""
+    steps = [("gradients", 3), ("gradients", -3), ("communication_buffers", 2), ("pool", 5)]
+    for sequence in product(steps, repeat=6):
+        ledger = MemoryLedger()
+        for category, count in sequence:
+            in_pool = category == "pool"
+            ledger.add("gradients" if in_pool else category, count, in_pool=in_pool)
+        sums = {
+            name: [0, *accumulate(count for category, count in sequence if category == name)]
+            for name in ("gradients", "communication_buffers")
+        }
+        total = [0, *accumulate(count for category, count in sequence if category != "pool")]
+        peaks = ledger.peak_bytes_by_category()
+        assert {name: peaks[name] for name in sums} == {n: max(s) for n, s in sums.items()}
+        assert ledger.peak_bytes == max(total)
+        assert ledger.bytes_by_category()["gradients"] == sums["gradients"][-1]
+
+
+def test_views_that_a_backward_pass_reads_get_the_slot_that_they_had_or_none() -> None:
+    """Room in another slot does not help: autograd has saved views of the first."""
+    requests = [BucketRequest(unit, f"{unit}/0", "float32", 4, 4) for unit in "abc"]
+    pool = SlotPool(
+        "compute_weights",
+        plan_pool("fixed_pool", requests, 2),
+        TemporaryAllocator(Streams(CPU), MemoryLedger()),
+        streams=Streams(CPU),
+        ledger=MemoryLedger(),
+    )
+    a, b, c = (BufferKey(f"{u}/0", "compute_weights", 4, torch.float32) for u in "abc")
+    first = pool.acquire(a)
+    pool.acquire(b)
+    pool.release(a)
+    pool.acquire(c)  # into the slot that a had
+    pool.release(b)
+    assert pool.holders() == {0: "c"}
+    assert not pool.has_room(a)
+    assert pool.blocking("a/0") == ["c"]
+    with pytest.raises(PoolExhaustedError, match=r"only slot 0 will do.*idle slots: slot 1"):
+        pool.acquire(a, in_place=True)
+    assert pool.holders() == {0: "c"}
+    pool.release(c)
+    again = pool.acquire(a, in_place=True)
+    assert again.data_ptr() == first.data_ptr()
+    pool.release(a)
+    # In a forward pass another slot will do; it is the unit's from then on, also in place.
+    pool.acquire(c)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        moved = pool.acquire(a)
+    pool.release(a)
+    assert pool.acquire(a, in_place=True).data_ptr() == moved.data_ptr() != first.data_ptr()
+
+
+def test_nested_units_are_gathered_for_a_backward_pass_in_the_reverse_of_their_ends() -> None:
+    """Unit 0 runs units 2 and 1, after unit 3, which comes last in registration order."""
+    order = PrefetchOrder(4, [3, 0, 2, 1])
+    assert order.sequence("backward") == [3, 0, 2, 1]
+    for unit, inside in ((3, ()), (0, (2, 1))):
+        order.observe(unit)
+        for inner in inside:
+            order.observe(inner)
+            order.observe_end(inner)
+        order.observe_end(unit)
+    order.finish_pass()
+    assert order.sequence("forward") == [3, 0, 2, 1]
+    assert order.sequence("backward") == [0, 1, 2, 3]
+    assert list(order.upcoming(0, "backward")) == [1, 2, 3]
+
+
+def test_buckets_of_experts_keep_the_padding_rule_on_the_ranks_that_share_them() -> None:
+    """Rows that do not fit together, over as many ranks as experts have and not as others have."""
+    shapes = [(5, 64), (8, 27), (4, 72), (16,), (3, 7)]
+    for ranks, of_experts in ((2, 3), (8, 1), (1, 8), (4, 2)):
+        facts = [
+            ParameterFacts((f"{kind}.{i}",), ("u",), shape, "bfloat16", True, kind == "expert")
+            for kind in ("dense", "expert")
+            for i, shape in enumerate(shapes)
+        ]
+        plans = plan_buckets(facts, ranks, expert_slices=of_experts)
+        members = sorted(index for plan in plans for index in plan.members)
+        assert members == list(range(len(facts)))
+        for plan in plans:
+            assert plan.layout.slices == (of_experts if plan.is_expert else ranks)
+            assert within_padding_budget(plan.layout)
+            assert {index >= len(shapes) for index in plan.members} == {plan.is_expert}
