@@ -17,6 +17,7 @@ REMOVED: Final[dict[str, str]] = {
     "bus_bandwidth": "use nccl-tests",
     "bisect": "use git bisect run with docs/recipes/bisect.sh",
     "--until-decided": "use --budget TIME",
+    "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",
     "train.checkpoint_every": "save in a program of your own, with mfsdp_core.save_checkpoint",
     "measure.host_time": "use measure.counts, which counts Python calls and lines",
     "host_time": "use python_calls and python_lines, with measure.counts",

@@ -13,7 +13,7 @@ from reports.findings import Findings, find
 from reports.renderers import html, markdown
 from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
-from reports.sections.arms import arms_section, targets_section
+from reports.sections.arms import arms_section
 from reports.sections.beside_steps import (
     communication_section,
     counts_section,
@@ -40,7 +40,6 @@ MARKDOWN_NAME = "report.md"
 
 SECTIONS: list[Callable[[Findings], Section | None]] = [
     what_ran,
-    targets_section,
     arms_section,
     cells_section,
     comparison,

@@ -15,7 +15,6 @@ from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
 from reports.gates.pairing import Sides, sides_of_arms
 from reports.gates.policy import Policy
-from reports.gates.target_verdicts import TargetResult, targets_of
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
@@ -30,8 +29,8 @@ class Findings:
     Where sweeps have arms and no reference was named, arms are compared within their cell, and
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
     on different hardware than what they would be compared with. within_policy: cells without arms
-    against the reference of their own dtype policy, problem and number of ranks. targets: of all
-    sweeps, judged. store: the results folder, for what stands beside the records of runs.
+    against the reference of their own dtype policy, problem and number of ranks. store: the
+    results folder, for what stands beside the records of runs.
     judged: arms, block by block.
     """
 
@@ -45,7 +44,6 @@ class Findings:
     parity: tuple[ParityGroup, ...]
     flags: tuple[Flag, ...]
     memory_metric: Metric | None
-    targets: tuple[TargetResult, ...]
     store: ResultsStore
     judged: tuple[GateResult, ...]
 
@@ -106,7 +104,6 @@ def find(
         parity=groups,
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
-        targets=tuple(targets_of(store, sweeps)),
         store=store,
         judged=_judged(store, sweeps),
     )

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.derive.metrics import target_metrics
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from bench.launch.slurm.settings import slurm_settings
@@ -29,7 +28,6 @@ from sweeps.schema import (
     OverrideSection,
     RequireSection,
     SweepFile,
-    TargetSection,
 )
 from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
@@ -39,7 +37,7 @@ from sweeps.suggest import did_you_mean
 class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
-    targets, require: with the cells that each is for. slurm: settings of
+    require: with the cells that each is for. slurm: settings of
     `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there.
     """
 
@@ -51,7 +49,6 @@ class SweepDefinition:
     base_lines: Mapping[str, int]
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
-    targets: tuple[tuple[Condition, TargetSection], ...] = ()
     require: tuple[tuple[Condition, RequireSection], ...] = ()
     slurm: Mapping[str, Any] = field(default_factory=dict)
 
@@ -88,7 +85,6 @@ def define(document: YamlDocument) -> SweepDefinition:
     matrix = _read_matrix(reader, file, arm_names)
     matrix = replace(matrix, base={path: value for path, (value, _) in base.items()})
     arms = _read_arms(reader, data.get("arms") or {})
-    targets = _read_targets(reader, file.targets, matrix, arm_names)
     require = tuple(
         (_condition(reader, item.when, ("require", index, "when"), matrix.labels), item)
         for index, item in enumerate(file.require)
@@ -96,7 +92,6 @@ def define(document: YamlDocument) -> SweepDefinition:
     reader.stop_on_problems()
     rules = [("exclude", rule) for rule in matrix.exclude]
     rules += [("override", rule.when) for rule in matrix.overrides]
-    rules += [("target", when) for when, _ in targets]
     rules += [("requirement", when) for when, _ in require]
     _check_cells(reader, matrix, arms, rules)
     reader.stop_on_problems()
@@ -109,7 +104,6 @@ def define(document: YamlDocument) -> SweepDefinition:
         base_lines={path: line for path, (_, line) in base.items()},
         arms=arms,
         interleave=file.interleave,
-        targets=targets,
         require=require,
         slurm=data.get("slurm") or {},
     )
@@ -129,33 +123,6 @@ def _inherited(reader: SettingsReader, name: str | None) -> dict[str, tuple[Scal
         )
     line = reader.document.line(("extends",))
     return {path: (value, line) for path, value in define(other).matrix.base.items()}
-
-
-def _read_targets(
-    reader: SettingsReader,
-    written: Sequence[TargetSection],
-    matrix: Matrix,
-    arms: Sequence[str],
-) -> tuple[tuple[Condition, TargetSection], ...]:
-    """The targets; each names two arms of the file and cells of the matrix."""
-    targets = []
-    for index, item in enumerate(written):
-        where = ("targets", index)
-        for side, arm in (("base", item.base), ("head", item.head)):
-            if arm not in arms:
-                known = ", ".join(arms) or "none"
-                reader.report((*where, side), f"{side}: expected an arm of this file ({known})")
-        for metric, bound in item.at_most.items():
-            if metric not in target_metrics():
-                known = ", ".join(target_metrics())
-                reader.report(
-                    (*where, "at_most", metric), f"expected one of {known}, found {metric!r}"
-                )
-            if bound <= 0:
-                reader.report((*where, "at_most", metric), f"{metric}: expected a ratio above 0")
-        when = _condition(reader, item.when, (*where, "when"), matrix.labels)
-        targets.append((when, item))
-    return tuple(targets)
 
 
 def _read_arms(reader: SettingsReader, written: Mapping[str, Any]) -> tuple[ArmRequest, ...]:

@@ -100,17 +100,6 @@ def identity(arms: Sequence[PlannedArm]) -> str:
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:IDENTITY_DIGITS]
 
 
-@dataclass(frozen=True)
-class PlannedTarget:
-    """One metric of one cell."""
-
-    cell: str
-    base: str
-    head: str
-    metric: str
-    at_most: float
-
-
 @dataclass(frozen=True, kw_only=True)
 class Plan:
     """cells + pruned + duplicates is the whole matrix: no cell is ever lost silently.
@@ -126,7 +115,6 @@ class Plan:
     fixed: Mapping[str, Any] | None = None
     interleaved: bool = False
     arms: tuple[PlannedArm, ...] = ()
-    targets: tuple[PlannedTarget, ...] = ()
     cells: tuple[PlannedCell, ...]
     pruned: tuple[PrunedCell, ...] = ()
     duplicates: tuple[DuplicateCell, ...] = ()

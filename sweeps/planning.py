@@ -13,7 +13,7 @@ from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
 from sweeps.document import Problem, SweepFileError
 from sweeps.matrix import ARM, MatrixCell, expand, pinned
-from sweeps.plan import DuplicateCell, Plan, PlannedCell, PlannedTarget, PrunedCell
+from sweeps.plan import DuplicateCell, Plan, PlannedCell, PrunedCell
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, full_path, known_paths, run_spec, short_path
 
@@ -89,20 +89,6 @@ def make_plan(
         pruned=tuple(pruned),
         duplicates=tuple(duplicates),
         fixed={short_path(path): value for path, value in settings.items()},
-        targets=_targets(definition, settings),
-    )
-
-
-def _targets(definition: SweepDefinition, fixed: Settings) -> tuple[PlannedTarget, ...]:
-    """How large head / base of a metric may be, in the order of the cells."""
-    if not definition.targets:
-        return ()
-    return tuple(
-        PlannedTarget(cell.id, target.base, target.head, metric, bound)
-        for cell in sweep_cells(definition, fixed)
-        for when, target in definition.targets
-        if when.matches(cell)
-        for metric, bound in target.at_most.items()
     )
 
 

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from bench.derive.metrics import target_metrics
 from bench.launch.slurm.settings import SlurmSettings
 from bench.spec import RunSpec
 
@@ -75,18 +74,6 @@ class ArmSection(_Section):
     )
 
 
-class TargetSection(_Section):
-    """What head / base of some metrics is to be at most, in the cells that match `when`."""
-
-    when: dict[str, Any] = Field(description="axis or setting -> value, list or glob")
-    base: str = Field(description="the arm to compare with")
-    head: str = Field(description="the arm to judge")
-    at_most: dict[str, float] = Field(
-        description="metric -> largest ratio head / base",
-        json_schema_extra={"propertyNames": {"enum": list(target_metrics())}},
-    )
-
-
 class RequireSection(_Section):
     """Which kernels NCCL's logs of the cells that match `when` are to show."""
 
@@ -118,7 +105,4 @@ class SweepFile(_Section):
     )
     require: list[RequireSection] = Field(
         default_factory=list, description="kernels that NCCL's logs are to show; nccl SWEEP judges"
-    )
-    targets: list[TargetSection] = Field(
-        default_factory=list, description="how the arms are to compare"
     )

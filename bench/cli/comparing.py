@@ -28,8 +28,6 @@ from reports.gates.pairing import (
     states_of,
 )
 from reports.gates.policy import Policy
-from reports.gates.target_verdicts import judge_targets, target_table
-from reports.gates.target_verdicts import to_data as targets_to_data
 from reports.renderers import markdown, terminal
 from reports.renderers.table import Table
 from reports.views.sweep_view import load_side
@@ -158,21 +156,19 @@ def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str)
     if not judged:
         raise refused[head]
     now = datetime.now(UTC)
-    targets = judge_targets(store, sweep) if sweep in store.sweeps() else []
 
     def document() -> dict[str, Any]:
         first, *further = (gate_text.to_data(one, now) for one in judged)
         told: dict[str, Any] = {"further_arms": further} if further else {}
         if refused:
             told["arms_not_compared"] = {arm: str(error) for arm, error in refused.items()}
-        return first | told | {"targets": targets_to_data(targets)}
+        return first | told
 
     def text() -> str:
         verdicts = "\n".join(gate_text.verdicts(one, now, form=form) for one in judged)
         for arm, error in refused.items():
             verdicts += f"\narm {arm} is not compared: {error}\n"
-        table = "\n" + _TABLES[form](target_table(targets)) if targets else ""
-        return verdicts + table
+        return verdicts
 
     return Answer(document, text)
 

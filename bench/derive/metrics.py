@@ -1,6 +1,6 @@
 """Every number that is compared, judged or shown, as one object each.
 
-Policies, gates, `compare`, targets of sweeps and the columns of reports read the list `METRICS`:
+Policies, gates, `compare` and the columns of reports read the list `METRICS`:
 a metric that is added here is known to all of them.
 """
 
@@ -54,7 +54,7 @@ class MetricRule:
 class Metric:
     """A number of a run.
 
-    name: in policies, targets, baselines and JSON. title: in tables and sentences. of: its value in
+    name: in policies, baselines and JSON. title: in tables and sentences. of: its value in
     `unit`, None where it was not measured. judge, rule: how it is judged, and the default policy;
     None for numbers that are shown only. least_tolerance: no smaller one is used. alternatives: in
     the place of `of`, the first of these metrics that all sides have. column: whether the table of
@@ -261,12 +261,3 @@ def default_rules() -> dict[str, MetricRule]:
     Time may change by 2 %, allocator peaks and ledgers by 0.5 %; counted bytes not at all.
     """
     return {metric.name: metric.rule for metric in METRICS if metric.rule is not None}
-
-
-def target_metrics() -> Mapping[str, Metric]:
-    """Those whose ratio head / base a sweep can bound from above."""
-    return {
-        name: metric
-        for name, metric in judged_metrics().items()
-        if metric.judge != "curve" and metric.rule and metric.rule.direction == _LESS
-    }

@@ -1,4 +1,4 @@
-"""What arms of a sweep show: its targets, and every pair block by block as `compare` shows it."""
+"""Every pair of arms, block by block, as `compare` shows it."""
 
 from __future__ import annotations
 
@@ -7,17 +7,7 @@ from datetime import UTC, datetime
 from reports.findings import Findings
 from reports.gates.gate_table import other_table, time_table
 from reports.gates.gate_text import METHOD, remarks
-from reports.gates.target_verdicts import METHOD as METHOD_OF_TARGETS
-from reports.gates.target_verdicts import target_table
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
-
-
-def targets_section(findings: Findings) -> Section | None:
-    """Every target with its verdict and the numbers behind it; None where no sweep has any."""
-    if not findings.targets:
-        return None
-    table = TableBlock(target_table(findings.targets))
-    return Section("targets", "Targets", (table, Paragraph(METHOD_OF_TARGETS, tone="note")))
 
 
 def arms_section(findings: Findings) -> Section | None:

@@ -8,7 +8,6 @@ from bench.derive.gathers import broken_promise
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from reports.findings import Findings
-from reports.gates.target_verdicts import targets_sentence
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
 from reports.sections.nccl import proofs
@@ -136,8 +135,6 @@ def _mixed_code(records: Sequence[RunRecord]) -> list[str]:
 
 def _sentences(findings: Findings) -> list[str]:
     sentences = []
-    if findings.targets:
-        sentences.append(targets_sentence(findings.targets))
     sentences.extend(fastest_so_far(findings))
     sentences.extend(_parity_sentences(findings))
     sentences.extend(switch_sentences(findings))

@@ -26,8 +26,7 @@ class SweepPlan:
     """What was planned, in the order of the file.
 
     cells: id -> config hashes, one or one of every arm. codes: what the arms were when the plan was
-    made, where it says so. merged: (cell, cell whose runs count for it too). targets: as they
-    stand.
+    made, where it says so. merged: (cell, cell whose runs count for it too).
     """
 
     description: str = ""
@@ -37,7 +36,6 @@ class SweepPlan:
     codes: Codes = field(default_factory=dict)
     pruned: tuple[PrunedCell, ...] = ()
     merged: tuple[tuple[str, str], ...] = ()
-    targets: tuple[Mapping[str, Any], ...] = ()
 
 
 def plan_of(store: ResultsStore, sweep: str) -> SweepPlan:
@@ -71,7 +69,6 @@ def parsed_plan(plan: Mapping[str, Any]) -> SweepPlan:
         merged=tuple(
             (_text(item, "id"), _text(item, "same_as")) for item in _items(plan, "duplicates")
         ),
-        targets=tuple(_items(plan, "targets")),
     )
 
 

@@ -158,7 +158,7 @@ def test_a_sweep_for_gpus_is_planned_here_and_says_of_every_cell_what_this_machi
     assert {*among} <= {cell.id for cell in plan.pruned}
 
 
-def test_pr3067_is_the_published_matrix_and_published_points_are_targets():
+def test_pr3067_is_the_published_matrix():
     definition = load_sweep(FOLDER / "pr3067_dtypes.yaml")
     assert definition.matrix.size == 8
     axes = {"sharding", "dtypes.grad_comm", "buffers"}

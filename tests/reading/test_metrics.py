@@ -1,4 +1,4 @@
-"""A metric is one object: policy, gate, compare, targets, baselines and reports read one list."""
+"""A metric is one object: policy, gate, compare, baselines and reports read one list."""
 
 from __future__ import annotations
 
@@ -17,16 +17,7 @@ from reports.gates.gate import gate
 from reports.gates.gate_table import other_table
 from reports.gates.pairing import cells_of, sides_of_baseline
 from reports.gates.policy import Policy, PolicyError, parse_policy
-from reports.gates.target_verdicts import judge_targets
 from reports.views.sweep_view import load_side
-from sweeps.definition import parse_sweep
-
-FILE = """\
-name: a
-arms: {torch: ., ours: main}
-targets:
-  - {when: {cell: '*'}, base: torch, head: ours, at_most: {energy: 0.5}}
-"""
 
 
 @pytest.fixture
@@ -52,16 +43,11 @@ def test_a_policy_knows_it(energy):
         parse_policy({"metrics": {"energie": {}}}, lambda _: 1, "gates.yaml")
 
 
-def test_gates_tables_and_targets_judge_it(energy, store):
+def test_gates_and_tables_judge_it(energy, store):
     result = judged_arms(store, cells=ONE, blocks=2)
     (found,) = [one for one in result.judgements if one.metric == "energy"]
     assert (found.verdict, found.base) == ("equivalent", 8e8)
     assert "energy" in other_table(result.judgements).rows[-1].cells
-    assert parse_sweep(FILE, "x.yaml").targets[0][1].at_most == {"energy": 0.5}
-    target = {"cell": "zero3", "base": "base", "head": "head", "metric": "energy", "at_most": 0.5}
-    store.write_plan("gate", store.read_plan("gate") | {"targets": [target]})
-    (bounded,) = judge_targets(store, "gate")
-    assert (bounded.verdict, bounded.ratio) == ("missed", 1.0)
 
 
 def test_comparisons_reports_and_baselines_show_it(energy, store, tmp_path: Path):
