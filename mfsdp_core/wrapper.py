@@ -26,7 +26,7 @@ from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import ShardingRequest, shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.guards import GuardedModule, guard
-from mfsdp_core.state.model_state import load_model_state
+from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
 from mfsdp_core.state.owner import OWNER
 from mfsdp_core.upstream_view import DistIndex, ParamAndGradBuffer
 
@@ -72,10 +72,7 @@ class MegatronFSDP(GuardedModule):
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         buffers = self._context.user_buffers
         self.param_and_grad_buffer = ParamAndGradBuffer(self._buckets(), buffers)
-        owner, context = weakref.ref(self), weakref.proxy(self._context)
-        # After a pass that has raised, some units still show what they compute with.
-        for inner in module.modules():
-            inner.register_state_dict_pre_hook(lambda *_: context.recover_to_read())
+        owner = weakref.ref(self)
         for bucket in self._buckets():
             for managed in bucket.parameters:
                 setattr(managed.sharded, OWNER, owner)
@@ -83,8 +80,10 @@ class MegatronFSDP(GuardedModule):
                 mark_for_kernels(managed, bucket)
         parameters = [managed for bucket in self._buckets() for managed in bucket.parameters]
         holders = [holder for managed in parameters for holder, _ in managed.holders]
+        self._shards = {managed.raw: managed.sharded for managed in parameters}
+        show_shards_to_state_dicts(set(holders), self._shards)
         describe_modules(holders)
-        guard(module, (unit.module for unit in self._units()), holders)
+        guard(holders)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -343,9 +342,9 @@ class MegatronFSDP(GuardedModule):
     # --- state --------------------------------------------------------------------------------
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """The shards, also after a pass that has raised."""
-        self._context.recover_to_read()
-        return super().named_parameters(*args, **kwargs)
+        """The shards, also while a unit runs and after a pass that has raised."""
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name, self._shards.get(parameter, parameter)
 
     @torch.no_grad()
     def load_state_dict(
@@ -365,7 +364,6 @@ class MegatronFSDP(GuardedModule):
             raise LifecycleError(
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
-        self._context.recover_to_read()
         result = load_model_state(self, self._buckets(), state_dict, strict=strict)
         self._context.params.install(loaded=True)
         return result

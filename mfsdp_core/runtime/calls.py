@@ -16,23 +16,7 @@ from __future__ import annotations
 import sys
 import weakref
 from dataclasses import dataclass, field
-from types import FrameType
 from typing import NamedTuple
-
-from torch import nn
-
-_CALL = nn.Module._call_impl.__code__
-
-
-def running_modules() -> set[int]:
-    """The modules that this thread is calling, by id; a call that has raised is not among them."""
-    found: set[int] = set()
-    frame: FrameType | None = sys._getframe()
-    while frame is not None:
-        if frame.f_code is _CALL:
-            found.add(id(frame.f_locals["self"]))
-        frame = frame.f_back
-    return found
 
 
 @dataclass(eq=False)

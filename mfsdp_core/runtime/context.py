@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import cast
 
 import torch
 from torch import nn
@@ -26,7 +25,7 @@ from mfsdp_core.runtime.backward_pass import (
     inside_backward,
     leaves_parameters_alone,
 )
-from mfsdp_core.runtime.calls import Call, CallBook, running_modules
+from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
@@ -459,13 +458,6 @@ class ShardedContext:
         failed = self._forward_running or is_left or self._backward != NO_BACKWARD
         if failed and not inside_backward():
             self._abandon()
-
-    def recover_to_read(self) -> None:
-        """As `recover`, but not while a module runs: a forward pass may ask for weights."""
-        opened = [cast(GatherPoint, p) for unit in (self.root, *self.units) for p in unit.open]
-        running = running_modules() if opened else ()
-        if not any(id(point.module) in running for point in opened):
-            self.recover()
 
     @torch.no_grad()
     def _abandon(self) -> None:

@@ -1,7 +1,7 @@
 """What users and frameworks try on a sharded model besides training, and what happens then.
 
-Moves, casts, pickling, DDP around the wrapper, and parameters that are added later are refused: no
-rank would gather or average them. docs/frameworks.md says what to call instead.
+Moves, casts, copies of the wrapper and DDP around it are refused. docs/frameworks.md says what to
+call instead.
 
 `copy.deepcopy` of the module inside the wrapper, or of a unit, gives a module with shards of its
 own, placed like the model's, so `torch.optim.swa_utils.AveragedModel(model.module)` averages
@@ -11,65 +11,20 @@ calls. To evaluate an average, load it into a sharded model.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache, partial
-from typing import Any, NoReturn, Self
-from weakref import WeakSet
+from functools import partial
+from typing import Any, Self
 
 import torch
 from torch import nn
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.shard.chunk import offsets_of
 
-#: Attribute of the module in the wrapper -> how it is used there.
-_CALLS = {
-    "generate": "All ranks call it together; pass synced_gpus=True where they may stop at "
-    "different lengths.",
-    "save_pretrained": "Give it whole weights: state = export_state_dict(model) on all ranks, then "
-    "on the first one model.module.save_pretrained(folder, state_dict=state).",
-    "merge_and_unload": "Merging changes parts of weights, which shards do not follow: load "
-    "export_state_dict(model) into an unsharded model, and merge that.",
-}
-_OVERRIDDEN = ("__deepcopy__", "__reduce_ex__")
-#: Every module of every sharded model.
-_sharded: WeakSet[nn.Module] = WeakSet()
-
-
-def _refuse_pickling(*_arguments: object) -> NoReturn:
-    """What pickle meets in a sharded model.
-
-    Raises:
-        LifecycleError: always.
-    """
-    raise LifecycleError(
-        "a sharded model cannot be pickled: a rank holds a part of it, and its hooks belong to "
-        "this process. Save model.state_dict() with torch.distributed.checkpoint."
-    )
-
 
 class GuardedModule(nn.Module):
     """The part of the wrapper that frameworks reach by mistake."""
-
-    def __getattr__(self, name: str) -> Any:
-        """Raises AttributeError, which says where the module in the wrapper has `name`."""
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            inner = self._modules.get("module")
-            if inner is None or name.startswith("__") or not hasattr(inner, name):
-                raise
-        advice = _CALLS.get(name, "")
-        raise AttributeError(
-            f"the wrapper of a sharded model has no {name!r}; the module in it has: "
-            f"model.module.{name}. {advice}".rstrip()
-        )
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> Any:
@@ -109,21 +64,11 @@ class GuardedModule(nn.Module):
             "AveragedModel(model.module), copy its state_dict(), or shard a second module."
         )
 
-    __reduce_ex__ = _refuse_pickling
 
-
-def guard(model: nn.Module, units: Iterable[nn.Module], holders: Iterable[nn.Module]) -> None:
-    """Apply the rules of this file to the modules of a sharded `model` from now on.
-
-    units: the modules of units, the root among them. holders: modules that hold sharded parameters.
-    """
+def guard(holders: Iterable[nn.Module]) -> None:
+    """Refuse moves and casts of the modules that hold sharded parameters from now on."""
     for holder in holders:
         holder._apply = partial(_apply_to_holder, holder)  # type: ignore[method-assign]
-    for unit in units:
-        unit.__deepcopy__ = partial(_copy_module, unit)  # type: ignore[assignment]
-        unit.__reduce_ex__ = _refuse_pickling  # type: ignore[method-assign]
-    _watch_registrations()
-    _sharded.update(model.modules())
 
 
 def _apply_to_holder(
@@ -153,53 +98,3 @@ def _check_unmoved(
                 f"({probe.dtype} on {probe.device} to {changed.dtype} on {changed.device}). "
                 "Move or cast a module before it is sharded."
             )
-
-
-def _copy_module(module: nn.Module, memo: dict[int, Any]) -> nn.Module:
-    """A copy over shards of its own.
-
-    Raises:
-        LifecycleError: the module is running.
-    """
-    for name, parameter in module.named_parameters():
-        if offsets_of(parameter) is None:
-            raise LifecycleError(
-                f"{name} is gathered now: a module cannot be copied while it runs. Copy it between "
-                "steps."
-            )
-    overrides = {name: vars(module).pop(name) for name in _OVERRIDDEN if name in vars(module)}
-    try:
-        copied: nn.Module = copy.deepcopy(module, memo)
-    finally:
-        vars(module).update(overrides)
-    return copied
-
-
-@cache
-def _watch_registrations() -> None:
-    register_module_parameter_registration_hook(_at_parameter)
-    register_module_module_registration_hook(_at_module)
-
-
-def _at_parameter(module: nn.Module, name: str, parameter: nn.Parameter | None) -> None:
-    if parameter is None or not parameter.requires_grad or name in module._parameters:
-        return
-    if module in _sharded:
-        _refuse(f"parameter {name!r}", module)
-
-
-def _at_module(module: nn.Module, name: str, child: nn.Module | None) -> None:
-    if child is None or module not in _sharded:
-        return
-    added = [one for one in child.modules() if one not in _sharded]
-    if any(p.requires_grad for one in added for p in one.parameters(recurse=False)):
-        _refuse(f"module {name!r} with parameters", module)
-    _sharded.update(added)
-
-
-def _refuse(what: str, module: nn.Module) -> None:
-    raise LifecycleError(
-        f"trainable {what} was added to {type(module).__name__} after sharding. Nobody would "
-        "average its gradients over ranks. Build the model, with adapters and parametrizations, "
-        "before fully_shard_model, or freeze what is added."
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -153,3 +153,26 @@ def _load_parameter(bucket: Bucket, index: int, value: torch.Tensor) -> None:
     local = value.to_local()
     if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
         target.copy_(local)
+
+
+def show_shards_to_state_dicts(
+    holders: Iterable[nn.Module], shards: Mapping[nn.Parameter, nn.Parameter]
+) -> None:
+    """Let state dicts hold shards while a unit runs, and after a pass that has raised.
+
+    shards: by the parameter that modules compute with.
+    """
+    shown: list[dict[str, nn.Parameter | None]] = []
+
+    def show(module: nn.Module, *_: object) -> None:
+        shown.append(dict(module._parameters))
+        for name, parameter in module._parameters.items():
+            if parameter is not None:
+                module._parameters[name] = shards.get(parameter, parameter)
+
+    def restore(module: nn.Module, *_: object) -> None:
+        module._parameters.update(shown.pop())
+
+    for holder in holders:
+        holder.register_state_dict_pre_hook(show)
+        holder.register_state_dict_post_hook(restore)

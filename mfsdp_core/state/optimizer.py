@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
@@ -47,6 +48,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             whole matrices where ranks have rows, or reads gradients where there are none.
     """
     owners = owner_references(_parameters(optimizer))
+    _refuse_unsharded(optimizer, owners)
     if not owners:
         raise ConfigurationError(
             "fully_shard_optimizer expects an optimizer over the parameters of a model that "
@@ -77,12 +79,35 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     return optimizer
 
 
+def _refuse_unsharded(optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]) -> None:
+    """Refuse parameters of a model that nobody shards: each rank would go its own way.
+
+    Raises:
+        ConfigurationError: one was added after sharding, or read while its unit ran.
+    """
+    own = {name: p for owner in _alive(owners) for name, p in owner.named_parameters()}
+    unsharded = {
+        id(p): name for name, p in own.items() if p.requires_grad and offsets_of(p) is None
+    }
+    for parameter in _parameters(optimizer):
+        if id(parameter) in unsharded or (
+            getattr(parameter, "__fsdp_param__", False) and offsets_of(parameter) is None
+        ):
+            name = unsharded.get(id(parameter), "a parameter that a running unit computes with")
+            raise ConfigurationError(
+                f"the optimizer has {name}, which is not sharded: nobody would average its "
+                "gradients over ranks. Build the model, with adapters and parametrizations, before "
+                "fully_shard_model, or freeze what is added; build the optimizer between passes."
+            )
+
+
 def _step_method(
     optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]
 ) -> Callable[..., Any]:
     base = LocalStep(optimizer, optimizer.step)
 
     finish = partial(_finish, owners)
+    check = partial(_check_step, optimizer, owners, len(optimizer.param_groups))
 
     def install(*, wanted: bool = True) -> None:
         for owner in _alive(owners) if wanted else ():
@@ -99,7 +124,7 @@ def _step_method(
         install_optimized_model_weights: bool = True,
     ) -> Any:
         """See `prepare_optimizer`."""
-        refuse_loss_scale(optimizer)
+        check()
 
         def evaluate() -> Any:
             assert closure is not None
@@ -127,6 +152,15 @@ def _step_method(
         return result
 
     return step
+
+
+def _check_step(
+    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]], groups: int
+) -> None:
+    """Before a step. groups: of the optimizer when it was prepared."""
+    refuse_loss_scale(optimizer)
+    if len(optimizer.param_groups) != groups:
+        _refuse_unsharded(optimizer, owners)
 
 
 def _refuse_lost_gradients(

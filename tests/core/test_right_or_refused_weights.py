@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import warnings
 from typing import Any
 
@@ -89,17 +88,6 @@ def test_parameters_assigned_after_sharding_are_refused(way: tuple[str, str]) ->
     # The model's own parameters are no exchange, and what was refused is forgotten.
     wanted, found = (call(m, dict(m.named_parameters()), (own_batch(1),)) for m in pair.both)
     near("output", found, wanted)
-
-
-def test_models_that_come_and_go_leave_one_watch_on_registrations() -> None:
-    hooks = torch.nn.modules.module._global_module_registration_hooks
-    counts = []
-    for _ in range(2):
-        model = beside(Chain, WAYS[3]).model
-        counts.append(len(hooks))
-        del model
-        gc.collect()
-    assert counts[0] == counts[1]
 
 
 class Complex(nn.Module):
