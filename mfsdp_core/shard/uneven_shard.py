@@ -2,28 +2,22 @@
 
 [Note: computing with uneven shards] torch works out from the shape alone which rows a rank has. On
 shards that the flat layout has cut otherwise its `mean()` is NaN, `full_tensor()` raises or hangs,
-and `std()` gathers the wrong rows. What treats every element, or every row, by itself is left to
-torch, and so are sums and norms. Anything else gets whole tensors, which are gathered for it: all
-ranks must call it. Views get such a copy too, and are read alone: what would write into one is
-refused, since the shard would not follow. Before a gather, be it ours or one that torch makes for
-an operation, ranks agree on what they read: see [Note: named reads].
+and `std()` gathers the wrong rows. What treats every element by itself is left to torch, and so are
+sums and norms. Anything else is refused, and the error names `gather_full`. Before a gather, ranks
+agree on what they read: see [Note: named reads].
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from math import inf
 from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Partial, Placement, Replicate
+from torch.distributed.tensor import DTensor, Replicate
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
@@ -32,7 +26,6 @@ from mfsdp_core.shard.dtensor import (
     agree_to_read,
     as_dtensor,
     as_specified,
-    assemble,
     gather_full,
     local_tensor,
     name_of,
@@ -42,29 +35,25 @@ from mfsdp_core.shard.dtensor import (
 from mfsdp_core.shard.subclass_dispatch import asked_for_operations
 
 _CUT = "_mfsdp_cut"
-_VIEW = "_mfsdp_is_gathered_view"
-_LOST = (
-    "{func} on rows, slices or views of a sharded tensor, or together with a tensor that is cut "
-    "otherwise, would write to a copy that the shard does not follow. Write values by operations "
-    "on all of the shard, into to_local(), or by load_state_dict(). Adapters are merged in an "
-    "unsharded model that has loaded export_state_dict(model)."
+_REFUSED = (
+    "{func} of a sharded tensor needs rows of other ranks, or has tensors that are not cut alike. "
+    "Expected an operation on every element by itself, a sum or a norm. Compute other values with "
+    "gather_full(tensor), on all ranks. Write values by operations on all of the shard, into "
+    "to_local(), or by load_state_dict(). What needs a gradient belongs into the forward of the "
+    "module that holds the weight. To merge adapters or change shapes, load "
+    "export_state_dict(model) into an unsharded model."
 )
+#: What torch says of operations on shards that it does not do, and of those with plain tensors.
+_TORCH_REFUSES = ("not have a sharding strategy", "got mixed torch.Tensor and DTensor")
 
 #: Results that are called what the argument is called.
 _SAME = frozenset(("alias", "clone", "detach", "_to_copy"))
 #: What the names of operations on lists of tensors begin with.
 _IN_LISTS = ("_amp_foreach_", "_foreach_", "_fused_")
-#: Of torch's collectives, as operations.
-_COLLECTIVES = frozenset(("c10d", "_c10d_functional", "_dtensor"))
-
-#: What torch says of an operation that it does not do with shards, and of one with other tensors.
-#: The latter is computed on whole tensors only where no gradient is lost by it.
-_NOT_WITH_SHARDS, _MIXED = "not have a sharding strategy", "got mixed torch.Tensor and DTensor"
-
 #: Rows of every rank, in the order of their slices.
 Cut = tuple[int, ...]
 
-_ROW_BY_ROW = frozenset(
+_ELEMENTWISE = frozenset(
     (
         *("alias", "bernoulli", "bernoulli_", "clone", "copy_", "detach", "detach_", "empty_like"),
         *("exponential_", "fill_", "full_like", "log_normal_", "masked_fill", "masked_fill_"),
@@ -72,19 +61,15 @@ _ROW_BY_ROW = frozenset(
         *("random_", "uniform_", "zero_", "zeros_like", "_to_copy"),
     )
 )
-#: Those over other dims than rows are each rank's own; those over all, where torch adds up.
-_REDUCTIONS = frozenset(
-    (
-        *("all", "amax", "amin", "any", "argmax", "argmin", "cumsum", "_foreach_norm"),
-        *("linalg_vector_norm", "logsumexp", "_log_softmax", "mean", "norm", "prod", "_softmax"),
-        *("std", "sum", "var"),
-    )
-)
+#: Over all elements, where torch adds up, or over other dims than rows, which are each rank's own.
+_SUMS = frozenset(("_foreach_norm", "linalg_vector_norm", "norm", "sum"))
 
 
 @asked_for_operations
 class UnevenShard(DTensor):
     """See [Note: computing with uneven shards]. Without a cut it is a plain DTensor."""
+
+    _local_tensor: torch.Tensor
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override] # torch annotates it without the function
@@ -93,39 +78,30 @@ class UnevenShard(DTensor):
         """Run one operation of torch.
 
         Raises:
-            LifecycleError: one that would lose what it writes.
+            LifecycleError: one that needs rows of other ranks, or mixes shards and whole tensors.
         """
         kwargs = kwargs or {}
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, DTensor)]
-        _check_written(func, args)
         if func is torch.ops.aten._local_scalar_dense.default:
             return args[0].full_tensor().item()  # torch would give this rank's part of a sum
         is_uneven = any(cut_of(tensor) is not None for tensor in tensors)
-        if not is_uneven or _is_row_by_row(func, args, kwargs, tensors):
-            plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
-            try:
-                with _named_reads(func, tensors):
-                    result = func(*plain_args, **plain_kwargs)
-            except (NotImplementedError, RuntimeError) as error:
-                is_mixed = _MIXED in str(error)
-                if is_mixed and torch.is_grad_enabled():
-                    raise LifecycleError(
-                        f"{str(error).partition(',')[0]}: outside of its unit a sharded weight "
-                        "would lose its gradient. Under torch.no_grad() it is read whole; to "
-                        "change its shape, load export_state_dict(model) into an unsharded model."
-                    ) from error
-                if not is_mixed and _NOT_WITH_SHARDS not in str(error):
-                    raise
-                return _on_whole(func, args, kwargs, tensors)
-            _count_changes(func, args)
-            if any(hasattr(tensor, _VIEW) for tensor in tensors):
-                _mark_views(func, result)
-            if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
-                pairs = zip(result, args[0], strict=True)
-                return [_named(func, cut_like(one, source), source) for one, source in pairs]
-            source = next((t for t in tensors if cut_of(t) is not None), tensors[0])
-            return tree_map(lambda one: _named(func, cut_like(one, source), source), result)
-        return _on_whole(func, args, kwargs, tensors)
+        if is_uneven and func._schema.name.startswith("aten::new_"):
+            return _replicated(func(local_tensor(args[0]), *args[1:], **kwargs), args[0])
+        if is_uneven and not _needs_own_rows_alone(func, args, kwargs, tensors):
+            raise LifecycleError(_REFUSED.format(func=func))
+        plain_args, plain_kwargs = tree_map(_plain, (args, kwargs))
+        try:
+            result = func(*plain_args, **plain_kwargs)
+        except (NotImplementedError, RuntimeError) as error:
+            if any(words in str(error) for words in _TORCH_REFUSES):
+                raise LifecycleError(_REFUSED.format(func=func)) from error
+            raise
+        _count_changes(func, args)
+        if isinstance(result, (list, tuple)) and isinstance(args[0], (list, tuple)):
+            pairs = zip(result, args[0], strict=True)
+            return [_named(func, cut_like(one, source), source) for one, source in pairs]
+        source = next((t for t in tensors if cut_of(t) is not None), tensors[0])
+        return tree_map(lambda one: _named(func, cut_like(one, source), source), result)
 
     def full_tensor(self, *, grad_placements: Any = None) -> torch.Tensor:
         """The whole tensor, with all rows in their order. Collective; shards get no gradient."""
@@ -146,8 +122,9 @@ class UnevenShard(DTensor):
         """
         wanted = tuple(placements or ())
         if cut_of(self) is None or wanted == self.placements:
-            with _NamedReads("redistribute", [self]):
-                return super().redistribute(device_mesh, placements, **options)
+            if not isinstance(self._local_tensor, FakeTensor):
+                agree_to_read([self], "redistribute")
+            return super().redistribute(device_mesh, placements, **options)
         if len(wanted) != self.device_mesh.ndim or not all(p.is_replicate() for p in wanted):
             raise LifecycleError(
                 f"redistribute() of an uneven shard to {wanted}: expected replicas. Make them, and "
@@ -204,52 +181,6 @@ def _refuse_storage(shard: DTensor, what: str) -> None:
         "whole weights in memory export_state_dict(model), whose tensors save_pretrained("
         "state_dict=...) takes; for this rank's rows tensor.to_local()."
     )
-
-
-class _NamedReads(TorchDispatchMode):
-    """Ranks agree before the first collective that torch issues for one operation."""
-
-    def __init__(self, operation: str, tensors: Sequence[DTensor]) -> None:
-        super().__init__()
-        self._operation = operation
-        self._tensors = tensors
-        self._agreed = False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # comes back as what it does with local tensors
-        if func.namespace in _COLLECTIVES and not self._agreed and "wait" not in str(func):
-            self._agreed = True
-            if not any(isinstance(leaf, FakeTensor) for leaf in tree_leaves((args, kwargs))):
-                agree_to_read(self._tensors, self._operation)
-        return func(*args, **(kwargs or {}))
-
-
-def _on_whole(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> Any:
-    """What `func` makes of whole tensors, which are gathered for it."""
-    if func._schema.is_mutable:
-        raise LifecycleError(_LOST.format(func=func))
-    mesh = tensors[0].device_mesh
-    agree_to_read(tensors)
-    whole_args, whole_kwargs = tree_map(_whole, (args, kwargs))
-    results = tree_map(partial(_replicated, mesh), func(*whole_args, **whole_kwargs))
-    _mark_views(func, results)
-    return results
-
-
-def _named_reads(func: Any, tensors: Sequence[DTensor]) -> AbstractContextManager[Any]:
-    """Agreement on what `func` sends, where it may send anything."""
-    name = func._schema.name.removeprefix("aten::")
-    is_local = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
-    if is_local or (name.startswith(_IN_LISTS) and name != "_foreach_norm"):
-        first = tensors[0].placements
-        if all(t.placements == first and not any(map(_is_partial, first)) for t in tensors):
-            return nullcontext()
-    return _NamedReads(name, tensors)
-
-
-def _is_partial(placement: Placement) -> bool:
-    return placement.is_partial()
 
 
 def _named(func: Any, result: Any, source: DTensor) -> Any:
@@ -321,39 +252,13 @@ class _Gathered(torch.autograd.Function):
         )
 
 
-def _replicated(mesh: DeviceMesh, result: Any) -> Any:
-    if not isinstance(result, torch.Tensor):
-        return result
-    replicas = [Replicate()] * mesh.ndim
-    return _uneven(DTensor.from_local(result, mesh, replicas, run_check=False), None)
-
-
-def _mark_views(func: Any, results: Any) -> None:
-    """Know what `func` returns as views, where it does."""
-    if any(one.alias_info is not None for one in func._schema.returns):
-        for result in tree_leaves(results):
-            if isinstance(result, DTensor):
-                result.__class__ = UnevenShard
-                setattr(result, _VIEW, True)
-
-
-def _check_written(func: Any, args: Any) -> None:
-    """Refuse to write into a view of an uneven shard, which is a copy."""
-    if not func._schema.is_mutable:
-        return
-    for argument, value in zip(func._schema.arguments, args, strict=False):
-        is_written = argument.alias_info is not None and argument.alias_info.is_write
-        if is_written and any(hasattr(one, _VIEW) for one in tree_leaves(value)):
-            raise LifecycleError(_LOST.format(func=func))
-
-
-def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
-    """Whether torch gets it right, since each rank needs its own rows alone."""
+def _needs_own_rows_alone(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]) -> bool:
+    """Whether torch gets it right on shards that it would have cut otherwise."""
     name = func._schema.name.removeprefix("aten::")
     if name.startswith(_IN_LISTS) and name != "_foreach_norm":
         lists = [one for one in args if isinstance(one, (list, tuple)) and one]
         return all(_alike(row) for row in zip(*lists, strict=False))
-    if name in _REDUCTIONS:
+    if name in _SUMS:
         given = dict(
             zip((one.name for one in func._schema.arguments), args, strict=False), **kwargs
         )
@@ -361,9 +266,8 @@ def _is_row_by_row(func: Any, args: Any, kwargs: Any, tensors: Sequence[DTensor]
         if dims is not None and dims != []:
             listed = dims if isinstance(dims, (list, tuple)) else [dims]
             return all(dim % tensors[0].ndim for dim in listed)
-        order = given.get("p", given.get("ord", 2))
-        return name == "sum" or ("norm" in name and order not in (inf, -inf, None))
-    is_known = name in _ROW_BY_ROW or torch.Tag.pointwise in func.tags
+        return name == "sum" or given.get("p", given.get("ord", 2)) not in (inf, -inf, None)
+    is_known = name in _ELEMENTWISE or torch.Tag.pointwise in func.tags
     return is_known and _alike(tensors)
 
 
@@ -393,6 +297,11 @@ def _count_changes(func: Any, args: Any) -> None:
         torch.autograd.graph.increment_version(both)
 
 
+def _replicated(result: torch.Tensor, like: DTensor) -> DTensor:
+    replicas = [Replicate()] * like.device_mesh.ndim
+    return _uneven(DTensor.from_local(result, like.device_mesh, replicas, run_check=False), None)
+
+
 def cut_like(result: Any, source: Any) -> Any:
     """Note on a result that it is cut as `source` is, and changes where it does."""
     if not isinstance(result, DTensor) or not isinstance(source, UnevenShard):
@@ -417,11 +326,3 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, UnevenShard):
         return value
     return DTensor(value._local_tensor, value._spec, requires_grad=value.requires_grad)
-
-
-def _whole(value: Any) -> Any:
-    if not isinstance(value, DTensor):
-        return value
-    if any(isinstance(placement, Partial) for placement in value.placements):
-        return value.full_tensor()
-    return assemble(value)

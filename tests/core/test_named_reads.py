@@ -34,15 +34,11 @@ pytestmark = pytest.mark.on_ranks
 WAY = ("optim_grads_params", "storage_resize")
 #: Reads of one weight; ranks that give them different weights of one shape must hear of it.
 READS: dict[str, Callable[[Tensor], Any]] = {
-    "view": lambda w: w.view(-1),
     "norm": lambda w: w.norm().item(),
-    "maximum": lambda w: float(w.max()),
     "sum": lambda w: w.sum().full_tensor(),
     "full_tensor": lambda w: w.full_tensor(),
     "gather_full": gather_full,
     "replicas": lambda w: w.redistribute(placements=[Replicate()] * w.device_mesh.ndim),
-    "a row": lambda w: w[0].full_tensor(),
-    "a product": lambda w: (w @ w.mT).full_tensor(),
     "of a copy": lambda w: gather_full(copy.deepcopy(w)),
     "computed": lambda w: gather_full(w.detach() * 2),
     "where rows lie": gather_and_compute_chunk_metadata,

@@ -244,8 +244,9 @@ def test_what_needs_whole_matrices_is_refused() -> None:
         "inner products",
         lambda: shard(module, _OPTIM.LBFGS(module.parameters())),
     )
-    for strategy in (0, 3):
-        train_beside(*_both(_Gathering, strategy), 0, 1)
+    train_beside(*_both(_Gathering, 0), 0, 1)
+    words = "Compute other values with gather_full(tensor)"
+    refuses(LifecycleError, words, lambda: train_beside(*_both(_Gathering, 3), 0, 1))
 
 
 def test_states_are_there_before_the_first_step() -> None:

@@ -18,12 +18,6 @@ from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, Lifec
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
 
-def _whole(found: DTensor) -> Tensor:
-    if any(placement.is_partial() for placement in found.placements):
-        return found.full_tensor()
-    return mfsdp_core.gather_full(found)
-
-
 def test_shards_are_pickled_as_they_are_cut() -> None:
     """And compute right afterwards; other placements are refused, as are lost changes."""
     model, plain = pair(3)
@@ -34,7 +28,7 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
         stream.seek(0)
         again = torch.load(stream, weights_only=False)
         same("kind", isinstance(again, DTensor), True)
-        close("a mean", mfsdp_core.gather_full(again.mean()), whole.mean())
+        close("a sum", again.sum().full_tensor(), whole.sum())
         close("the whole", mfsdp_core.gather_full(again), whole)
         local = distribute_tensor(whole, p.device_mesh, [Shard(0)]).to_local()
         if local.shape != p.detach().to_local().shape:
@@ -46,18 +40,10 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
     convolution, same_whole = pair(3, lambda: nn.Conv2d(2, 6, (3, 5)), fsdp_unit_modules=())
     for p, q in zip(convolution.parameters(), same_whole.parameters(), strict=True):
         same("stride", (p.stride(), p.to_local().stride()), (q.stride(), q.stride()))
-    uneven = [
-        (n, p) for n, p in model.named_parameters() if getattr(p.detach(), "_mfsdp_cut", None)
-    ]
+    uneven = [p for p in model.parameters() if getattr(p.detach(), "_mfsdp_cut", None)]
     assert uneven, "no parameter is cut in another way than torch would"
-    for name, p in uneven:
-        row = plain.get_parameter(name.removeprefix("module.")).detach()[0]
-        try:
-            found = p.detach()[0]
-        except LifecycleError:
-            continue
-        close("the first row", _whole(found), row)
-        refuses(LifecycleError, "", found.add_, 1)
+    for p in uneven:
+        refuses(LifecycleError, "gather_full(tensor)", lambda q=p: q.detach()[0])
     every = [(n, p.detach()) for n, p in model.named_parameters()]
     torch._foreach_mul_([p for _, p in every], 2.0)
     for name, p in every:
