@@ -77,13 +77,16 @@ class ManagedParameter:
         """Whether the weight was changed since the last look, and may have been.
 
         Raises:
-            LifecycleError: it was frozen or thawed, which buffers cannot follow, changed where the
-                change is lost, or exchanged.
+            LifecycleError: it was frozen or thawed, which buffers cannot follow (without gradients
+                nobody asks), changed where the change is lost, or exchanged.
         """
-        if self.sharded.requires_grad != self.raw.requires_grad:
+        if self.sharded.requires_grad != self.raw.requires_grad and torch.is_grad_enabled():
             raise LifecycleError(
                 f"requires_grad of {self.names[0]} became {self.sharded.requires_grad} after "
-                "sharding. Freeze or unfreeze parameters before fully_shard_model."
+                "sharding. Freeze or unfreeze parameters before fully_shard_model. To train in "
+                "stages, shard with all trainable that ever will be, and give each stage an "
+                "optimizer over its own parameters. Under torch.no_grad() it may change for a "
+                "while, as with a disabled adapter."
             )
         if self.raw._version != self._raw_version:
             self._raw_version = self.raw._version

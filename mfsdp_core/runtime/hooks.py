@@ -13,7 +13,7 @@ post-accumulate-grad hook    -> gradient_ready, once per backward pass and param
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -35,7 +35,7 @@ from mfsdp_core.runtime.call_tensors import (
 from mfsdp_core.runtime.calls import Call
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
-from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.units import Unit, is_called
 
 #: What compiles the frames that this thread enters; None where nothing does.
 _compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
@@ -145,6 +145,7 @@ def attach_hooks(context: ShardedContext) -> None:
         _hook_module(context, point, leaves)
     for unit in (context.root, *context.units):
         _hook_parameters(context, unit)
+    _hook_ways_in(context)
     _hook_two_payloads(context)
 
 
@@ -187,6 +188,44 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
     # entries). Disabled, they break the graph: what lies between them is compiled.
     point.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
     point.module.register_forward_hook(_untraced(after), with_kwargs=True)
+
+
+def _hook_ways_in(context: ShardedContext) -> None:
+    """Modules around units that may be called past the root, as by `generate` of an adapter.
+
+    Without gradients such a call is one of the root, whose weights are read in it.
+    """
+    root = next(p for p in context.gathering.points if p.is_unit and p.unit is context.root)
+    units = {id(unit.module) for unit in context.units}
+
+    def before(module: nn.Module, _args: Any) -> None:
+        if not (root.unit.open or torch.is_grad_enabled() or inside_backward()):
+            context.before_forward(root)
+            opened.append(module)
+
+    def after(module: nn.Module, _args: Any, _output: Any) -> None:
+        if opened[-1:] == [module]:
+            context.end_call(root, has_inputs=False)
+            context.after_forward(root)
+
+    def ended(module: nn.Module, _args: Any, _output: Any) -> None:
+        if opened[-1:] == [module]:
+            opened.pop()
+
+    opened: list[nn.Module] = []
+    for module in _around_units(root.module, units) if root.unit.buckets else ():
+        module.register_forward_pre_hook(_untraced(before), prepend=True)
+        module.register_forward_hook(_untraced(after))
+        module.register_forward_hook(_untraced(ended), always_call=True)
+
+
+def _around_units(module: nn.Module, units: set[int]) -> Iterator[nn.Module]:
+    """Modules below `module` that have units inside, and are called."""
+    for child in module.children():
+        if id(child) not in units:
+            yield from _around_units(child, units)
+            if is_called(child) and any(id(one) in units for one in child.modules()):
+                yield child
 
 
 def _hook_two_payloads(context: ShardedContext) -> None:
