@@ -151,10 +151,10 @@ bench: venv
 	-@$(BIN)/mfsdp-bench compare sweeps/peers.yaml
 	-@$(BIN)/mfsdp-bench compare sweeps/peers_zero1.yaml
 
-# Real process trees with scripted ranks, three at a time, then jobs of a Slurm of its own.
+# Real process trees with scripted ranks, three at a time, then allocations of a Slurm of its own.
 faults: venv
 	@$(BIN)/python -m pytest -m "nightly or not nightly" tests/run/faults -n 3
-	@$(BIN)/python -m pytest -m nightly tests/cluster/test_slurm_faults.py
+	@$(BIN)/python -m pytest -m "nightly or not nightly" tests/cluster/test_slurm.py
 
 # On a GPU machine the image's own Python and torch, without network: see docs/gpu.md.
 GPU_NEEDS := numpy pydantic ruamel.yaml typer rich jinja2 junitparser psutil zstandard nvtx nvidia-ml-py pytest pytest-timeout

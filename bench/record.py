@@ -27,7 +27,6 @@ RunState = Literal[
     "nan",
     "unstable",
     "interrupted",
-    "preempted",
     "unsupported",
 ]
 Amount = Annotated[int, Field(ge=0)]
@@ -35,7 +34,7 @@ Milliseconds = Annotated[float, Field(ge=1e-6, le=1e12)]
 """From a nanosecond to 30 years."""
 FINISHED_GOOD: frozenset[str] = frozenset({"ok", "unstable"})
 #: Ended from outside before it was over, for no fault of its own.
-STOPPED: frozenset[str] = frozenset({"interrupted", "preempted"})
+STOPPED: frozenset[str] = frozenset({"interrupted"})
 _SHOWN = 8
 
 
@@ -101,8 +100,6 @@ class RunStatus(BaseModel):
     its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
     that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
     code of its arm (or of this checkout); None where the ranks did not get that far.
-    job: the job of a cluster that the run is part of, which decides whether it lives; None where
-    the lock of its folder does.
     digest: hashes of the raw files and of this status, written at the end (`store.digest`).
     """
 
@@ -122,7 +119,6 @@ class RunStatus(BaseModel):
     attempt: int | None = None
     code: str = ""
     code_proof: Literal["proven", "mismatch"] | None = None
-    job: str | None = None
     comparable_in_time: bool = True
     digest: dict[str, str] | None = None
 

@@ -16,6 +16,8 @@ REMOVED: Final[dict[str, str]] = {
     "latency": "use nccl-tests",
     "bus_bandwidth": "use nccl-tests",
     "bisect": "use git bisect run with docs/recipes/bisect.sh",
+    "cancel": "use scancel: runs are made inside one allocation (docs/slurm.md)",
+    "slurm": "give its settings to sbatch, as in sbatch --partition=gpu --nodes=2 --wrap '...'",
     "--until-decided": "use --budget TIME",
     "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",
     "train.checkpoint_every": "save in a program of your own, with mfsdp_core.save_checkpoint",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
-from bench.launch.slurm.settings import slurm_settings
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.conditions import read_condition
 from sweeps.document import KeyPath, YamlDocument, parse_document, read_document
@@ -37,8 +35,7 @@ from sweeps.suggest import did_you_mean
 class SweepDefinition:
     """A sweep as written: its matrix and the runs of each cell. `base_lines`: setting -> line.
 
-    require: with the cells that each is for. slurm: settings of
-    `bench.launch.slurm.settings.SlurmSettings`, for whoever runs it there.
+    require: with the cells that each is for.
     """
 
     name: str
@@ -50,7 +47,6 @@ class SweepDefinition:
     arms: tuple[ArmRequest, ...] = ()
     interleave: bool = False
     require: tuple[tuple[Condition, RequireSection], ...] = ()
-    slurm: Mapping[str, Any] = field(default_factory=dict)
 
 
 def load_sweep(path: Path) -> SweepDefinition:
@@ -105,7 +101,6 @@ def define(document: YamlDocument) -> SweepDefinition:
         arms=arms,
         interleave=file.interleave,
         require=require,
-        slurm=data.get("slurm") or {},
     )
 
 
@@ -141,8 +136,8 @@ def _read_arms(reader: SettingsReader, written: Mapping[str, Any]) -> tuple[ArmR
 
 
 def _checked_shape(reader: SettingsReader) -> SweepFile:
-    """The file but for what is checked one by one later: settings, arms, and what jobs are."""
-    apart = ("base", "arms", "slurm")
+    """The file but for what is checked one by one later: settings and arms."""
+    apart = ("base", "arms")
     data = {key: value for key, value in reader.document.data.items() if key not in apart}
     for key in ("description", "matrix", "overrides"):
         if key in data and data[key] is None:
@@ -153,19 +148,10 @@ def _checked_shape(reader: SettingsReader) -> SweepFile:
     except ValidationError as error:
         for item in error.errors():
             reader.report(tuple(p for p in item["loc"] if p != "[key]"), _shape_message(item))
-    holdings = (
-        ("base", "settings"), ("arms", "names to where their code comes from"),
-        ("slurm", "settings of jobs"),
-    )  # fmt: skip
-    for key, holds in holdings:
+    for key, holds in (("base", "settings"), ("arms", "names to where their code comes from")):
         section = reader.document.data.get(key)
         if section is not None and not isinstance(section, dict):
             reader.report((key,), f"{key}: expected a mapping of {holds}")
-    reader.stop_on_problems()
-    try:
-        slurm_settings(("slurm", reader.document.data.get("slurm") or {}))
-    except UsageError as error:
-        reader.report(("slurm",), str(error))
     reader.stop_on_problems()
     assert file is not None  # else there was a problem
     return file

@@ -114,7 +114,6 @@ def compare_with_records(
     records: Sequence[RunOutline],
     code_of: Callable[[PlannedRun], str],
     options: RunOptions,
-    counts: Callable[[RunOutline], bool] = lambda _: True,
 ) -> Progressed:
     """Sort the blocks of `plan` by what `records` (oldest first, of this sweep) say.
 
@@ -125,14 +124,13 @@ def compare_with_records(
         records: all runs of the sweep.
         code_of: names the code of a run today.
         options: what runs again all the same.
-        counts: False for records that are looked at for the numbers of attempts alone.
     """
     known = _by_configuration(standing_in(plan, records))
     missing: list[MissingBlock] = []
     done: list[PastRun] = []
     failed: list[PastRun] = []
     for block in planned_blocks(plan):
-        own = [record for record in _runs_of(block, known) if counts(record)]
+        own = _runs_of(block, known)
         attempts = [] if options.force else _attempts(block, own, code_of)
         complete = next((a for a in reversed(attempts) if _is_complete(block, a)), None)
         if complete is not None:

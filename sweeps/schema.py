@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from bench.launch.slurm.settings import SlurmSettings
 from bench.spec import RunSpec
 
 AxisValues = list[Any]
@@ -100,9 +99,6 @@ class SweepFile(_Section):
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
     interleave: bool = Field(default=False, description="run the arms in turn, block by block")
-    slurm: SlurmSettings = Field(
-        default=SlurmSettings(), description="jobs of a cluster, for `run --launcher slurm`"
-    )
     require: list[RequireSection] = Field(
         default_factory=list, description="kernels that NCCL's logs are to show; nccl SWEEP judges"
     )

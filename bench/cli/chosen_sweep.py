@@ -141,7 +141,7 @@ def choose(
             " to the file, or --interleave"
         )
     launcher = launcher_kind(request.launcher.name)
-    settings = launcher_settings(launcher, request.launcher.options, definition.slurm)
+    settings = launcher_settings(launcher, request.launcher.options)
     machine = machine or launcher.machine(settings)
     whole = make_plan(definition, machine, fixed=fixed, repeat=request.repeat, arms=arms)
     if request.arms:

@@ -74,6 +74,8 @@ class _Signals:
         if not self._stop.is_set():
             if isinstance(self._stop, StopRequest):
                 self._stop.why = _WHY[signal.Signals(number)]
+                if job := os.environ.get("SLURM_JOB_ID"):
+                    self._stop.why += f", in job {job} of Slurm"
             self._stop.set()
             self._first.set()
             return

@@ -1,10 +1,8 @@
-"""What starts the runs of a sweep, by name: this machine, jobs of a cluster, or your own."""
+"""What starts the runs of a sweep, by name: this machine, an allocation of Slurm, or your own."""
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +11,12 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from bench.cli.options import LOCAL
 from bench.errors import UsageError, first_problem
-from bench.launch.code import checkout_root
 from bench.launch.command_launcher import SSH, CommandLauncher, read_hosts
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
-from bench.launch.slurm.controller import ControllerSilentError
-from bench.launch.slurm.nodes import node_of_cluster
-from bench.launch.slurm.settings import (
-    DEFAULT_PROFILE,
-    SlurmSettings,
-    read_profile,
-    slurm_settings,
-)
-from bench.launch.slurm.submission import JobRequest
+from bench.launch.slurm import SlurmLauncher, allocated_nodes
 from bench.resolve.import_path import load, problem_of
 from bench.resolve.machine import Machine
-from bench.spec import LaunchSpec
 from sweeps.selection import yaml_value
 from sweeps.suggest import did_you_mean
 
@@ -52,13 +40,6 @@ def _like_this_one(settings: CommandSettings) -> Machine:
     return replace(Machine.detect(), nodes=len(read_hosts(settings.hosts)))
 
 
-def _node_of_cluster(settings: SlurmSettings) -> Machine:
-    try:
-        return node_of_cluster(settings)
-    except ControllerSilentError as error:
-        raise UsageError(f"the cells cannot be planned for the cluster: {error}") from error
-
-
 @dataclass(frozen=True)
 class LauncherKind:
     """One way of making runs. What is needed to add one is here, and nowhere else.
@@ -66,20 +47,21 @@ class LauncherKind:
     settings: a model of what `--launcher-option KEY=VALUE` may say. machine: of the settings, what
     cells are planned for. start: of the settings, what starts the processes of a run
     (`bench.launch.protocol.Launcher`).
-    jobs: runs are made by jobs of a cluster.
     elsewhere: settings of runs go to other machines by a file, so that none may be a credential.
     """
 
     settings: type[BaseModel] = NoSettings
     machine: Callable[[Any], Machine] = lambda _: Machine.detect()
     start: Callable[[Any], Launcher] = lambda _: LocalLauncher()
-    jobs: bool = False
     elsewhere: bool = False
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
     LOCAL: LauncherKind(),
-    "slurm": LauncherKind(SlurmSettings, machine=_node_of_cluster, jobs=True),
+    "slurm": LauncherKind(
+        machine=lambda _: replace(Machine.detect(), nodes=allocated_nodes()),
+        start=lambda _: SlurmLauncher(),
+    ),
     "command": LauncherKind(
         CommandSettings,
         machine=_like_this_one,
@@ -110,28 +92,13 @@ def launcher_kind(name: str) -> LauncherKind:
     return found
 
 
-def launcher_settings(
-    kind: LauncherKind, assignments: Sequence[str], of_sweep: Mapping[str, Any]
-) -> BaseModel:
-    """KEY=VALUE of `--launcher-option`; of jobs on top of a profile and of the sweep file.
+def launcher_settings(kind: LauncherKind, assignments: Sequence[str]) -> BaseModel:
+    """KEY=VALUE of `--launcher-option`.
 
     Raises:
         UsageError: something of it cannot be.
     """
     options = _parsed(assignments)
-    if kind.settings is SlurmSettings:
-        named = "profile" in options
-        profile = options.pop("profile", None)
-        if named and not isinstance(profile, str):
-            raise UsageError(
-                f"{_OPTION} profile: expected the name of a profile, as profile=debug, found"
-                f" {profile!r}; without this option it is the one called {DEFAULT_PROFILE}, if any"
-            )
-        return slurm_settings(
-            ("the profile", read_profile(profile)),
-            ("slurm", of_sweep),
-            (_OPTION, options),
-        )
     try:
         return kind.settings.model_validate(options)
     except ValidationError as error:
@@ -148,7 +115,7 @@ def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
-            raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as partition=gpu")
+            raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as hosts=hosts.txt")
         section, _, rest = key.partition(".")
         inside = found.setdefault(section, {}) if rest else found
         if not isinstance(inside, dict):
@@ -158,11 +125,3 @@ def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
             )
         inside[rest or key] = yaml_value(value)
     return found
-
-
-def job_request(name: str, file: Path, launch: LaunchSpec, minutes: int) -> JobRequest:
-    """What Slurm is asked for: this interpreter and this checkout, on other machines."""
-    path = [str(checkout_root()), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = [f"PYTHONPATH={os.pathsep.join(path)}", "PYTHONSAFEPATH=1"]
-    command = ["env", *environment, sys.executable, "-m", "sweeps.job_program", str(file)]
-    return JobRequest(name, file.parent, command, launch, minutes)

@@ -108,15 +108,12 @@ class LauncherRequest:
 
     name: str = option(
         "--launcher NAME",
-        "Where runs are made: local, in Slurm jobs (slurm), or on hosts that a command reaches"
-        " (command). A launcher of your own is package.module:NAME.",
+        "Where runs are made: local, in the allocation of this Slurm job (slurm), or on hosts that"
+        " a command reaches (command). A launcher of your own is package.module:NAME.",
         LOCAL,
     )
     options: tuple[str, ...] = option(
-        "--launcher-option KEY=VALUE",
-        "A setting of the launcher, as partition=gpu; a profile of"
-        " ~/.config/mfsdp-bench/slurm.yaml is profile=NAME.",
-        (),
+        "--launcher-option KEY=VALUE", "A setting of the launcher, as hosts=hosts.txt.", ()
     )
 
 

@@ -4,33 +4,26 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict, replace
-from functools import partial
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
 from bench.cli.duration import duration, parsed_seconds
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.launchers import job_request
 from bench.cli.options import DEFAULT_RESULTS
 from bench.cli.verbs.measure import RunRequest
 from bench.errors import UsageError
-from bench.launch.slurm.queue import SlurmQueue
-from bench.launch.slurm.settings import SlurmSettings
 from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
 from sweeps.budget import BlockBudget
-from sweeps.jobs import Submission, without_secrets
 from sweeps.plan import Plan
 from sweeps.progress import Remark
-from sweeps.queued import run_queued
 from sweeps.resume import PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
-_JOBS_GO_ON = "leaving; the jobs go on"
 
 
 def run_sweep(asked: RunRequest) -> Answer:
@@ -45,10 +38,10 @@ def run_sweep(asked: RunRequest) -> Answer:
             raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
         wanted = replace(wanted, interleave=True)
     sweep = choose(wanted)
-    _check_options(sweep, asked)
+    _check_options(asked)
     store = ResultsStore.open(asked.results, create=True)
     if sweep.launcher.elsewhere:
-        without_secrets(sweep.chosen)
+        _refuse_credentials(sweep.chosen)
     return run_and_tell(sweep, store, asked)
 
 
@@ -86,6 +79,24 @@ def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> 
     )
 
 
+def _refuse_credentials(plan: Plan) -> None:
+    """Refuse what a file cannot hand on to another host.
+
+    Raises:
+        UsageError: a setting with a credential in it, which is written nowhere.
+    """
+    for cell in plan.cells:
+        for run in (cell.resolved, *cell.by_arm.values()):
+            written = run.model_dump(mode="json")["launch"]["env"]
+            names = [name for name, value in run.launch.env.items() if written.get(name) != value]
+            if names:
+                raise UsageError(
+                    f"cell {cell.id}: env.{names[0]} holds a credential, which is kept out of all"
+                    " files, so another host would not get it; export the variable where you start"
+                    " from, and take it out of the sweep"
+                )
+
+
 def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | None]:
     """Where the report is, or why there is none: its runs are made, and shown all the same."""
     from bench.cli.reporting import write_sweep_report
@@ -101,8 +112,6 @@ def _hint(
 ) -> list[str]:
     """What can be done next."""
     where = "" if asked.results == DEFAULT_RESULTS else f" --results {asked.results}"
-    if outcome.interrupted and sweep.launcher.jobs:
-        return [f"the jobs are left alone; to end them: mfsdp-bench cancel {sweep.id}{where}"]
     if outcome.good and not (outcome.interrupted or report):
         return [f"report: mfsdp-bench report {sweep.id}{where}"]
     return []
@@ -116,14 +125,7 @@ def _results(store: ResultsStore, plan: Plan) -> str:
     return "" if table is None else f"\n{terminal.table(table)}"
 
 
-def _check_options(sweep: ChosenSweep, asked: RunRequest) -> None:
-    if sweep.launcher.jobs:
-        for name, given in (("--max-failures", asked.max_failures), ("--budget", asked.budget)):
-            if given is not None:
-                raise UsageError(
-                    f"{name} looks at each run before the next; jobs do not wait for each other:"
-                    " leave it out, or use --launcher local"
-                )
+def _check_options(asked: RunRequest) -> None:
     if asked.budget is not None and asked.force:
         raise UsageError(
             "--budget adds blocks to those that are there, and --force sets them aside; "
@@ -186,17 +188,15 @@ def run_missing(
     from bench.cli.live_display import progress_display
 
     stop = StopRequest()
-    jobs = sweep.launcher.jobs
-    make = partial(run_queued, _submission(sweep)) if jobs else partial(run_sides, budget=budget)
     with (
         progress_display(sys.stderr) as publish,
         stop_on_signals(
             stop,
-            lambda hint: publish(Remark(_JOBS_GO_ON if jobs else hint, is_warning=True)),
+            lambda hint: publish(Remark(hint, is_warning=True)),
             last_seconds=_SECONDS_AFTER_THE_SECOND,
         ),
     ):
-        return make(
+        return run_sides(
             sweep.chosen,
             store,
             sides=sweep.sides,
@@ -204,22 +204,8 @@ def run_missing(
             whole=sweep.whole,
             stop=stop,
             publish=publish,
+            budget=budget,
         )
-
-
-def _submission(sweep: ChosenSweep) -> Submission:
-    settings = SlurmSettings.model_validate(sweep.settings)
-    if not settings.exclusive:
-        console.note(
-            "exclusive is false: other jobs may share nodes with these runs, and take time"
-        )
-    return Submission(
-        SlurmQueue(settings),
-        {arm or "": side.code for arm, side in sweep.sides.items()},
-        settings.model_dump(mode="json"),
-        job_request,
-        settings.poll_seconds,
-    )
 
 
 def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:

@@ -1,13 +1,10 @@
-"""`status`: what is done, failed, outdated or missing of the sweeps in a results folder.
-
-Of jobs the queue is asked: which wait, and which are gone.
-"""
+"""`status`: what is done, failed, outdated or missing of the sweeps in a results folder."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from bench.cli import console
@@ -16,12 +13,9 @@ from bench.cli.chosen_sweep import pruned_text
 from bench.cli.verbs.read import StatusRequest
 from bench.errors import UsageError
 from bench.launch.code import code_identity
-from bench.launch.slurm.controller import ControllerSilentError
-from bench.launch.slurm.queue import SlurmQueue
 from bench.record import RunOutline
 from bench.store import ResultsStore
 from sweeps.blocks import planned_runs
-from sweeps.jobs import JobsSeen, read_arrays, see_jobs
 from sweeps.plan import Plan
 from sweeps.resume import newest, remembered, standing_in
 
@@ -41,42 +35,6 @@ class RunLine:
     run_id: str
     reason: str
     arm: str | None = None
-    job: str | None = None
-
-
-def with_jobs(store: ResultsStore, sweep: str, lines: Sequence[RunLine]) -> list[RunLine]:
-    """`lines` with their jobs, as the queue sees them now; asked once, and only where it matters.
-
-    Nothing is written: `run` and `cancel` settle what a job has left behind.
-    """
-    open_states = {"missing", "running", "interrupted", "preempted"}
-    if all(line.state not in open_states for line in lines):
-        return list(lines)
-    if all(array.over for array in read_arrays(store, sweep)):
-        return list(lines)
-    try:
-        seen = see_jobs(store, sweep, SlurmQueue())
-    except ControllerSilentError as error:
-        console.note(f"warning: the jobs of {sweep} are not known: {error}")
-        return list(lines)
-    return [_with_job(line, seen) for line in lines]
-
-
-def _with_job(line: RunLine, seen: JobsSeen) -> RunLine:
-    if line.state == "running":
-        look = seen.looks.get(line.job or "")
-        if look is None or look.phase == "running":
-            return line
-        return replace(line, state=look.state, reason=look.detail or look.reason)
-    waiting = seen.cells.get(line.cell)
-    if waiting is None or line.state not in {"missing", "interrupted", "preempted"}:
-        return line
-    job, look = waiting[0], seen.looks[waiting[0]]
-    if look.phase == "queued":
-        return replace(line, state="queued", job=job, reason=look.reason)
-    if line.state == "missing":
-        return replace(line, job=job, reason="its job runs, on " + look.nodes)
-    return line
 
 
 def show_status(asked: StatusRequest) -> Answer:
@@ -87,9 +45,7 @@ def show_status(asked: StatusRequest) -> Answer:
     plans = [_readable_plan(store, name, strict=one) for name in names]
     records, damaged = store.outlines()
     lines = {
-        plan.id: with_jobs(
-            store, plan.id, _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
-        )
+        plan.id: _run_lines(plan, [r for r in records if r.status.sweep == plan.id])
         for plan in plans
         if plan is not None
     }
@@ -153,7 +109,6 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
                 record.run_id,
                 "; ".join(record.damage) or status.reason,
                 run.arm,
-                status.job,
             )
         result.append(line)
     return result
@@ -171,22 +126,19 @@ def _overview(plans: Sequence[Plan], lines: dict[str, list[RunLine]]) -> str:
 
 
 def _details(plan: Plan, lines: Sequence[RunLine]) -> str:
-    with_job = any(line.job for line in lines)
     rows = [
         (
             f"{line.cell} [{line.arm}]" if line.arm else line.cell,
             str(line.repeat),
             _state(line),
             line.run_id.rpartition("/")[2] or "-",
-            *([line.job or "-"] if with_job else []),
             line.reason or "-",
         )
         for line in lines
     ]
     parts = [f"{plan.id}: {plan.description}".rstrip(": ")]
     if rows:
-        job = ("job",) if with_job else ()
-        parts.append(console.columns(("cell", "repeat", "state", "run", *job, "reason"), rows))
+        parts.append(console.columns(("cell", "repeat", "state", "run", "reason"), rows))
     if plan.pruned:
         parts.append(pruned_text(plan))
     return "\n\n".join(parts)

@@ -30,7 +30,6 @@ _EXTRAS = (
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
     ("deepspeed", "deepspeed", "the engine deepspeed"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
-    ("slurm", "submitit", "sweeps as jobs of a Slurm cluster: run --launcher slurm"),
     ("parquet", "pyarrow", "export --to parquet"),
     ("history", "ruptures", "change points of times: history"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),

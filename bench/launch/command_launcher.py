@@ -96,8 +96,6 @@ class CommandLauncher:
         template: how a command is started there.
     """
 
-    job = None
-
     def __init__(self, hosts: Sequence[str], template: str = SSH) -> None:
         self._hosts = tuple(hosts)
         self._words = checked_template(template)

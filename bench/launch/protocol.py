@@ -2,7 +2,7 @@
 
 `bench.launch.run` takes a run from its folder to its final status with any launcher. Each launcher
 finds, watches and ends processes in its own way: on one machine by a process tree and a lock that
-the kernel frees (`bench.launch.local`), in a job of a cluster by what the controller reports
+the kernel frees (`bench.launch.local`), inside an allocation by a step of srun
 (`bench.launch.slurm`).
 """
 
@@ -17,7 +17,7 @@ from bench.launch.code import RankCode
 from bench.record import RunState
 from bench.spec import LaunchSpec, ResolvedRun
 
-Phase = Literal["queued", "running", "ended"]
+Phase = Literal["running", "ended"]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Order:
 class JobState:
     """How a job is.
 
-    detail: why it waits, or how the launcher says that it ended. exit_code: of the agent (-N:
+    detail: how the launcher says that it ended. exit_code: of the agent (-N:
     signal N), once it has ended. state: the launcher's own verdict on the end (a time limit, a lost
     node), None where the ranks' own reports decide. kernel_oom_kills: processes that the kernel
     ended for lack of memory while the job ran.
@@ -91,13 +91,6 @@ class Job(Protocol):
 
 class Launcher(Protocol):
     """Starts the processes of a run, on the nodes that this process has."""
-
-    @property
-    def job(self) -> str | None:
-        """Id of the job that this process is part of, which then decides whether its runs live.
-
-        None on a machine of one's own: a lock that the kernel frees decides.
-        """
 
     def start(self, order: Order) -> Job:
         """Start the processes of a run."""

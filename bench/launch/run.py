@@ -65,8 +65,6 @@ def launch(
     order = Order(resolved, folder.path, code or own_code(), worker_module)
     ranks = resolved.launch.ranks
     with folder:
-        if launcher.job is not None:
-            folder.write_status(folder.status.model_copy(update={"job": launcher.job}))
         folder.write_environment(collect_environment(order))
         expect_code(order)
         try:

@@ -15,7 +15,6 @@ results/
                          expected_code.json, code_proof.node<K>.jsonl
     nccl/                rank<N>.log, iterations.rank<N>.jsonl, groups.rank<N>.json (evidence runs)
   sweeps/<id>/plan.json  of arms with code of their own, <id> ends with what they are
-  sweeps/<id>/jobs/      <name>.json: an array of jobs of a cluster; its script and what it printed
   arms/                  worktrees and packages of arms; may be removed, it is made again
   baselines/<name>.json  noise/<hardware-key>.json
   validations/<id>/verdict.json
@@ -42,7 +41,6 @@ IMPORTS = "imports"
 LOGS = "logs"
 NCCL = "nccl"
 PLAN = "plan.json"
-JOBS = "jobs"
 SPEC = "spec.json"
 STATUS = "status.json"
 ENVIRONMENT = "env.json"

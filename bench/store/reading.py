@@ -113,10 +113,7 @@ def read_spec(path: Path) -> ResolvedRun:
 
 
 def read_status(path: Path, problems: list[str]) -> RunStatus:
-    """`status.json`; a run that says it is running but has no living owner was interrupted.
-
-    Of a run in a job of a cluster the job decides, which is not asked here.
-    """
+    """`status.json`; a run that says it is running but has no living owner was interrupted."""
     return _status(path, _status_document(path, problems), problems)
 
 
@@ -137,7 +134,7 @@ def _status(path: Path, document: dict[str, Any] | None, problems: list[str]) ->
         problems.append(
             f"{layout.STATUS} was written by a newer version (schema {status.schema_version})"
         )
-    return _ownerless(path, status) if status.state == "running" and status.job is None else status
+    return _ownerless(path, status) if status.state == "running" else status
 
 
 def _ownerless(path: Path, status: RunStatus) -> RunStatus:

@@ -65,11 +65,6 @@ class RunFolder:
             raise
         return folder
 
-    @classmethod
-    def left_behind(cls, path: Path, run_id: str, status: RunStatus) -> RunFolder:
-        """The folder of a run whose processes are known to be gone, to write how it ended."""
-        return cls(path, run_id, status, FileLock(path / layout.OWNER_LOCK))
-
     @property
     def logs_path(self) -> Path:
         """Folder of the text that the processes print."""

@@ -204,7 +204,7 @@ GATE: Scenarios = {
     ],
     "a repeat that failed, of a sweep without arms": [
         recorded("good"),
-        recorded("ended", Arm(states={3: "preempted"})),
+        recorded("ended", Arm(states={3: "interrupted"})),
         recorded("lost", Arm(states={3: "hang"})),
         ask("baseline save main good"),
         ask("gate ended --baseline main"),

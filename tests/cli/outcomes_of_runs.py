@@ -1,4 +1,4 @@
-"""Outcomes of `plan`, `fit`, `run`, `cancel`, `validate` and `doctor`. Ranks are stood in for."""
+"""Outcomes of `plan`, `fit`, `run`, `validate` and `doctor`. Ranks are stood in for."""
 
 from __future__ import annotations
 
@@ -29,8 +29,6 @@ from outcome_scenarios import (
 from bench.doctor import accelerators
 from bench.errors import BenchError
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding
-from sweeps.jobs import JobArray
-from sweeps.plan import Plan
 
 GPUS = file("name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_batch: 128}\n")
 INDIVISIBLE = file("name: a\nbase: {train.global_batch: 7}\n")
@@ -122,7 +120,7 @@ FIT: Scenarios = {
     ],
 }
 
-# -- run, cancel -------------------------------------------------------------------------------
+# -- run ---------------------------------------------------------------------------------------
 
 # Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
 INTERRUPTED = """
@@ -188,19 +186,13 @@ def photos(world: World) -> None:
     (world.folder / "photos" / "cat.jpg").touch()
 
 
-def no_slurm(world: World) -> None:
-    world.patch.setenv("PATH", "/nowhere")
-    world.patch.setenv("XDG_CONFIG_HOME", str(world.folder))
+def no_allocation(world: World) -> None:
+    world.patch.delenv("SLURM_JOB_ID", raising=False)
 
 
-def job_options(says: str, *options: str) -> Step:
+def launcher_options(says: str, *options: str) -> Step:
     given = " ".join(f"--launcher-option '{one}'" for one in options)
-    return ask(f"run sweep.yaml --launcher slurm {given}", says, code=2)
-
-
-def jobs_that_ended(world: World) -> None:
-    plan = Plan.from_document(world.store.read_plan("two"))
-    JobArray("two.1", plan, ("ddp",), {}, {}, id="7", over=True).write(world.store)
+    return ask(f"run sweep.yaml --launcher command {given}", says, code=2)
 
 
 RUN: Scenarios = {
@@ -261,26 +253,18 @@ RUN: Scenarios = {
     "another runner on the results folder": [TWO, another_runner],
     "Ctrl-C once": [TWO, interrupted(1)],
     "Ctrl-C twice": [TWO, interrupted(2)],
-    "cluster jobs without Slurm": [
-        does(no_slurm),
+    "`--launcher slurm` outside of an allocation": [
+        does(no_allocation),
         TWO,
-        ask("run sweep.yaml --launcher slurm", "sinfo is not installed here"),
+        ask("run sweep.yaml --launcher slurm", "sbatch --nodes=2 --exclusive --wrap 'exec"),
     ],
-    "job options without jobs": [
+    "launcher options that it does not have": [
         TWO,
         *wrong("run sweep.yaml --launcher slrm", "run sweep.yaml --launcher-option max_jobs=3"),
-        job_options("expected KEY=VALUE", "partition"),
-        job_options("expected the name of a profile, as profile=debug, found", "profile=[a]"),
-        job_options("expected the name of a profile", "profile.x=1"),
-        job_options("without this option it is the one called default", "profile=~"),
-        job_options("expected options to be a section, found 1", "options=1", "options.x=2"),
-        ask("run sweep.yaml --launcher slurm --launcher-option partiton=gpu"),
+        launcher_options("expected KEY=VALUE", "hosts"),
+        launcher_options("expected hosts to be a section, found 1", "hosts=1", "hosts.x=2"),
+        ask("run sweep.yaml --launcher slurm --launcher-option partition=gpu"),
     ],
-}
-
-CANCEL: Scenarios = {
-    "a sweep without jobs": [*wrong("cancel nothing"), swept(), ask("cancel two")],
-    "jobs that have all ended": [swept(), does(jobs_that_ended), ask("cancel two")],
 }
 
 # -- validate ----------------------------------------------------------------------------------

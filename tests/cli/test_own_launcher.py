@@ -30,7 +30,6 @@ class Settings(BaseModel, extra="forbid"):
 @dataclass
 class Noting:
     note: str
-    job = None
 
     def start(self, order):
         with Path("started").open("a") as stream:

@@ -157,7 +157,7 @@ def test_a_command_that_cannot_reach_its_host_is_quoted(sweep: Sweep) -> None:
     assert record.status.reason.startswith(f"{said}: no route to 127.0.0.1")
 
 
-# Daily two servers, above; who has which number is told in test_slurm_settings.py.
+# Daily two servers, above; who has which number is told in test_rendezvous.py.
 @pytest.mark.nightly
 @pytest.mark.processes
 def test_one_command_for_all_hosts_gives_each_node_its_number(sweep: Sweep) -> None:

@@ -48,8 +48,6 @@ class LateFolder:
 class OtherNodes:
     """A launcher whose job has ended at once, with files that are seen later."""
 
-    name = "elsewhere"
-    job = None
     id = "1"
 
     def __init__(self, hidden: Path, exit_code: int = 0) -> None:
@@ -74,9 +72,6 @@ class OtherNodes:
         self.late.show(node_file(1), "memory.json")
         self.late.show("runtime.json", after=LATE + 0.2)
         return self
-
-    def adopt(self, _order, _status):
-        return None
 
     def wait(self, _seconds: float) -> JobState:
         return JobState("ended", exit_code=self._exit_code)

@@ -1,4 +1,4 @@
-"""`plan`, `fit`, `run` and `cancel`."""
+"""`plan`, `fit` and `run`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 from bench.cli.options import (
     BUDGET,
     RESULTS,
-    SWEEP_ID,
     CellsRequest,
     MachineRequest,
     SweepRequest,
@@ -64,7 +63,7 @@ class FitRequest:
     "run quickstart --report",
     "run my.yaml --repeat 3",
     "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
-    "run my.yaml --launcher slurm --launcher-option partition=gpu",
+    "run my.yaml --launcher command --launcher-option hosts=hosts.txt",
 )
 class RunRequest:
     """Run what is missing of a sweep.
@@ -83,21 +82,4 @@ class RunRequest:
     retry_failed: bool = option("--retry-failed", "Run failed cells again.", False)
     max_failures: int | None = option("--max-failures N", "Stop after N failed runs.", min=1)
     report: bool = option("--report", "Write the report and print its path at the end.", False)
-    results: Path = RESULTS
-
-
-@verb(
-    "cancel",
-    "cancelling.cancel_jobs",
-    "cancel my-sweep",
-    "cancel my-sweep --results /shared/results",
-)
-class CancelRequest:
-    """End the jobs of a sweep on a cluster.
-
-    Those that wait and those that run. Returns when they are gone and every run has its record.
-    What runs here is ended by Ctrl-C.
-    """
-
-    sweep: str = SWEEP_ID
     results: Path = RESULTS

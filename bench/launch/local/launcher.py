@@ -26,8 +26,6 @@ AGENT_LOG = "agent.log"
 class LocalLauncher:
     """Runs on this machine; ranks die with this process ([Note: death of the launcher])."""
 
-    job = None
-
     def start(self, order: Order) -> LocalJob:
         """Start the agent."""
         return LocalJob(order)
