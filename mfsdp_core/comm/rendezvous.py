@@ -135,6 +135,34 @@ class UnitRendezvous:
             )
 
 
+class OrderAgreement:
+    """Whether all ranks of a group have seen their units run in the same order."""
+
+    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
+        number = next(_numbers.setdefault(group, itertools.count()))
+        ranks = dist.get_process_group_ranks(group)
+        name = f"order/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
+        self._rendezvous = _Rendezvous(name, ranks)
+        self._group = group
+        self._device = device
+
+    def is_same(self, order: Sequence[int]) -> bool:
+        """Return once every rank has come here as often as this one: whether all have `order`.
+
+        Raises:
+            LifecycleError: not all have come within the time limit of the group.
+        """
+        if self._group.size() == 1 or dist.get_backend(self._group) == "fake":
+            return True
+        try:
+            return not self._rendezvous.come(str(order), self._group, self._device)
+        except TimeoutError as error:
+            raise LifecycleError(
+                f"ranks compare the order of their units before gradients are reduced, and {error}."
+                " Expected a backward pass of the model on every rank."
+            ) from None
+
+
 def agree_on_read(
     ranks: Sequence[int], what: str, group: dist.ProcessGroup, device: torch.device
 ) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
+from mfsdp_core.comm.rendezvous import OrderAgreement
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
 from mfsdp_core.comm.usage import Usage
@@ -153,6 +154,7 @@ def build_context(
             factory.reductions,
             overlap=schedule.overlap_reduction,
             guard=factory.guard,
+            agreement=OrderAgreement(environment.dense.data_group, environment.streams.device),
             usages=_usages(list(buckets.values()), environment)
             if config.reduction.asks_use
             else [],

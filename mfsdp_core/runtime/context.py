@@ -395,9 +395,12 @@ class ShardedContext:
 
     def _begin_gradients(self) -> None:
         self._spares_parameters = False
+        grads = self.grads
+        if grads.comparisons_left and (grads.reduces_every_pass or self.is_last_microbatch):
+            grads.compare(self.params.order.sequence("forward"))
         calls = self.calls
         may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
-        self.grads.begin_backward(may_nest_graphs=may_nest_graphs)
+        grads.begin_backward(may_nest_graphs=may_nest_graphs)
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""

@@ -1,9 +1,11 @@
 """When gradients are reduced: a fixed order, the same on every rank.
 
-[Note: reduction order] Units reduce in reverse registration order, the root last. A unit that is
-complete early waits for its predecessors; what no backward pass completed is zero-filled and
-reduced in the same order at its end. Ranks that skip different parameters therefore still issue
-the same collectives in the same order.
+[Note: reduction order] Units reduce in the reverse of the order in which they first ran, the root
+last. Before the first backward pass that reduces as it goes, ranks compare that order, once; where
+they have seen different ones, reverse registration order is kept, and they compare again before the
+next, some times. A unit that is complete early waits for its predecessors; what no backward pass
+completed is zero-filled and reduced in the same order at its end. Ranks that skip different
+parameters therefore still issue the same collectives in the same order.
 
 [Note: fused weight gradients] A kernel of a fused layer writes a weight's gradient into the memory
 of `get_main_grad()`: over what is there where the parameter has `overwrite_main_grad` set, which is
@@ -16,12 +18,13 @@ has zeros (`zero_out_wgrad`): autograd adds what other modules return, and the s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.rendezvous import OrderAgreement
 from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.bucket import Bucket
@@ -30,6 +33,9 @@ from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.shard.tensor_parallel import local_gradient
+
+#: How often ranks compare the order of their units, until all have seen the same.
+_COMPARISONS = 4
 
 
 class GradPipeline:
@@ -43,9 +49,16 @@ class GradPipeline:
         *,
         overlap: bool,
         guard: NanGuard,
+        agreement: OrderAgreement,
         usages: list[Usage],
     ) -> None:
-        self._order = [unit for unit in (*reversed(units), root) if unit.gradients]
+        self._root, self._units = root, units
+        self._agreement = agreement
+        #: How often ranks may still compare the order of their units.
+        self.comparisons_left = _COMPARISONS if overlap else 0
+        self._follow(range(len(units)))
+        #: Whether every backward pass reduces, rather than the last one of a cycle.
+        self.reduces_every_pass = any(not b.holds_whole for u in self._order for b in u.gradients)
         self._overlap = overlap
         self._guard = guard
         self._next = len(self._order)
@@ -69,6 +82,18 @@ class GradPipeline:
         self._is_running = self._is_broken = False
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
         self.attachments = 0
+
+    def compare(self, forward: Sequence[int]) -> None:
+        """Before a pass that reduces as it goes: reduce as units ran, if all ranks saw the same."""
+        self.comparisons_left -= 1
+        if self._agreement.is_same(forward):
+            self.comparisons_left = 0
+            self._follow(forward)
+
+    def _follow(self, forward: Sequence[int]) -> None:
+        order = [*(self._units[index] for index in reversed(forward)), self._root]
+        self._places: dict[int | None, int] = {unit.index: at for at, unit in enumerate(order)}
+        self._order = [unit for unit in order if unit.gradients]
 
     @property
     def is_idle(self) -> bool:
@@ -149,10 +174,10 @@ class GradPipeline:
 
     def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
         """At the end of a backward pass: reduce what stands before `unit` in the order."""
-        index = -1 if unit.index is None else unit.index
+        place = self._places[unit.index]
         while self._overlap and self._next < len(self._order):
             following = self._order[self._next]
-            if following.index is None or following.index <= index:
+            if self._places[following.index] >= place:
                 break
             self._issue(following, is_last=is_last)
             self._next += 1

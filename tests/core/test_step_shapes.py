@@ -59,6 +59,20 @@ def two_turns(model: Any, x: Tensor) -> Tensor:
     return model(x, (0, 1, 2, 0, 1, 2, 3, 4, 5))
 
 
+def other_order(model: Any, x: Tensor) -> Tensor:
+    return model(x, (5, 4, 3, 2, 1, 0))
+
+
+def u_net(model: Any, x: Tensor) -> Tensor:
+    """Registered as down, up, middle."""
+    return model(x, (0, 1, 4, 5, 3, 2))
+
+
+def encoder_twice(model: Any, x: Tensor) -> Tensor:
+    """Registered behind its decoder."""
+    return model(x, (3, 4, 5, 3, 4, 5, 0, 1, 2))
+
+
 @dataclass
 class Most:
     """Most buffers of units at once."""
@@ -89,6 +103,9 @@ def most_at_once(step: Step, **options: Any) -> Most:
     return most
 
 
+ORDERS = [other_order, u_net, encoder_twice]
+
+
 def _units(buckets: set[str]) -> int:
     return len({name.partition("/")[0] for name in buckets})
 
@@ -101,6 +118,17 @@ def test_several_calls_in_one_backward_pass_hold_two_units_whole(
     step: Step, pool: dict[str, bool]
 ) -> None:
     assert most_at_once(step, **pool).whole == 2
+
+
+@pytest.mark.parametrize(
+    "pool", [{}, {"fsdp_double_buffer": True}, {"maxpool_double_buffer": True}]
+)
+@pytest.mark.parametrize("step", ORDERS)
+def test_units_in_another_order_than_registered_hold_two_full_gradients(
+    step: Step, pool: dict[str, bool]
+) -> None:
+    most = most_at_once(step, **pool)
+    assert (most.whole, most.gradients) == (2, 2)
 
 
 class Evaluates(Chain):

@@ -13,7 +13,7 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15309, ("mfsdp_core/",)),
+    "mfsdp_core": (15367, ("mfsdp_core/",)),
     "bench: spec, resolve": (3330, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4425, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (1359, ("tools/",)),
-    "tests": (41691, ("tests/",)),
+    "tests": (41719, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
