@@ -1,4 +1,4 @@
-"""The shape of a sweep file, as pydantic models: the source of `mfsdp-bench schema sweep`.
+"""The shape of a sweep file, as pydantic models: the source of `mfsdp-bench schema`.
 
 What a model cannot say (which settings exist, which labels an axis has) is checked in
 `sweeps.definition`, value by value, where the lines are known.

@@ -13,10 +13,7 @@ from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import ReportPaths, write_report
 from reports.posts.gathered import gather
-from reports.posts.matrix import matrix
 from reports.posts.pull_request import pull_request
-
-_POSTS = {"pr": pull_request, "matrix": matrix}
 
 
 def report(asked: ReportRequest) -> Answer:
@@ -26,16 +23,16 @@ def report(asked: ReportRequest) -> Answer:
 
 
 def _post(store: ResultsStore, asked: ReportRequest) -> Answer:
-    """The block of a pull request or a matrix by axes; written where a folder is named.
+    """The block of a pull request; written where a folder is named.
 
     Raises:
         UsageError: an unknown name.
         NothingMeasuredError: no run has finished, and none was imported.
     """
-    text = _POSTS[asked.form](gather(store, asked.sweeps, PRESETS))
+    text = pull_request(gather(store, asked.sweeps, PRESETS))
     if asked.out is None:
         return Answer(lambda: {"markdown": text}, lambda: text)
-    path = asked.out / f"{asked.form}.md"
+    path = asked.out / "pr.md"
     console.write_file(path, text)
     return Answer(lambda: {"markdown": text}, lambda: str(path))
 

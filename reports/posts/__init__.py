@@ -1,1 +1,1 @@
-"""Texts to paste elsewhere: the block of a pull request, and a matrix by axes."""
+"""Text to paste elsewhere: the block of a pull request."""

@@ -11,15 +11,12 @@ from bench.derive.metrics import (
     GRAD_NORM,
     LEDGER_PEAK,
     LOSS,
-    MFU,
     RSS,
     STEP_TIME,
     TFLOPS,
-    THROUGHPUT,
 )
 from bench.spec import ModelShape
 from bench.workload import ImportedRun, ImportedStep, Workload
-from reports.comparisons.imported import of_import as shown_import
 from reports.lint import evidence
 from reports.lint.evidence import Evidence
 from reports.renderers.printable import printable
@@ -33,16 +30,14 @@ _MIB = 2.0**20
 class PostEntry:
     """title: the label with its configuration. lines: memory and iteration, as text.
 
-    numbers: what a matrix shows, by title of the column; axes: settings by name. reproduce: how to
-    have the run again. kernels: what the lines of NCCL show, "" where there are none.
+    reproduce: how to have the run again. kernels: what the lines of NCCL show, "" where there are
+    none.
     """
 
     name: str
     title: str
     lines: tuple[str, ...]
     evidence: Evidence
-    numbers: Mapping[str, float | None]
-    axes: Mapping[str, str]
     reproduce: str
     kernels: str = ""
 
@@ -50,7 +45,7 @@ class PostEntry:
 def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> PostEntry:
     """That of an imported run: its line as it stood, but for what stood before it."""
     last = run.steps[-1] if run.steps else None
-    work, shown, origin = run.workload, shown_import(run), run.provenance
+    work, origin = run.workload, run.provenance
     lines = [] if last is None else [*_memory(last), _iteration(last, work)]
     facts = (
         work.model,
@@ -62,31 +57,17 @@ def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> PostEntry:
     named = origin.label or run.id
     config = ", ".join(one for one in facts if one and one.lower() not in named.lower())
     found = evidence.of_import(run, shapes)
-    solved = found.solution
     return PostEntry(
         run.id,
         printable(f"{named} ({config})" if config else named),
         tuple(map(printable, lines)),
         found,
-        {
-            "ms per step": found.milliseconds,
-            "tokens/s": shown.tokens_per_second,
-            "TFLOP/s per device": found.teraflops,
-            "allocated peak (MiB)": None if not found.peak_bytes else found.peak_bytes / _MIB,
-            "loss": found.loss,
-        },
-        {
-            "framework": work.engine or work.framework,
-            "model": _stated(work.model, solved and solved.model),
-            "sequence": _stated(work.seq_len, solved and solved.seq_len),
-            "devices": _stated(work.ranks, solved and solved.devices),
-        },
         f"mfsdp-bench import {printable(origin.source)}  # sha256 {origin.sha256[:12]}",
         _counted(Counter(filter(None, map(evidence.choice, run.nccl)))),
     )
 
 
-def of_cell(cell: Cell, axes: Mapping[str, str]) -> PostEntry:
+def of_cell(cell: Cell) -> PostEntry:
     """That of a measured cell: medians over its runs, losses and memory of its last step."""
     resolved, record = cell.resolved, cell.runs[0].record
     train = resolved.train
@@ -116,26 +97,8 @@ def of_cell(cell: Cell, axes: Mapping[str, str]) -> PostEntry:
         printable(f"{cell.name} ({config})"),
         tuple(map(printable, (*lines, _iteration(step, record.workload)))),
         evidence.of_cell(cell),
-        {
-            "ms per step": cell.value(STEP_TIME),
-            "tokens/s": cell.value(THROUGHPUT),
-            "TFLOP/s per device": cell.value(TFLOPS),
-            "MFU (%)": None if (mfu := cell.value(MFU)) is None else 100 * mfu,
-            "allocated peak (MiB)": _mebibytes(cell.value(ALLOCATOR_PEAK)),
-            "ledger peak (MiB)": _mebibytes(cell.value(LEDGER_PEAK)),
-            "RSS (MiB)": _mebibytes(cell.value(RSS)),
-            "loss": cell.value(LOSS),
-        },
-        axes,
         printable(command) + (f"  # commit {str(commit)[:12]}" if commit else ""),
     )
-
-
-def _stated(value: object, implied: object) -> str:
-    """What the source says, else what the FLOP formula implies."""
-    if value is None:
-        return "not stated" if implied is None else f"{implied} (implied)"
-    return str(value)
 
 
 def _states(label: str, seq_len: int | None) -> bool:
@@ -180,7 +143,3 @@ def _memory_line(after: int, said: Mapping[str, float | None]) -> list[str]:
     known = [f"{name}: {one / _MIB:.2f}" for name, one in said.items() if one is not None]
     line = f"[Rank 0] (after {after} iterations) memory (MB) | {' | '.join(known)}"
     return [line] if known else []
-
-
-def _mebibytes(value: float | None) -> float | None:
-    return None if value is None else value / _MIB

@@ -18,12 +18,9 @@ from reports.posts import entries
 from reports.posts.entries import PostEntry
 from reports.renderers import quantity
 from reports.sections.nccl import proofs
-from reports.views.cells import Cell
-from reports.views.matching import flat_settings
 from reports.views.sweep_view import load_sweeps
 
 _DOUBTS = ("tradeoff", "claim_mismatch", "unlike_iterations", "unlike_machines", "norm_scale")
-_UNTOLD = ("train.seed", "train.lr", "measure", "launch.timeout_seconds")
 
 
 @dataclass(frozen=True)
@@ -77,11 +74,7 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
     if sweeps:
         measured = find(store, load_sweeps(store, sweeps))
         kernels = {name: proof.text for name, proof in proofs(measured).items()}
-        axes = axes_of(measured.finished)
-        found += (
-            _with_kernels(entries.of_cell(cell, axes[cell.name]), kernels)
-            for cell in measured.finished
-        )
+        found += (_with_kernels(entries.of_cell(cell), kernels) for cell in measured.finished)
         deltas += _measured(measured)
         doubts += (f"{flag.cell}: {flag.text}" for flag in measured.flags)
         parity += _measured_parity(measured)
@@ -89,28 +82,6 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
         raise NothingMeasuredError(f"{store.root} holds no finished and no imported run")
     title = ", ".join([*sweeps, *stems])
     return Gathered(title, tuple(found), tuple(deltas), tuple(doubts), " ".join(parity))
-
-
-def axes_of(cells: Sequence[Cell]) -> dict[str, dict[str, str]]:
-    """By cell: the settings in which the cells differ, engine and strategy first.
-
-    What only one engine has is an axis where it has several values.
-    """
-    flats = [
-        {"engine.name": None, "strategy": cell.resolved.strategy, **flat, "engine.strategy": None}
-        for cell, flat in zip(cells, flat_settings(cells), strict=True)
-    ]
-    values = {
-        key: {repr(flat[key]) for flat in flats if flat.get(key) is not None}
-        for key in dict.fromkeys(key for flat in flats for key in flat)
-        if not key.startswith(_UNTOLD)
-    }
-    differ = [key for key, found in values.items() if len(found) > 1]
-    return {
-        cell.name: {key: "-" if flat.get(key) is None else str(flat[key]) for key in differ}
-        | ({"arm": cell.arm} if cell.arm else {})
-        for cell, flat in zip(cells, flats, strict=True)
-    }
 
 
 def _unsaid(text: str) -> str:

@@ -296,13 +296,13 @@ REPORT: Scenarios = {
         holds(lambda world: printed_file(world).startswith("<!")),
     ],
     "only imported runs": [file(PAGE, "page.txt"), ask("import page.txt"), ask("report")],
-    "a pull-request block, or a matrix": [
+    "a pull-request block": [
         GOOD,
         EVIDENCE,
         ask("import page.txt"),
         ask("report --format pr", "**Reproduce**"),
-        ask("report two --format matrix --out ."),
-        has("matrix.md"),
+        ask("report two --format pr --out ."),
+        has("pr.md"),
     ],
     "an empty block": [ALL_CRASHED, ask("report --format pr")],
     "an unknown format": [GOOD, ask("report --format pdf")],

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from bench.spec import RunSpec
+
 _BOUNDS = {"minimum", "exclusiveMinimum", "maxLength", "pattern", "enum"}
 #: Names, paths and seeds: whatever there is of that type.
 _FREE = {"path", "seed", "linear_recipe", "config", "factory"}
@@ -21,7 +23,11 @@ def fields(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture
 def run_schema(in_process) -> dict[str, Any]:
-    return json.loads(in_process("schema", "run")[1])
+    """What may stand below `base` of a sweep."""
+    known = json.loads(in_process("schema")[1])["$defs"]
+    return known["RunSpec"] | {
+        "$defs": {one: known[one] for one in RunSpec.model_json_schema()["$defs"]}
+    }
 
 
 def test_every_setting_is_described(run_schema):

@@ -1,4 +1,4 @@
-"""Texts to paste: the block of a pull request and the matrix, of imported and measured runs."""
+"""Texts to paste: the block of a pull request, of imported and measured runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.posts.gathered import gather
-from reports.posts.matrix import matrix
 from reports.posts.pull_request import pull_request
 
 LOGS = Path(__file__).parents[1] / "run" / "logs"
@@ -112,27 +111,6 @@ def test_the_lines_of_a_block_can_be_imported_again(store) -> None:
             before.step, before.milliseconds, before.loss,
         )  # fmt: skip
         assert step.device_peak_bytes == pytest.approx(before.device_peak_bytes, abs=2**14)
-
-
-def test_a_matrix_names_the_best_cell_of_each_problem(store) -> None:
-    text = matrix(gather(imported(store, "pr3067"), (), PRESETS))
-    table = rows(text)
-    at = table[0].index("ms per step")
-    best = [row[0] for row in table[1:] if "<strong>" in row[at]]
-    assert best == [
-        "mixed-precision-bf16-comm-fp32-reduce-accum-via",
-        "llama-70b-mixed-precision",
-        "optim-bug-fix",
-    ]
-    assert "- llama3-70b, sequence 1,024, batch 128, 64 devices: ms per step **llama-70b" in text
-
-
-def test_a_matrix_of_measured_cells_has_a_column_per_axis(store) -> None:
-    text = matrix(gather(measured(store), (), PRESETS))
-    table = rows(text)
-    assert table[0][:2] == ["cell", "grad_comm"]
-    assert [row[1] for row in table[1:]] == ["fp32", "bf16"]
-    assert "ms per step" in table[0]
 
 
 def test_names_of_labels_cannot_break_out_of_the_block(store) -> None:

@@ -70,8 +70,6 @@ class DoctorRequest:
     results: Path = RESULTS
 
 
-@verb("schema", "schemas.show_schema", "schema sweep > sweep.schema.json")
+@verb("schema", "schemas.show_schema", "schema > sweep.schema.json")
 class SchemaRequest:
-    """Print the JSON Schema of a sweep file or of a run."""
-
-    what: Literal["sweep", "run"] = argument("sweep|run", "Which document.", "sweep")
+    """Print the JSON Schema of a sweep file."""

@@ -48,10 +48,8 @@ class ReportRequest:
     sweeps: tuple[str, ...] = SWEEP_IDS
     out: Path | None = option("--out FOLDER", "Where to write; RESULTS/reports/... if left out.")
     reference: str | None = option("--reference CELL", "The cell to compare with.")
-    form: Literal["html", "pr", "matrix"] = option(
-        "--format",
-        "A report; the block of a pull request, or a table by axes, as Markdown.",
-        "html",
+    form: Literal["html", "pr"] = option(
+        "--format", "A report, or the block of a pull request as Markdown.", "html"
     )
     results: Path = RESULTS
 
