@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import platform
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
+from torch.nn.attention import SDPBackend
 
+from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.protocol import Engine
 from bench.meters.cost import MeterCost
 from bench.spec import ResolvedRun
 from bench.worker.rank_process import RankProcess, backend
+
+_TOKENS: Final = 128
 
 
 def runtime_report(
@@ -20,7 +24,8 @@ def runtime_report(
 
     gathered_bytes: sent by this rank in gathers of weights so far, by dtype on the wire.
     buffer_registration: what NCCL has registered, group by group, and why not more. transports:
-    what carries the bytes of each group, where the engine chooses that itself.
+    what carries the bytes of each group, where the engine chooses that itself. attention_kernel:
+    what torch takes for this model's attention, as `flash_attention`; None without one.
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
@@ -32,6 +37,7 @@ def runtime_report(
         "ranks": process.ranks,
         "threads_per_rank": torch.get_num_threads(),
         "device_names": _device_names(process.device),
+        "attention_kernel": attention_kernel(resolved, process.device),
         "engine": resolved.engine.name,
         "engine_code_path": engine.code_path(),
         # An engine of others may have been written before these methods were.
@@ -47,6 +53,22 @@ def runtime_report(
             "steps": cost.steps,
         }
     return report
+
+
+def attention_kernel(resolved: ResolvedRun, device: torch.device) -> str | None:
+    """By torch's own choice, for a few tokens: it goes by dtype, heads and device."""
+    shape, choice = resolved.shape, getattr(torch, "_fused_sdp_choice", None)
+    if shape is None or choice is None:
+        return None
+    dtype = TORCH_DTYPES[resolved.dtypes.compute]
+    ways = resolved.engine.tensor_parallel
+    query, key = (
+        torch.empty(1, heads // ways, _TOKENS, shape.head_dim, dtype=dtype, device=device)
+        for heads in (shape.heads, shape.kv_heads)
+    )
+    query.requires_grad_()
+    grouped = shape.heads != shape.kv_heads
+    return SDPBackend(choice(query, key, key, is_causal=True, enable_gqa=grouped)).name.lower()
 
 
 def nccl_version(which: Literal["build", "runtime"]) -> str | None:

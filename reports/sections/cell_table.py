@@ -124,7 +124,7 @@ def _row(cell: Cell, metrics: list[Metric], findings: Findings, proved: Mapping[
         cell.name,
         engine.name,
         engine.strategy or quantity.MISSING,
-        cell.dtypes,
+        cell.dtypes + cell.residual_stream,
         *((proved.get(cell.name, quantity.MISSING),) if proved else ()),
         str(cell.n),
         *(_number(cell, metric) for metric in metrics),

@@ -10,7 +10,7 @@ from typing import Literal
 from bench.derive.metrics import Metric
 from bench.derive.summary import summarise
 from bench.record import FINISHED_GOOD, STOPPED, RunRecord, RunSummary
-from bench.spec import ResolvedRun
+from bench.spec import ResolvedRun, find_engine
 
 RunClass = Literal["measured", "unsteady", "failed", "stopped", "damaged", "running"]
 
@@ -142,6 +142,14 @@ class Cell:
     def dtypes(self) -> str:
         """The dtype policy in a few words, as `bf16, comm fp32`."""
         return dtype_policy(self.resolved)
+
+    @property
+    def residual_stream(self) -> str:
+        """What layers add up in, where autocast leaves it in the dtype of the weights, else ""."""
+        row, dtypes = find_engine(self.resolved.engine.name), self.resolved.dtypes
+        main = dtypes.main_params or dtypes.compute
+        by_autocast = row is not None and row.dtypes.autocast and main != dtypes.compute
+        return f", residual stream {main}" if by_autocast else ""
 
 
 def dtype_policy(resolved: ResolvedRun) -> str:

@@ -173,6 +173,13 @@ def test_a_policy_is_named_by_what_differs():
     assert dtype_policy(resolved_run(dtype="bf16")) == "bf16, main fp32"
 
 
+@pytest.mark.parametrize(("engine", "more"), [("ddp", ", residual stream fp32"), ("mfsdp", "")])
+def test_a_cell_under_autocast_says_what_its_residual_stream_is(store, engine, more):
+    run = resolved_run(engine=engine, dtype="bf16")
+    cell = make_cell("c", records(store, Recorded(run)))
+    assert (cell.dtypes, cell.residual_stream) == ("bf16, main fp32", more)
+
+
 def test_a_run_that_drifts_has_no_time_and_one_that_runs_is_neither_finished_nor_failed(store):
     made = records(store, Recorded(RUN, milliseconds=lambda step: 100 * 1.06**step))
     run = make_cell("c", made).runs[0]

@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from small_runs import small_run
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.errors import UnsupportedError, UsageError
 from bench.launch.failure import failure_kind
@@ -21,7 +22,7 @@ from bench.launch.process import AGENT_PID_VARIABLE
 from bench.loop import NonFiniteLossError
 from bench.store.reading import read_spec
 from bench.worker.rank_process import RankProcess
-from bench.worker.runtime_report import nccl_version
+from bench.worker.runtime_report import attention_kernel, nccl_version
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,3 +178,11 @@ def test_a_captured_step_is_dead_when_its_group_is_destroyed(tmp_path):
     done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["0 of 1 captured steps live"]
+
+
+def test_the_kernel_of_attention_is_torchs_own_choice():
+    run = small_run("mfsdp")
+    with sdpa_kernel(SDPBackend.MATH):
+        assert attention_kernel(run, torch.device("cpu")) == "math"
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        assert attention_kernel(run, torch.device("cpu")) == "flash_attention"
