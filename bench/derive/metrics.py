@@ -20,7 +20,7 @@ Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
 Judge = Literal["interval", "ratio", "curve", "count"]
 """interval: of the paired ratio over blocks, for what varies from run to run. ratio: of medians,
-for what repeats almost exactly. curve: losses, step by step. count: exact, and a rise names what
+for what repeats almost exactly. curve: step by step. count: exact, and a rise names what
 rose and who called it."""
 
 _Read = TypeVar("_Read")
@@ -30,8 +30,8 @@ _Read = TypeVar("_Read")
 class MetricRule:
     """What a policy asks of one metric.
 
-    tolerance: relative change (0.02 is 2 %) that is still called equal; for `loss` the largest
-    relative distance between curves, None meaning the bound of the dtype policy. direction: "both"
+    tolerance: relative change (0.02 is 2 %) that is still called equal; of a curve the largest
+    relative distance from the base's, None meaning the bound of the dtype policy. direction: "both"
     calls every change beyond the tolerance a regression. named: whether the file asks for it; a
     required metric that is named in the file must be measured. improve: relative change for the
     better that must be shown, in the place of a tolerance; 0 asks for none.
@@ -153,7 +153,15 @@ LOSS = Metric(
     judge="curve",
     rule=MetricRule("required", None, "both"),
 )
-GRAD_NORM = Metric("grad_norm", "grad norm", "", _derived("final_grad_norm"))
+GRAD_NORM = Metric(
+    "grad_norm",
+    "grad norm",
+    "",
+    _derived("final_grad_norm"),
+    judge="curve",
+    rule=MetricRule("required", None, "both"),
+)
+"""Of the whole gradient before clipping. A wrong scale shows here alone: Adam undoes it."""
 ALLOCATOR_PEAK = Metric(
     "allocator_peak",
     "allocator peak",
@@ -227,6 +235,8 @@ COUNTS: tuple[Metric, ...] = tuple(
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
 
+CURVES: tuple[str, ...] = (LOSS.name, GRAD_NORM.name)
+"""Judged step by step."""
 OPTIONAL: tuple[Metric, ...] = MEMORY_PEAKS
 """Columns that a table has where one of its cells was measured so."""
 UNASKED: tuple[Metric, ...] = (CPU_TIME, LIVE_STORAGE, *COUNTS)

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.derive.metrics import (
+    GRAD_NORM,
     LOSS,
     MEMORY,
     METRICS,
@@ -35,8 +36,8 @@ class Change:
 
     time_change: head time / base time - 1. throughput_change: head tokens/s / base tokens/s - 1.
     throughput_ratio: head tokens/s / base tokens/s.
-    loss_difference: final losses, (head - base) / |base|. memory_change is of `memory_metric`.
-    others: of `other_metrics`, by name.
+    loss_difference, norm_difference: of final losses and gradient norms, (head - base) / |base|.
+    memory_change is of `memory_metric`. others: of `other_metrics`, by name.
     """
 
     base: Cell
@@ -48,6 +49,7 @@ class Change:
     memory_change: float | None
     others: Mapping[str, float | None]
     loss_difference: float | None
+    norm_difference: float | None
 
     @property
     def sample_note(self) -> str:
@@ -103,7 +105,8 @@ def change_between(base: Cell, head: Cell) -> Change:
         memory_metric=metric,
         memory_change=None if metric is None else less_one(_ratio(base, head, metric)),
         others={m.name: less_one(_ratio(base, head, m)) for m in other_metrics()},
-        loss_difference=_loss_difference(base, head),
+        loss_difference=_difference(base, head, LOSS),
+        norm_difference=_difference(base, head, GRAD_NORM),
     )
 
 
@@ -123,8 +126,8 @@ def less_one(ratio: float | None) -> float | None:
     return None if ratio is None else ratio - 1
 
 
-def _loss_difference(base: Cell, head: Cell) -> float | None:
-    before, after = base.value(LOSS), head.value(LOSS)
+def _difference(base: Cell, head: Cell, metric: Metric) -> float | None:
+    before, after = base.value(metric), head.value(metric)
     if before is None or after is None or before == 0:
         return None
     return (after - before) / abs(before)
@@ -139,7 +142,8 @@ def change_table(changes: Sequence[Change]) -> Table:
     ]
     others = "".join(f" | {metric.title} change" for metric in known)
     titles = (
-        f"cell | {SPEED} | memory change | <memory metric{others} | final loss difference | <runs"
+        f"cell | {SPEED} | memory change | <memory metric{others} | final loss difference"
+        " | final gradient norm difference | <runs"
     )
     return Table.of(titles, (_row(change, known) for change in changes))
 
@@ -152,6 +156,7 @@ def _row(change: Change, others: Sequence[Metric]) -> tuple[str, ...]:
         change.memory_metric.title if change.memory_metric else quantity.MISSING,
         *(quantity.change(change.others[metric.name]) for metric in others),
         quantity.difference(change.loss_difference, signed=True),
+        quantity.difference(change.norm_difference, signed=True),
         change.sample_note,
     )
 
@@ -220,10 +225,12 @@ def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
 
 def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:
     if parity is not None and parity.verdict == "diverges":
-        return "loss moved", (
-            f"differs from the same dtype policy's reference by "
-            f"{quantity.difference(parity.max_relative)} (relative) at step {parity.at_step}"
-        )
+        apart = f"{quantity.difference(parity.max_relative)} (relative) at step {parity.at_step}"
+        if parity.moved != "loss" and parity.norms is not None:
+            first, middle = map(quantity.difference, parity.norms)
+            apart = f"{first} (relative) at the first step, {middle} in the median"
+        why = f"differs from the same dtype policy's reference by {apart}"
+        return f"{parity.moved} moved", why
     moved = change.loss_difference
     if moved is None:
         return None

@@ -1,4 +1,4 @@
-"""Loss parity: do cells that should compute the same thing report the same losses?
+"""Loss parity: do cells that should compute the same report the same losses and gradient norms?
 
 Cells belong to one group when model, data, training settings, dtypes and device type agree; then
 every engine starts from the same weights and consumes the same global batches, and only the order
@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean, median
 from typing import Literal
 
+from bench.derive.metrics import GRAD_NORM
 from bench.derive.summary import common_steps
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
@@ -29,6 +31,9 @@ SPREAD_FACTOR = 3.0
 
 CALIBRATION_LIMIT = 4.0
 """The calibrated bound never passes this many unit roundoffs: a broken engine is no yardstick."""
+
+NORM_FACTOR = 10.0
+"""The median difference of gradient norms may be this many times what losses may differ by."""
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53}
 """Largest relative error of one rounding to nearest (half the distance of neighbours)."""
@@ -47,7 +52,8 @@ class ParityRow:
     """One cell against its group's reference, the worst of its runs.
 
     max_relative: largest |loss - reference| / |reference| over the compared steps; `at_step` is
-    where. first_divergent_step: first step beyond the bound, None if there is none.
+    where. norms: `Distances` of gradient norms, None where a side has none. first_divergent_step:
+    first step beyond a bound, None if there is none. moved: what is, `loss` where both are.
     """
 
     cell: Cell
@@ -55,7 +61,9 @@ class ParityRow:
     steps: int = 0
     max_relative: float | None = None
     at_step: int | None = None
+    norms: tuple[float, float] | None = None
     first_divergent_step: int | None = None
+    moved: str = ""
 
 
 @dataclass(frozen=True)
@@ -112,16 +120,41 @@ def tolerance_for(resolved: ResolvedRun) -> Tolerance:
     return Tolerance(bound, why)
 
 
-def losses(record: RunRecord) -> list[float]:
-    """Mean loss over ranks of step 1, 2, ...; ends at the first step that a rank lacks.
+@dataclass(frozen=True)
+class Distances:
+    """How far two curves are apart: two numbers of the relative differences of their steps.
 
-    Empty where nothing is trained.
+    Of losses the largest and the mean. A gradient norm amplifies rounding a hundred times where it
+    peaks, so of norms the first step counts, which both sides begin with the same weights, and the
+    median of all. words: what the two numbers are. factor: of the second one's bound.
     """
-    found = []
+
+    of: Callable[[Sequence[float]], tuple[float, float]]
+    words: tuple[str, str]
+    factor: float = 1.0
+
+    def bounds(self, bound: float) -> tuple[float, float]:
+        """Of both numbers, where losses may be so far apart."""
+        return bound, bound * self.factor
+
+
+LOSSES = Distances(lambda steps: (max(steps), fmean(steps)), ("at most", "on average"))
+NORMS = Distances(
+    lambda steps: (steps[0], median(steps)), ("at the first step", "in the median"), NORM_FACTOR
+)
+
+
+def losses(record: RunRecord, name: str = "loss") -> list[float]:
+    """Mean loss, or gradient norm, over ranks of step 1, 2, ...; empty where nothing is trained.
+
+    Ends before the first step that a rank lacks.
+    """
+    found: list[float] = []
     for ranks in common_steps(record.steps):
-        values = [sample.loss for sample in ranks if sample.loss is not None]
-        if len(values) == len(ranks):
-            found.append(sum(values) / len(values))
+        values = [value for sample in ranks if (value := getattr(sample, name)) is not None]
+        if len(values) < len(ranks):
+            break
+        found.append(sum(values) / len(values))
     return found
 
 
@@ -184,32 +217,43 @@ def _is_established(cell: Cell) -> bool:
 
 
 def _row(cell: Cell, reference: Cell, tolerance: Tolerance, *, alone: bool) -> ParityRow:
-    base = losses(reference.finished[0].record)
+    base = reference.finished[0].record
     if cell is reference:
         verdict: Verdict = "nothing to compare with" if alone else "reference"
-        return ParityRow(cell, verdict, steps=len(base))
-    candidates = [_compared(cell, losses(r.record), base, tolerance) for r in cell.finished]
+        return ParityRow(cell, verdict, steps=len(losses(base)))
+    candidates = [_compared(cell, run.record, base, tolerance.bound) for run in cell.finished]
     return max(candidates, key=_badness)
 
 
-def _compared(
-    cell: Cell, head: Sequence[float], base: Sequence[float], tolerance: Tolerance
-) -> ParityRow:
-    differences = relative_differences(head, base)
+def _compared(cell: Cell, head: RunRecord, base: RunRecord, bound: float) -> ParityRow:
+    ours, theirs = losses(head), losses(base)
+    differences = relative_differences(ours, theirs)
     if not differences:
         return ParityRow(cell, "steps differ")
     worst = max(range(len(differences)), key=differences.__getitem__)
-    beyond = (i + 1 for i, value in enumerate(differences) if value > tolerance.bound)
-    first = next(beyond, None)
-    verdict: Verdict = "parity" if first is None else "diverges"
-    if first is None and len(head) != len(base):
-        verdict = "steps differ"
-    return ParityRow(cell, verdict, len(differences), differences[worst], worst + 1, first)
+    norms = relative_differences(losses(head, GRAD_NORM.name), losses(base, GRAD_NORM.name))
+    row = ParityRow(
+        cell,
+        "parity" if len(ours) == len(theirs) else "steps differ",
+        len(differences),
+        differences[worst],
+        worst + 1,
+        NORMS.of(norms) if norms else None,
+    )
+    most = NORMS.bounds(bound)
+    if differences[worst] > bound:
+        step, moved = next(i for i, one in enumerate(differences, 1) if one > bound), "loss"
+    elif row.norms is not None and (row.norms[0] > most[0] or row.norms[1] > most[1]):
+        late = next(i for i, one in enumerate(norms, 1) if one > most[1] or i == len(norms))
+        step, moved = 1 if row.norms[0] > most[0] else late, "gradient norm"
+    else:
+        return row
+    return replace(row, verdict="diverges", first_divergent_step=step, moved=moved)
 
 
 def _badness(row: ParityRow) -> tuple[int, float]:
     order = {"parity": 0, "steps differ": 1, "diverges": 2}
-    return order.get(row.verdict, 0), row.max_relative or 0.0
+    return order.get(row.verdict, 0), max(row.max_relative or 0.0, *(row.norms or ()))
 
 
 def _repeat_spread(cell: Cell) -> float | None:

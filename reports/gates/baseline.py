@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Annotated, Any
@@ -16,10 +17,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from bench.derive.counts import CountRow, StepCounts, by_name
 from bench.derive.hardware import HardwareKey
-from bench.derive.metrics import STEP_TIME
+from bench.derive.metrics import GRAD_NORM, LOSS, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
-from reports.gates.cell_samples import CellSamples, LossCurve
+from reports.gates.cell_samples import CellSamples, Curve
 
 BASELINE_VERSION = 2
 CURVE_POINTS = 32
@@ -28,7 +29,7 @@ _AMOUNTS = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
 _NUMBER_LIST = re.compile(r"\[\s+([-+0-9.eE,\s]+?)\s+\]")
 
 
-class _Losses(BaseModel):
+class _Curve(BaseModel):
     """A curve that `runs` runs had, bit for bit."""
 
     runs: int
@@ -56,7 +57,8 @@ class _CellDocument(BaseModel):
     values: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
     not_steady: int
     loss_bound: float
-    losses: list[_Losses]
+    losses: list[_Curve]
+    grad_norms: list[_Curve] = []
     counts: dict[str, dict[str, list[int]]] = {}
     nodes: tuple[str, ...] = ()
 
@@ -72,10 +74,6 @@ class _CellDocument(BaseModel):
 
     @classmethod
     def of(cls, cell: CellSamples) -> _CellDocument:
-        curves: dict[str, _Losses] = {}
-        for curve in cell.curves:  # repeats are often bitwise equal: one stands for all of them
-            runs = curves[curve.digest].runs + 1 if curve.digest in curves else 1
-            curves[curve.digest] = _Losses(runs=runs, **asdict(curve))
         counts: dict[str, dict[str, list[int]]] = {}
         for name, row in by_name(cell.counts.rows if cell.counts else ()).items():
             counts.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
@@ -85,7 +83,8 @@ class _CellDocument(BaseModel):
                 name: [_kept(value) for value in found.values()]
                 for name, found in cell.values.items()
             },
-            "losses": list(curves.values()),
+            "losses": _kept_curves(cell.curves[LOSS.name]),
+            "grad_norms": _kept_curves(cell.curves[GRAD_NORM.name]),
             "nodes": tuple(sorted(cell.nodes)),
             "counts": counts,
         }
@@ -93,20 +92,32 @@ class _CellDocument(BaseModel):
 
     def samples(self, hardware: HardwareKey) -> CellSamples:
         """The cell, measured on `hardware`; its numbers have lost their blocks."""
-        other = ("values", "losses", "counts", "nodes")
+        other = ("values", "losses", "grad_norms", "counts", "nodes")
         plain = {name: value for name, value in self if name not in other}
         return CellSamples(
             **plain,
             hardware=hardware,
             values={name: dict(enumerate(numbers)) for name, numbers in self.values.items()},
-            curves=tuple(
-                LossCurve(one.steps, one.values, one.digest)
-                for one in self.losses
-                for _ in range(one.runs)
-            ),
+            curves={
+                LOSS.name: _read_curves(self.losses),
+                GRAD_NORM.name: _read_curves(self.grad_norms),
+            },
             counts=_read_counts(self.counts),
             nodes=frozenset(self.nodes),
         )
+
+
+def _kept_curves(curves: Sequence[Curve]) -> list[_Curve]:
+    """Repeats are often bitwise equal: one stands for all of them."""
+    runs = Counter(curve.digest for curve in curves)
+    return [
+        _Curve(runs=runs[digest], **asdict(curve))
+        for digest, curve in {curve.digest: curve for curve in curves}.items()
+    ]
+
+
+def _read_curves(kept: Sequence[_Curve]) -> tuple[Curve, ...]:
+    return tuple(Curve(one.steps, one.values, one.digest) for one in kept for _ in range(one.runs))
 
 
 def _kept(value: float) -> float:
@@ -191,8 +202,13 @@ def make_baseline(name: str, sweep: str, saved_utc: str, cells: Sequence[CellSam
     if len(kinds) > 1:
         found = "; ".join(sorted(kind.describe() for kind in kinds))
         raise NotComparableError(f"{sweep} was measured on different hardware: {found}")
-    thinned = (replace(cell, curves=tuple(map(_thinned, cell.curves))) for cell in cells)
-    return Baseline(name, sweep, saved_utc, tuple(thinned))
+    thinned = tuple(
+        replace(
+            cell, curves={name: tuple(map(_thinned, all_)) for name, all_ in cell.curves.items()}
+        )
+        for cell in cells
+    )
+    return Baseline(name, sweep, saved_utc, thinned)
 
 
 def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
@@ -251,7 +267,7 @@ def _differs(candidate: Baseline, current: Baseline) -> str:
     return ""
 
 
-def _thinned(curve: LossCurve) -> LossCurve:
+def _thinned(curve: Curve) -> Curve:
     count = len(curve.steps)
     if count <= CURVE_POINTS:
         return curve

@@ -10,15 +10,15 @@ from math import isfinite
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
 from bench.derive.live_storage import LiveStorage, live_storage
-from bench.derive.metrics import STEP_TIME, Metric, judged_metrics
+from bench.derive.metrics import CURVES, STEP_TIME, Metric, judged_metrics
 from reports.comparisons.parity import losses, tolerance_for
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
 
 @dataclass(frozen=True)
-class LossCurve:
-    """Losses of one run by step. digest: SHA-256 of every loss, bit for bit.
+class Curve:
+    """Losses, or gradient norms, of one run by step. digest: SHA-256 of every one, bit for bit.
 
     steps, values: all of them, or (in a baseline) some of them, the last included.
     """
@@ -28,8 +28,8 @@ class LossCurve:
     digest: str
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> LossCurve:
-        """The curve of losses of step 1, 2, ..."""
+    def of(cls, values: Sequence[float]) -> Curve:
+        """The curve of the values of step 1, 2, ..."""
         text = "\n".join(float(value).hex() for value in values)
         digest = hashlib.sha256(text.encode()).hexdigest()[:16]
         return cls(tuple(range(1, len(values) + 1)), tuple(values), digest)
@@ -40,8 +40,8 @@ class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
-    time counts). curves: losses, one per finished run. loss_bound: relative difference that the
-    dtypes explain.
+    time counts). curves: metric -> one of each finished run; empty where there is none.
+    loss_bound: relative difference of losses that the dtypes explain.
     not_steady: finished runs without a time.
     why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
@@ -57,7 +57,7 @@ class CellSamples:
     commit: str
     tokens_per_step: float
     values: Mapping[str, Mapping[int, float]]
-    curves: tuple[LossCurve, ...]
+    curves: Mapping[str, tuple[Curve, ...]]
     loss_bound: float
     not_steady: int = 0
     why_not_steady: tuple[str, ...] = ()
@@ -100,7 +100,9 @@ def cell_samples(cell: Cell) -> CellSamples:
         commit=str(entries(record.environment, "git").get("commit") or ""),
         tokens_per_step=float(record.resolved.tokens_per_step),
         values=values,
-        curves=tuple(LossCurve.of(losses(run.record)) for run in counted),
+        curves={
+            name: tuple(Curve.of(losses(run.record, name)) for run in counted) for name in CURVES
+        },
         loss_bound=tolerance_for(record.resolved).bound,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
         why_not_steady=_why_not_steady(counted),

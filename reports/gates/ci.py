@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
+from bench.derive.metrics import CURVES
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import interval_text
 from reports.gates.judgement import Judgement
@@ -74,9 +75,9 @@ def sentence(one: Judgement) -> str:
             f"{quantity.ratio(one.throughput_ratio)}, interval of the change "
             f"{interval_text(one.interval)}"
         )
-    elif one.change is not None and one.metric != "loss":
+    elif one.change is not None and one.metric not in CURVES:
         parts.append(f"change {quantity.change(one.change, 2)}")
-    if one.tolerance is not None and one.metric != "loss":
+    if one.tolerance is not None and one.metric not in CURVES:
         parts.append(f"tolerance {quantity.share(one.tolerance, 1)}")
     if one.reason:
         parts.append(one.reason)

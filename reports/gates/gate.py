@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from bench.derive.hardware import HardwareKey
 from bench.derive.live_storage import risen
 from bench.derive.metrics import (
+    GRAD_NORM,
     LIVE_STORAGE,
     STEP_TIME,
     UNASKED,
     Metric,
     MetricRule,
 )
+from reports.comparisons.parity import LOSSES, NORMS
 from reports.gates.cell_samples import CellSamples, shared_metric
 from reports.gates.count_gate import judge_count, unused
+from reports.gates.curve_gate import judge_curve
 from reports.gates.judgement import (
     Judgement,
     MetricSamples,
@@ -23,7 +26,6 @@ from reports.gates.judgement import (
     judge_values,
     unmeasured,
 )
-from reports.gates.loss_gate import judge_loss
 from reports.gates.noise import NoiseCalibration
 from reports.gates.pairing import Pair, Sides
 from reports.gates.policy import Policy
@@ -100,7 +102,7 @@ def gate(
         elif metric.judge == "count":
             judgements += [judge_count(pair, metric, rule, policy.allowed) for pair in pairs]
         elif metric.judge == "curve":
-            judgements += [_loss(pair, metric, rule) for pair in pairs]
+            judgements += [_curve(pair, metric, rule) for pair in pairs]
         else:
             judgements += [_ratio(pair, metric, rule) for pair in pairs]
     order = {pair.label: index for index, pair in enumerate(sides.pairs)}
@@ -116,12 +118,13 @@ def gate(
 
 def _is_asked(metric: Metric, pair: Pair) -> bool:
     if metric.judge == "curve":
-        return _has_losses(pair)
+        return any(has_curve(side, metric) for side in (pair.base, pair.head))
     return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
-def _has_losses(pair: Pair) -> bool:
-    return any(curve.values for curve in (*pair.base.curves, *pair.head.curves))
+def has_curve(side: CellSamples, metric: Metric) -> bool:
+    """Whether a run of it has the metric at any step."""
+    return any(curve.values for curve in side.curves.get(metric.name, ()))
 
 
 def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = False) -> str:
@@ -220,13 +223,16 @@ def _who_holds_more(pair: Pair) -> str:
     return f"over all ranks {', '.join(texts)}" if texts else ""
 
 
-def _loss(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
-    if not _has_losses(pair):
-        why = "nothing is trained, so there is no loss"
-        return unmeasured(pair.label, metric, rule, why)
-    bound = pair.head.loss_bound if rule.tolerance is None else rule.tolerance
-    found = judge_loss(pair.base.curves, pair.head.curves, rule.mode, bound)
-    before, after = (side.curves[0].values[-1:] for side in (pair.base, pair.head))
+def _curve(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
+    if not has_curve(pair.base, metric):
+        return unmeasured(pair.label, metric, rule, f"no {metric.title} of the base")
+    base, head = (side.curves[metric.name] for side in (pair.base, pair.head))
+    distances = NORMS if metric is GRAD_NORM else LOSSES
+    bounds = distances.bounds(pair.head.loss_bound)
+    if rule.tolerance is not None:
+        bounds = (rule.tolerance, rule.tolerance)
+    found = judge_curve(base, head, rule.mode, bounds, distances)
+    before, after = (side[0].values[-1:] for side in (base, head))
     change = (after[0] - before[0]) / abs(before[0]) if before and after and before[0] else None
     return Judgement(
         cell=pair.label,
@@ -238,8 +244,8 @@ def _loss(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         head=after[0] if after else None,
         ratio=None if change is None else 1 + change,
         tolerance=found.bound,
-        n_base=len(pair.base.curves),
-        n_head=len(pair.head.curves),
+        n_base=len(base),
+        n_head=len(head),
         detail=rule.mode,
     )
 

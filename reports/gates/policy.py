@@ -23,6 +23,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from bench.derive.metrics import (
+    CURVES,
     Direction,
     LossMode,
     Metric,
@@ -141,7 +142,7 @@ class _RuleSection(_Section):
         return self
 
 
-class _LossSection(_RuleSection):
+class _CurveSection(_RuleSection):
     direction: Literal["both"] = "both"
     improve: Literal[0] = 0
     mode: LossMode = "spread"
@@ -159,7 +160,7 @@ class _CountSection(_Section):
     gate: Requirement = "required"
 
 
-_SECTIONS: dict[str, type[_Section]] = {"curve": _LossSection, "count": _CountSection}
+_SECTIONS: dict[str, type[_Section]] = {"curve": _CurveSection, "count": _CountSection}
 
 
 def _section(metric: Metric) -> type[_Section]:
@@ -206,8 +207,8 @@ def _message(error: ErrorDetails) -> str:
             text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
         case "value_error":
             text = f"{key}: {error['ctx']['error']}"
-        case "literal_error" if where[1:] == ("loss", "direction"):
-            text = "loss: a curve that moves is a change either way"
+        case "literal_error" if where[1] in CURVES and key == "direction":
+            text = f"{where[1]}: a curve that moves is a change either way"
         case "literal_error":
             expected = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
             text = f"{key}: expected one of {expected}, found {found!r}"

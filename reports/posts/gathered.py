@@ -34,6 +34,7 @@ class Delta:
     interval: tuple[float, float] | None
     memory: float | None
     loss: float | None
+    norm: float | None
     runs: str
 
 
@@ -98,6 +99,7 @@ def _of_pair(pair: EvidencePair) -> Delta:
         None,
         pair.change(lambda run: run.peak_bytes),
         pair.loss,
+        pair.change(lambda run: run.grad_norm),
         "n=1, no interval",
     )
 
@@ -129,6 +131,7 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
         None if interval is None else (interval[0] - 1, interval[1] - 1),
         change.memory_change,
         change.loss_difference,
+        change.norm_difference,
         runs,
     )
 
@@ -150,7 +153,11 @@ def _measured_parity(measured: Findings) -> list[str]:
         rows = [row for row in group.rows if row.verdict != "reference"]
         compared = [row for row in rows if row.verdict != "nothing to compare with"]
         good = sum(row.verdict == "parity" for row in compared)
-        words = [f"{row.cell.name} {row.verdict}" for row in rows if row.verdict != "parity"]
+        words = [
+            f"{row.cell.name} {row.verdict}" + (f" ({row.moved})" if row.moved else "")
+            for row in rows
+            if row.verdict != "parity"
+        ]
         if compared:
             words = [f"{good} of {quantity.counted(len(compared), 'cell')} in parity", *words]
         if words:

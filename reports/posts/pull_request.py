@@ -11,6 +11,9 @@ from reports.renderers import markdown, quantity
 from reports.renderers.table import Table, folded
 
 MOST_LINES = 59
+_TITLES = (
+    "run | <against | time | interval | throughput | ratio | memory | loss | grad norm | <runs"
+)
 _MOST_DELTAS = 10
 _MOST_DOUBTS = 5
 _MOST_COMMANDS = 3
@@ -23,8 +26,7 @@ def pull_request(found: Gathered) -> str:
     parts = [f"### {markdown.escape(found.title)}"]
     if found.deltas:
         rows = [_row(delta) for delta in found.deltas[:_MOST_DELTAS]]
-        titles = "run | <against | time | interval | throughput | ratio | memory | loss | <runs"
-        table, alike = folded(Table.of(titles, rows))
+        table, alike = folded(Table.of(_TITLES, rows))
         parts.append(markdown.table(table))
         parts += [f"In every row: {markdown.escape(alike)}."] if alike else []
         more = len(found.deltas) - _MOST_DELTAS
@@ -80,6 +82,7 @@ def _row(delta: Delta) -> tuple[str, ...]:
         quantity.ratio(delta.ratio),
         _unbroken(quantity.change(delta.memory, 2)),
         _unbroken(quantity.change(delta.loss, 3)),
+        _unbroken(quantity.change(delta.norm, 2)),
         delta.runs,
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.comparisons.parity import ParityGroup, ParityRow
+from reports.comparisons.parity import NORMS, ParityGroup, ParityRow
 from reports.findings import Findings
 from reports.plots.loss import loss_figure, most_different
 from reports.plots.style import looks
@@ -18,8 +18,10 @@ def parity_section(findings: Findings) -> Section:
     blocks: list[Block] = [
         Paragraph(
             "Cells with the same model, data, batch, optimizer and dtype policy should report the "
-            "same losses. Each is compared step by step with the reference cell of its policy; it "
-            "is in parity if the relative difference stays within the bound at every step."
+            "same losses and gradient norms. Each is compared step by step with the reference cell "
+            "of its policy; it is in parity if the relative difference of losses stays within the "
+            "bound at every step, and that of gradient norms at the first step, where all weights "
+            "are equal, and its median over the steps within ten times the bound."
         ),
         TableBlock(parity_table(findings.parity)),
     ]
@@ -41,7 +43,8 @@ def parity_table(groups: tuple[ParityGroup, ...]) -> Table:
     """All groups in one table, their reference cells set off."""
     return Table.of(
         "cell | dtype policy | verdict | steps compared | max relative difference | at step"
-        " | bound | first divergent step",
+        " | bound | gradient norm, step 1 | gradient norm, median | its bound"
+        " | first divergent step",
         (_row(group, row) for group in groups for row in group.rows),
         left=3,
     )
@@ -58,6 +61,8 @@ def _row(group: ParityGroup, row: ParityRow) -> Row:
         quantity.difference(row.max_relative),
         str(row.at_step) if compared and row.max_relative else quantity.MISSING,
         f"{group.tolerance.bound:.1e}" if compared else quantity.MISSING,
+        *map(quantity.difference, row.norms or (None, None)),
+        f"{NORMS.bounds(group.tolerance.bound)[1]:.1e}" if row.norms else quantity.MISSING,
         str(row.first_divergent_step or "none") if compared else quantity.MISSING,
     )
     return Row(texts, kinds.get(row.verdict, "plain"))

@@ -12,7 +12,7 @@ import shlex
 from collections.abc import Sequence
 from statistics import fmean
 
-from bench.derive.metrics import LOSS, STEP_TIME, WIRE_BYTES
+from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.comparisons.change import (
@@ -85,7 +85,7 @@ def _is_faster_at_a_price(result: GateResult) -> bool:
     """With the losses of the base: what a metric that regressed is worth, nobody has said."""
     worse = {one.metric for one in result.of("regressed")} - {STEP_TIME.name}
     slower = [one for one in result.of("regressed") if one.metric == STEP_TIME.name]
-    losses = [one.verdict for one in result.judgements if one.metric == LOSS.name]
+    losses = [one.verdict for one in result.judgements if one.metric in CURVES]
     return bool(_times(result) and worse) and not slower and {*losses} == {"equivalent"}
 
 

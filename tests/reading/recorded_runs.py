@@ -99,6 +99,7 @@ class Recorded:
     steps: int | None = None
     speed: float = 1.0
     loss_shift: float = 0.0
+    norm_scale: float = 1.0
     noise: float = 1.0
     seed: int = 0
     started: str | None = "2026-03-01T10:00:00.000Z"
@@ -177,7 +178,7 @@ def write_samples(folder: RunFolder, run: Recorded, rank: int, count: int) -> No
             milliseconds=run.milliseconds(step) if run.milliseconds else measured,
             loss=true_loss * (1 + run.noise * rounding.gauss(0, unit) + run.loss_shift)
             + 0.01 * (rank - 0.5),
-            grad_norm=1.4 * 0.97**step,
+            grad_norm=1.4 * 0.97**step * run.norm_scale,
             learning_rate=3e-4,
             tokens=resolved.tokens_per_step // resolved.launch.ranks,
             wire_bytes=None if resolved.engine.name == "single" else int(60e6 * (2.0 - share)),
@@ -345,6 +346,7 @@ class Arm:
     more_memory: float = 1.0
     more_bytes: float = 1.0
     loss_shift: float = 0.0
+    norm_scale: float = 1.0
     code: str = "code-1"
     states: Mapping[int, str] | None = None
     hardware: Mapping[str, Any] | None = None
@@ -415,7 +417,7 @@ def _of_arm(
             step=step,
             milliseconds=level * slow * rng.gauss(1.0, 0.004),
             loss=(2.0 + 3.0 * 0.9**step) * (1 + arm.loss_shift),
-            grad_norm=1.0,
+            grad_norm=arm.norm_scale,
             learning_rate=1e-3,
             tokens=resolved.tokens_per_step // resolved.launch.ranks,
             wire_bytes=int(1_000_000 * arm.more_bytes),

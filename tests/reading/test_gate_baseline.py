@@ -48,7 +48,7 @@ def test_it_is_small_enough_to_be_reviewed_and_still_tells_bitwise_equality(stor
     assert len(text.splitlines()) < 60
     assert len(text) < 4000
     kept = reread(saved(store))
-    curve = kept.cells[0].curves[0]
+    curve = kept.cells[0].curves["loss"][0]
     assert len(curve.steps) == CURVE_POINTS
     assert (curve.steps[0], curve.steps[-1]) == (1, 400)
     bitwise = Policy({**default_rules(), "loss": MetricRule("required", None, "both", "bitwise")})

@@ -20,6 +20,7 @@ metrics:
   throughput: {tolerance: 0.05}
   memory: {tolerance: 1%, direction: both}
   loss: {mode: bitwise}
+  grad_norm: {tolerance: 0.1%}
   wire_bytes: {gate: off}
 """
 
@@ -42,8 +43,9 @@ def test_every_key_is_read(policy):
     assert (rules["throughput"].tolerance, rules["throughput"].gate) == (0.05, "required")
     assert (rules["memory"].tolerance, rules["memory"].direction) == (0.01, "both")
     assert rules["loss"].mode == "bitwise"
+    assert (rules["grad_norm"].mode, rules["grad_norm"].tolerance) == ("spread", 0.001)
     asked = {metric.name: rule for metric, rule in found.active() if metric not in UNASKED}
-    assert list(asked) == ["step_time", "throughput", "memory", "loss"]
+    assert list(asked) == ["step_time", "throughput", "memory", "loss", "grad_norm"]
     assert all(rule.named for rule in asked.values())
 
 

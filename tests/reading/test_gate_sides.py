@@ -207,7 +207,7 @@ def test_the_three_numbers_of_speed_are_always_together(slower):
 def test_junit_has_a_case_per_cell_and_metric_and_skips_what_was_pruned(slower):
     suite = ET.fromstring(ci.to_junit(slower)).find("testsuite")
     cases = {(c.get("classname"), c.get("name")): c for c in suite.iter("testcase")}
-    assert len(cases) == 3 * 4 + 1
+    assert len(cases) == 3 * 5 + 1
     assert cases["ddp", "step_time"].find("failure") is not None
     assert cases["ddp", "memory"].find("failure") is None
     assert "too-few-devices" in cases["cuda", "pruned"].find("skipped").get("message")

@@ -10,15 +10,15 @@ import pytest
 from recorded_runs import ONE, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import CPU_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
-from reports.comparisons.parity import relative_differences
-from reports.gates.cell_samples import LossCurve
+from reports.comparisons.parity import NORMS, relative_differences
+from reports.gates.cell_samples import Curve, cell_samples
 from reports.gates.ci import to_junit
+from reports.gates.curve_gate import SPREAD_FACTOR, judge_curve
 from reports.gates.gate import gate
 from reports.gates.gate_text import headline
 from reports.gates.judgement import Judgement, MetricSamples, judge_intervals, judge_values
-from reports.gates.loss_gate import SPREAD_FACTOR, judge_loss
-from reports.gates.pairing import sides_of_arms
-from reports.gates.policy import Policy
+from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
+from reports.gates.policy import Policy, parse_policy
 
 TIME = default_rules()["step_time"]
 STEPS = 40
@@ -187,11 +187,9 @@ def test_a_time_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_o
     assert judged[0].reason == "1 of 2 runs of the base measure nothing above zero"
 
 
-def curve(
-    shift: float = 0.0, *, from_step: int = 1, noise: float = 0.0, seed: int = 0
-) -> LossCurve:
+def curve(shift: float = 0.0, *, from_step: int = 1, noise: float = 0.0, seed: int = 0) -> Curve:
     rng = random.Random(seed)
-    return LossCurve.of(
+    return Curve.of(
         [
             (2 + 3 * 0.9**step) * (1 + (shift if step >= from_step else 0.0) + rng.gauss(0, noise))
             for step in range(1, STEPS + 1)
@@ -201,7 +199,7 @@ def curve(
 
 NEAR = [curve(noise=1e-4, seed=seed) for seed in range(3)]
 MOVED = curve(0.01, from_step=21, noise=1e-4, seed=9)
-BROKEN = LossCurve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
+BROKEN = Curve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
 UNSTABLE = [curve(), curve(1e-9, from_step=3)]
 
 
@@ -217,14 +215,14 @@ UNSTABLE = [curve(), curve(1e-9, from_step=3)]
         ([curve()], [curve(-0.01)], "spread", "regressed", ""),
         ([curve()], [curve(), curve(0.01)], "spread", "regressed", ""),
         ([curve()], [BROKEN], "spread", "regressed", "first divergent step 5:"),
-        ([curve()], [LossCurve.of(curve().values[:30])], "spread", "regressed", "30, 40"),
-        ([curve()], [LossCurve.of([])], "spread", "regressed", ""),
+        ([curve()], [Curve.of(curve().values[:30])], "spread", "regressed", "30, 40"),
+        ([curve()], [Curve.of([])], "spread", "regressed", ""),
         # Without repeats the bound is the tolerance, and that is said.
         ([curve()], [curve(1e-6)], "spread", "equivalent", "no repeats"),
     ],
 )
 def test_a_loss_that_differs_is_named_with_its_first_step(base, head, mode, verdict, said):
-    found = judge_loss(base, head, mode, 1e-5)
+    found = judge_curve(base, head, mode, (1e-5, 1e-5))
     assert found.verdict == verdict
     assert said in found.reason
 
@@ -232,7 +230,7 @@ def test_a_loss_that_differs_is_named_with_its_first_step(base, head, mode, verd
 def test_a_curve_within_the_spread_of_repeats_is_equal():
     base = [curve(noise=0.01, seed=seed) for seed in range(4)]
     apart = (relative_differences(a.values, b.values) for a, b in combinations(base, 2))
-    found = judge_loss(base, [curve(noise=0.01, seed=9)], "spread", 1e-5)
+    found = judge_curve(base, [curve(noise=0.01, seed=9)], "spread", (1e-5, 1e-5))
     assert found.verdict == "equivalent"
     assert found.bound == pytest.approx(SPREAD_FACTOR * max(map(max, apart)))
     assert "n=4" in found.reason
@@ -241,9 +239,51 @@ def test_a_curve_within_the_spread_of_repeats_is_equal():
 def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     base = [curve(noise=0.002, seed=seed) for seed in range(3)]
     head = curve(0.009, noise=0.002, seed=9)
-    found = judge_loss(base, [head], "spread", 1e-5)
+    found = judge_curve(base, [head], "spread", (1e-5, 1e-5))
     assert max(relative_differences(head.values, base[0].values)) < found.bound
     assert found.verdict == "regressed"
+
+
+def test_a_gradient_four_times_too_large_regresses_where_every_loss_is_the_same(store):
+    found = judged_arms(store, norm_scale=4.0, blocks=2, cells=ONE)
+    verdicts = {one.metric: (one.verdict, one.required) for one in found.judgements}
+    assert verdicts["loss"] == ("equivalent", True)
+    assert verdicts["grad_norm"] == ("regressed", True)
+    assert "grad_norm (spread) +300.0 %" in headline(found)
+    written = to_junit(found)
+    assert 'type="regressed"' in written
+    assert "first divergent step 1" in written
+
+
+def test_norms_may_part_where_they_peak_but_not_at_the_first_step_nor_in_the_median():
+    base = [Curve.of([1.0] * STEPS)]
+    bounds = NORMS.bounds(1e-5)
+    for moved, verdict in (
+        ({7: 1.2}, "equivalent"),
+        ({1: 1 + 2e-5}, "regressed"),
+        (dict.fromkeys(range(10, 40), 1 + 2e-4), "regressed"),
+        (dict.fromkeys(range(10, 40), 1 + 5e-5), "equivalent"),
+    ):
+        head = [Curve.of([moved.get(step, 1.0) for step in range(1, STEPS + 1)])]
+        found = judge_curve(base, head, "spread", bounds, NORMS)
+        assert (found.verdict, moved) == (verdict, moved)
+
+
+def test_a_policy_may_ask_for_every_bit_of_the_gradient_norms(store):
+    judged_arms(store, norm_scale=1 + 1e-9, blocks=2, cells=ONE)
+    policy = parse_policy({"metrics": {"grad_norm": {"mode": "bitwise"}}}, lambda _: 0, "p.yaml")
+    sides = sides_of_arms(store, "gate", None, None)
+    (norm,) = (o for o in gate(sides, policy, lambda _: None).judgements if o.metric == "grad_norm")
+    assert (norm.verdict, norm.detail) == ("regressed", "bitwise")
+
+
+def test_a_baseline_of_before_that_has_no_norms_regresses_nothing(store):
+    record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
+    (base,) = map(cell_samples, cells_of(store, "gate", None))
+    older = replace(base, curves=base.curves | {"grad_norm": ()})
+    found = gate(sides_of_baseline(store, "main", [older], "gate"), Policy(), lambda _: None)
+    (norm,) = (one for one in found.judgements if one.metric == "grad_norm")
+    assert (norm.verdict, norm.required) == ("unmeasured", False)
 
 
 def test_a_negative_loss_that_rises_has_a_positive_change(store):

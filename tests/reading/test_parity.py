@@ -58,6 +58,14 @@ def test_a_shifted_loss_diverges_at_the_first_step_beyond_the_bound(store, engin
     assert row.max_relative == pytest.approx(1e-3, rel=0.05)
 
 
+def test_a_cell_whose_losses_agree_and_gradient_norms_do_not_diverges(store):
+    (group,) = of_two(store, norm_scale=4.0)
+    (row,) = [one for one in group.rows if one.cell.name == "b"]
+    assert (row.verdict, row.moved, row.first_divergent_step) == ("diverges", "gradient norm", 1)
+    assert row.max_relative < group.tolerance.bound
+    assert row.norms == pytest.approx((3.0, 3.0))
+
+
 @pytest.mark.parametrize("changes", [{"steps": 15}, {"state": "nan"}])
 def test_a_failed_cell_and_one_that_lacks_steps_take_no_part(store, changes):
     assert list(verdicts(of_two(store, **changes))) == ["a"]

@@ -84,7 +84,15 @@ def test_the_block_of_arms_has_their_intervals_and_every_loss_that_moved(store) 
         low, high = row[3].split(" to ")
         assert (low[0], high[0]) == ("+", "+") if slower else low != high
         assert row[-1] == f"n=8, {'regressed' if slower else 'equivalent'}"
-    assert "ddp \\[wrong\\] diverges, zero1 \\[wrong\\] diverges, zero3 \\[wrong\\] div" in text
+    assert "ddp \\[wrong\\] diverges (loss), zero1 \\[wrong\\] diverges (loss)" in text
+
+
+def test_the_block_of_arms_has_a_gradient_norm_that_moved_under_equal_losses(store) -> None:
+    record_arms(store, {"base": Arm(), "head": Arm(norm_scale=4.0)})
+    text = pr(store, "gate")
+    assert "grad norm: +300.00 %" in text.replace("\N{NO-BREAK SPACE}", " ")
+    assert "ddp \\[head\\] diverges (gradient norm)" in text
+    assert "gradient norm moved: differs" in text
 
 
 def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
