@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+from torch.utils.checkpoint import checkpoint
 
 from mfsdp_core import fully_shard_model
+from mfsdp_core.events import Event
 from mfsdp_core.memory.ledger import Booking
 
 pytestmark = pytest.mark.usefixtures("fake_group")
 FAKE = (1, 4)
 UNITS = 6
-Step = Callable[[Any, Tensor], Tensor]
+ROOT = Path(__file__).parents[2]
+Step = Callable[[Any, Tensor, int], Tensor]
 
 
 class Unit(nn.Module):
@@ -32,7 +39,9 @@ class Unit(nn.Module):
 
 
 class Chain(nn.Module):
-    """path: of the units, in the order in which they run."""
+    """path: of the units, in the order in which they run; of a tuple under one checkpoint, of a
+    frozenset as branches.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,95 +49,145 @@ class Chain(nn.Module):
         self.units = nn.ModuleList(Unit() for _ in range(UNITS))
         self.head = nn.Linear(16, 16)
 
-    def forward(self, x: Tensor, path: tuple[int, ...] = tuple(range(UNITS))) -> Tensor:
+    def forward(self, x: Tensor, path: Any = tuple(range(UNITS))) -> Tensor:
         x = self.embed(x)
-        for index in path:
-            x = self.units[index](x)
+        for part in path:
+            if isinstance(part, int):
+                x = self.units[part](x)
+            elif isinstance(part, frozenset):
+                x = torch.stack([self.units[index](x) for index in sorted(part)]).sum(0)
+            else:
+                x = checkpoint(self._run, part, x, use_reentrant=False)
         return self.head(x)
 
-
-def preference_pair(model: Any, x: Tensor) -> Tensor:
-    return model(x) - model(x + 1)
-
-
-def three_forwards(model: Any, x: Tensor) -> Tensor:
-    return model(x) + model(x + 1) + model(x + 2)
+    def _run(self, part: tuple[int, ...], x: Tensor) -> Tensor:
+        for index in part:
+            x = self.units[index](x)
+        return x
 
 
-def two_turns(model: Any, x: Tensor) -> Tensor:
-    return model(x, (0, 1, 2, 0, 1, 2, 3, 4, 5))
+def along(*path: Any) -> Step:
+    return lambda model, x, _number: model(x, path)
 
 
-def other_order(model: Any, x: Tensor) -> Tensor:
-    return model(x, (5, 4, 3, 2, 1, 0))
+def generated(model: Any, x: Tensor, _number: int) -> Tensor:
+    output = model(x)
+    with torch.no_grad():
+        model(model(x))
+    return output
 
 
-def u_net(model: Any, x: Tensor) -> Tensor:
-    """Registered as down, up, middle."""
-    return model(x, (0, 1, 4, 5, 3, 2))
-
-
-def encoder_twice(model: Any, x: Tensor) -> Tensor:
-    """Registered behind its decoder."""
-    return model(x, (3, 4, 5, 3, 4, 5, 0, 1, 2))
+STEPS: dict[str, Step] = {
+    "one forward and backward pass": along(*range(UNITS)),
+    "`(model(a) - model(b)).backward()`": lambda m, x, _: m(x) - m(x + 1),
+    "three forward passes, one backward pass": lambda m, x, _: m(x) + m(x + 1) + m(x + 2),
+    "three units twice, then the rest": along(0, 1, 2, 0, 1, 2, 3, 4, 5),
+    "one unit three times, one after another": along(0, 1, 1, 1, 2, 3, 4, 5),
+    "units in the reverse of their registration": along(5, 4, 3, 2, 1, 0),
+    "UNet, registered as down, up, middle": along(0, 1, 4, 5, 3, 2),
+    "encoder twice and decoder once, the decoder registered first": along(
+        3, 4, 5, 3, 4, 5, 0, 1, 2
+    ),
+    "prediction heads behind the trunk, registered first": along(2, 3, 4, 5, frozenset({0, 1})),
+    "three branches": along(0, frozenset({1, 2, 3}), 4, 5),
+    "a unit left out in every other step": lambda m, x, n: m(x, (0, 1, 2, 3, 4, 5)[n % 2 :]),
+    "generation between forward and backward pass": generated,
+    "checkpoints around two units": along((0, 1), (2, 3), (4, 5)),
+}
 
 
 @dataclass
 class Most:
-    """Most buffers of units at once."""
+    """Of units: most buffers at once, and how many gathers and reductions."""
 
     whole: int = 0
     gradients: int = 0
+    gathers: int = 0
+    reductions: int = 0
 
 
-def most_at_once(step: Step, **options: Any) -> Most:
-    """In the third of three steps."""
+def _unit(bucket: str) -> str:
+    return bucket.partition("/")[0]
+
+
+def measured(step: Step, **options: Any) -> Most:
+    """In the third and fourth step."""
     model = fully_shard_model(Chain(), fsdp_unit_modules=[Unit], **options)
     held: dict[str, set[str]] = {"compute_weights": set(), "grad_bucket": set()}
     most = Most()
 
     def book(booking: Booking) -> None:
-        if booking.role in held and not booking.bucket.startswith("(root)"):
+        if booking.role in held and _unit(booking.bucket) != "(root)":
             here = held[booking.role]
             (here.add if booking.count_bytes > 0 else here.discard)(booking.bucket)
-            most.whole = max(most.whole, _units(held["compute_weights"]))
-            most.gradients = max(most.gradients, _units(held["grad_bucket"]))
+            most.whole = max(most.whole, len(set(map(_unit, held["compute_weights"]))))
+            most.gradients = max(most.gradients, len(set(map(_unit, held["grad_bucket"]))))
+
+    def send(event: Event) -> None:
+        if event.bucket.endswith("/0") and _unit(event.bucket) != "(root)":
+            most.gathers += event.operation == "all_gather"
+            most.reductions += event.operation == "reduce_scatter"
 
     # A pool's slots are booked at the start, and again within the pool as they are taken.
     model.ledger.subscribe(book)
-    for number in range(3):
+    model.events.subscribe(send, ("collective",))
+    for number in range(4):
         most = Most() if number == 2 else most
-        step(model, torch.randn(4, 16)).sum().backward()
+        step(model, torch.randn(4, 16), number).sum().backward()
         model.zero_grad_buffer()
     return most
 
 
-ORDERS = [other_order, u_net, encoder_twice]
+def measured_in_fsdp2(step: Step, patches: pytest.MonkeyPatch) -> Most:
+    most, whole = Most(), set[object]()
+    gather, leave = FSDPParamGroup.unshard, FSDPParamGroup._to_sharded
+
+    def unshard(group: Any, *arguments: Any) -> None:
+        was = group._all_gather_result
+        gather(group, *arguments)
+        if isinstance(group.modules[0], Unit) and group._all_gather_result is not was:
+            whole.add(group)
+            most.gathers += 1
+            most.whole = max(most.whole, len(whole))
+
+    def to_sharded(group: Any) -> None:
+        whole.discard(group)
+        leave(group)
+
+    patches.setattr(FSDPParamGroup, "unshard", unshard)
+    patches.setattr(FSDPParamGroup, "_to_sharded", to_sharded)
+    model = Chain()
+    mesh = init_device_mesh("cpu", (4,))
+    for unit in model.units:
+        fully_shard(unit, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for number in range(4):
+        if number == 2:
+            most.whole = most.gathers = 0
+        step(model, torch.randn(4, 16), number).sum().backward()
+        model.zero_grad()
+    return most
 
 
-def _units(buckets: set[str]) -> int:
-    return len({name.partition("/")[0] for name in buckets})
-
-
-@pytest.mark.parametrize(
-    "pool", [{}, {"fsdp_double_buffer": True}, {"maxpool_double_buffer": True}]
-)
-@pytest.mark.parametrize("step", [preference_pair, three_forwards, two_turns])
-def test_several_calls_in_one_backward_pass_hold_two_units_whole(
-    step: Step, pool: dict[str, bool]
+@pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning")  # torch's own, of FSDP2
+@pytest.mark.parametrize("name", STEPS)
+def test_what_a_step_holds_and_sends_is_in_the_table(
+    name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert most_at_once(step, **pool).whole == 2
+    """Counts of collectives are of two steps."""
+    found = measured(STEPS[name])
+    other = measured_in_fsdp2(STEPS[name], monkeypatch)
+    numbers = (found.whole, found.gradients, found.gathers, found.reductions)
+    row = f"| {name} | {' | '.join(map(str, (*numbers, other.whole, other.gathers)))} |"
+    assert row in (ROOT / "docs" / "core-memory.md").read_text().splitlines(), row
 
 
-@pytest.mark.parametrize(
-    "pool", [{}, {"fsdp_double_buffer": True}, {"maxpool_double_buffer": True}]
-)
-@pytest.mark.parametrize("step", ORDERS)
-def test_units_in_another_order_than_registered_hold_two_full_gradients(
-    step: Step, pool: dict[str, bool]
-) -> None:
-    most = most_at_once(step, **pool)
-    assert (most.whole, most.gradients) == (2, 2)
+@pytest.mark.parametrize("pool", ["fsdp_double_buffer", "maxpool_double_buffer"])
+@pytest.mark.parametrize("name", STEPS)
+def test_two_units_are_whole_and_two_full_gradients_alive(name: str, pool: str) -> None:
+    for options in ({}, {pool: True}):
+        found = measured(STEPS[name], **options)
+        assert (found.whole, found.gradients) == (2, 2)
 
 
 class Evaluates(Chain):

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "tools": (1359, ("tools/",)),
-    "tests": (41783, ("tests/",)),
+    "tests": (41842, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
