@@ -19,7 +19,8 @@ PAGE: Final = "docs/known-limits.md"
 _TORCH: Final = "torch 2.13.0"
 _V2: Final = "megatron-fsdp 0.6.1, on CPU ranks with streams that do nothing"
 _DEEPSPEED: Final = "DeepSpeed 0.19.8"
-_DDP: Final = ("ddp", "ddp_zero")
+_OF_DEEPSPEED: Final = "examples.engines.deepspeed:build"
+_DDP: Final = ("ddp", "examples.engines.ddp_zero:build")
 
 
 @dataclass(frozen=True)
@@ -177,7 +178,7 @@ KNOWN_FAILURES: Final = (
         features=_any("static_graph=True"),
     ),
     KnownFailure(
-        (*_DDP, "single", "fsdp2", "simple_fsdp"),
+        (*_DDP, "single", "fsdp2", "examples.engines.simple_fsdp:build"),
         "a state dict with a missing entry is loaded",
         "an error, but the other entries were loaded, as by every `nn.Module`",
         by_design=True,
@@ -185,7 +186,7 @@ KNOWN_FAILURES: Final = (
         check="computed weights",
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "its engine is deleted without `destroy()`",
         "buffers and shards stay",
         _DEEPSPEED,
@@ -194,7 +195,7 @@ KNOWN_FAILURES: Final = (
         check="freed after deletion",
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "BF16 in stage 3",
         "gradients are off by up to 1 %: its linear layer rounds once more than torch's",
         _DEEPSPEED,
@@ -204,7 +205,7 @@ KNOWN_FAILURES: Final = (
         most=0.01,
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "a parameter of shape ()",
         "`_broadcast_model` fails while the engine is built",
         _DEEPSPEED,
@@ -212,7 +213,7 @@ KNOWN_FAILURES: Final = (
         check="runs to its end",
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "a parameter that no rank uses",
         "its gradient is zeros, where plain torch has None",
         _DEEPSPEED,
@@ -221,7 +222,7 @@ KNOWN_FAILURES: Final = (
         said="is not None, in plain torch it is None",
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "a unit twice under `checkpoint(use_reentrant=True)`",
         "stages 1 and 2 refuse it, as in DeepSpeed#988; an assertion without message in stage 3",
         _DEEPSPEED,
@@ -231,7 +232,7 @@ KNOWN_FAILURES: Final = (
         features=_any("letter K"),
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "two optimizer steps before the first backward pass",
         "`KeyError: 0` in stages 1 and 2",
         _DEEPSPEED,
@@ -241,7 +242,7 @@ KNOWN_FAILURES: Final = (
         said="KeyError: 0",
     ),
     KnownFailure(
-        ("deepspeed",),
+        (_OF_DEEPSPEED,),
         "a pass ends with an exception, and training continues",
         'raises: "has already been reduced" in stages 1 and 2, "unknown parameter type" in stage 3',
         _DEEPSPEED,

@@ -28,7 +28,6 @@ _NEEDED = (
 _EXTRAS = (
     ("gpu", "nvidia-ml-py", "names, memory, clocks and power caps of GPUs in every record"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
-    ("deepspeed", "deepspeed", "the engine deepspeed"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
     ("parquet", "pyarrow", "export --to parquet"),
     ("history", "ruptures", "change points of times: history"),

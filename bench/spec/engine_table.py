@@ -10,7 +10,7 @@ value is an `EngineRow` in a module that loads no torch.
 
 from __future__ import annotations
 
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import Field
 
@@ -95,13 +95,6 @@ class Fsdp2Settings(EngineSettings):
     """Between the passes a layer is kept in parts of this many ranks; null follows the strategy."""
 
 
-class SimpleFsdpSettings(EngineSettings):
-    """Of FSDP by parametrisation."""
-
-    compile_backend: Literal["none", "aot_eager", "inductor"] = "none"
-    """What torch.compile is given for the whole model; none does not compile."""
-
-
 class MegatronFsdpSettings(MegatronSwitches):
     """Switches of megatron-fsdp 0.6.1, where nccl_ub turns the double buffer on."""
 
@@ -130,16 +123,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         established=True,
     ),
     EngineRow(
-        name="ddp_zero",
-        factory="bench.engines.ddp_zero:DdpZeroEngine",
-        summary="DistributedDataParallel with ZeroRedundancyOptimizer",
-        strategies=("optim",),
-        dtypes=DtypePolicies(_AUTOCAST.main, True, _AUTOCAST.autocast, wire=("bf16", "fp16")),
-        code=("bench/engines/ddp_zero.py", "bench/engines/ddp.py"),
-        torch_code=("torch/nn/parallel/**/*.py", "torch/distributed/optim/**/*.py"),
-        colour="#F0E442",
-    ),
-    EngineRow(
         name="single",
         factory="bench.engines.single:SingleEngine",
         summary="plain autograd in one process",
@@ -166,29 +149,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         colour="#0072B2",
         draws_by_unit=True,
         established=True,
-    ),
-    EngineRow(
-        name="simple_fsdp",
-        factory="bench.engines.simple_fsdp:SimpleFsdpEngine",
-        summary="FSDP by parametrisation with DTensor, as in SimpleFSDP",
-        settings=SimpleFsdpSettings,
-        strategies=("optim_grads_params", "optim_grads"),
-        dtypes=DtypePolicies(_AUTOCAST.main, True),
-        code=("bench/engines/simple_fsdp.py",),
-        torch_code=("torch/distributed/tensor/**/*.py",),
-        colour="#8C564B",
-    ),
-    EngineRow(
-        name="deepspeed",
-        factory="bench.engines.deepspeed:DeepSpeedEngine",
-        summary="the package DeepSpeed, ZeRO with torch's optimizer",
-        strategies=("optim_grads_params", "optim_grads", "optim"),
-        dtypes=DtypePolicies(("fp32",), True, _AUTOCAST.autocast),
-        needs=("torch", "einops", "deepspeed"),
-        install="pip install 'mfsdp-bench[deepspeed]'",
-        code=("bench/engines/deepspeed.py", "bench/engines/deepspeed_inspection.py"),
-        torch_code=("deepspeed/**/*.py",),
-        colour="#E377C2",
     ),
     EngineRow(
         name="megatron_fsdp",

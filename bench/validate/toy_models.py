@@ -247,9 +247,11 @@ class ToyModel:
 
 _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
 _NOWHERE_ELSE = {row.name: _NO_MESHES for row in TABLE if "expert_parallel" not in row.parallel}
+_DDP_ZERO = "examples.engines.ddp_zero:build"
+_SIMPLE_FSDP = "examples.engines.simple_fsdp:build"
 _UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
-_UNUSED = dict.fromkeys(("ddp", "ddp_zero"), _UNUSED_BY_DDP)
-_DENSE_ADAM = dict.fromkeys(("single", "ddp", "ddp_zero"), "torch's AdamW takes no sparse gradient")
+_UNUSED = dict.fromkeys(("ddp", _DDP_ZERO), _UNUSED_BY_DDP)
+_DENSE_ADAM = dict.fromkeys(("single", "ddp", _DDP_ZERO), "torch's AdamW takes no sparse gradient")
 
 TOY_MODELS: dict[str, ToyModel] = {
     "stack": ToyModel(Stack),
@@ -275,7 +277,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         _UNUSED
         | {
             "fsdp2": "fully_shard reduces what a rank has used, so ranks must use the same",
-            "simple_fsdp": "each use of a weight is a gather, so ranks must use the same",
+            _SIMPLE_FSDP: "each use of a weight is a gather, so ranks must use the same",
             "megatron_fsdp_v2": "megatron_fsdp.experimental reduces what a rank has used",
         },
     ),
@@ -284,7 +286,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         _DENSE_ADAM
         | {
             "fsdp2": "fully_shard copies gradients into a dense buffer and takes no sparse one",
-            "simple_fsdp": "DTensor reduces no sparse gradient",
+            _SIMPLE_FSDP: "DTensor reduces no sparse gradient",
             "megatron_fsdp_v2": "megatron_fsdp.experimental takes no sparse gradient",
         },
     ),

@@ -110,10 +110,10 @@ def test_limits_that_bind_are_named() -> None:
 
 def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        packages, "installed_version", lambda name: None if name == "deepspeed" else "1"
+        packages, "installed_version", lambda name: None if name == "pyarrow" else "1"
     )
-    finding = by_name(packages.package_findings())["deepspeed"]
-    assert finding.remedy == "pip install 'mfsdp-bench[deepspeed]'"
+    finding = by_name(packages.package_findings())["pyarrow"]
+    assert finding.remedy == "pip install 'mfsdp-bench[parquet]'"
 
 
 def test_a_terminal_sees_what_is_being_looked_at_and_nothing_is_left_of_it(

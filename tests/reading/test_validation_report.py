@@ -10,7 +10,7 @@ import pytest
 
 from bench.errors import UsageError
 from bench.known_failures import KNOWN_FAILURES, PAGE, KnownFailure, of_case, of_program
-from bench.spec import engine_names
+from bench.spec.engine_lookup import find_engine
 from bench.store import DamagedRecordError, ResultsStore
 from bench.validate.fuzz.drawing import draw
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding, ValidationRecord
@@ -127,7 +127,7 @@ def test_the_page_has_a_row_for_each_and_no_other() -> None:
 
 @pytest.mark.parametrize("one", KNOWN_FAILURES, ids=lambda one: f"{one.engines[0]}: {one.does}")
 def test_each_can_be_recognised_and_shown(one: KnownFailure) -> None:
-    assert set(one.engines) <= set(engine_names())
+    assert all(find_engine(engine) for engine in one.engines)
     assert bool(one.cases) == bool(one.check)
     assert one.cases or one.kind or one.script
     assert "/" not in one.script or (ROOT / "docs" / one.script).is_file()
@@ -143,7 +143,7 @@ def failing(case: str, *checks: str) -> CaseVerdict:
 
 CASE = "ddp/no_shard/2/stack/fp32/k1/reloaded"
 WEIGHTS, GRADIENTS = ("computed weights", "gradients"), ("gradients",)
-BF16 = "deepspeed/optim_grads_params/2/stack/bf16/k2"
+BF16 = "examples.engines.deepspeed:build/optim_grads_params/2/stack/bf16/k2"
 
 
 @pytest.mark.parametrize(
@@ -262,12 +262,14 @@ def test_the_summary_marks_every_failure_known_or_new_a_line_each() -> None:
 
 def test_the_summary_says_of_a_known_failure_that_its_cases_passed() -> None:
     def said(*cases: CaseVerdict) -> str:
-        record = OF_DDP.model_copy(update={"engines": ("deepspeed",), "cases": cases})
+        record = OF_DDP.model_copy(
+            update={"engines": ("examples.engines.deepspeed:build",), "cases": cases}
+        )
         (line,) = [x for x in to_terminal(record).splitlines() if "known  BF16 in stage 3" in x]
         return line[line.rindex("(") :]
 
-    case = "deepspeed/optim_grads_params/2/stack/bf16/k2"
-    passed = CaseVerdict(case=case, engine="deepspeed", state="passed")
+    case = "examples.engines.deepspeed:build/optim_grads_params/2/stack/bf16/k2"
+    passed = CaseVerdict(case=case, engine="examples.engines.deepspeed:build", state="passed")
     other = passed.model_copy(update={"case": "deepspeed/optim/2/stack/fp32/k2"})
     refused = passed.model_copy(update={"state": "not_applicable", "reason": "no such axis"})
     unasked = CheckVerdict(check="gradients", state="not_applicable", reason="it has none")

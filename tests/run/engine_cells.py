@@ -54,18 +54,22 @@ def cell(
     )
 
 
+#: Engines of examples/engines, by their import path; nightly.
+DEEPSPEED = "examples.engines.deepspeed:build"
+SIMPLE_FSDP = "examples.engines.simple_fsdp:build"
+DDP_ZERO = "examples.engines.ddp_zero:build"
 DEEPSPEED_CELLS = {
-    f"deepspeed-{strategy}": cell("deepspeed", strategy)
+    f"deepspeed-{strategy}": cell(DEEPSPEED, strategy)
     for strategy in ("optim", "optim_grads", ZERO3)
     if missing("deepspeed") is None
 }
 FP32_CELLS = {
     "ddp": cell("ddp"),
-    "ddp_zero": cell("ddp_zero"),
+    "ddp_zero": cell(DDP_ZERO, "optim"),
     "fsdp2-optim_grads": cell("fsdp2", "optim_grads"),
     "fsdp2-optim_grads_params": cell("fsdp2", ZERO3),
-    "simple_fsdp-optim_grads": cell("simple_fsdp", "optim_grads"),
-    "simple_fsdp-optim_grads_params": cell("simple_fsdp", ZERO3),
+    "simple_fsdp-optim_grads": cell(SIMPLE_FSDP, "optim_grads"),
+    "simple_fsdp-optim_grads_params": cell(SIMPLE_FSDP, ZERO3),
     **DEEPSPEED_CELLS,
     "mfsdp-no_shard": cell("mfsdp", "no_shard"),
     "mfsdp-optim": cell("mfsdp", "optim"),
@@ -76,30 +80,30 @@ VARIANTS = {
     "mfsdp-max_pool": cell("mfsdp", allocator="max_pool"),
     "mfsdp-per_token": cell("mfsdp", per_token_loss=True, nan_check=True),
     "simple_fsdp-recompute": cell(
-        "simple_fsdp", model=LLAMA.model_copy(update={"recompute": "full"})
+        SIMPLE_FSDP, ZERO3, model=LLAMA.model_copy(update={"recompute": "full"})
     ),
-    "simple_fsdp-compiled": cell("simple_fsdp", compile_backend="aot_eager"),
+    "simple_fsdp-compiled": cell(SIMPLE_FSDP.replace("build", "traced"), ZERO3),
     "simple_fsdp-compiled-optim_grads": cell(
-        "simple_fsdp", "optim_grads", compile_backend="inductor"
+        SIMPLE_FSDP.replace("build", "compiled"), "optim_grads"
     ),
     "fsdp2-reshard_to_2": cell("fsdp2", ZERO3, ranks=4, reshard_after_forward=2),
 }
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", None, BF16),
-    "ddp_zero-bf16": cell("ddp_zero", None, BF16),
-    "simple_fsdp-bf16": cell("simple_fsdp", None, BF16),
+    "ddp_zero-bf16": cell(DDP_ZERO, "optim", BF16),
+    "simple_fsdp-bf16": cell(SIMPLE_FSDP, ZERO3, BF16),
     "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
     "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     "mfsdp-hybrid-bf16": cell("mfsdp", ZERO3, BF16, HYBRID),
-    **{f"{name}-bf16": cell("deepspeed", name[10:], BF16) for name in DEEPSPEED_CELLS},
+    **{f"{name}-bf16": cell(DEEPSPEED, name[10:], BF16) for name in DEEPSPEED_CELLS},
 }
 #: Of `single-fp64`. Parts of tensor parallelism are one data-parallel rank on two ranks.
 FP64_CELLS = {
     "fsdp2-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, outer_size=2),
     "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, outer_size=2),
-    "ddp_zero-fp64": cell("ddp_zero", dtypes=FP64),
-    "simple_fsdp-fp64": cell("simple_fsdp", dtypes=FP64),
+    "ddp_zero-fp64": cell(DDP_ZERO, "optim", dtypes=FP64),
+    "simple_fsdp-fp64": cell(SIMPLE_FSDP, ZERO3, dtypes=FP64),
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp-hfsdp": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **HFSDP),
@@ -123,10 +127,15 @@ SINGLE_CELLS = {
 NIGHTLY_CELLS = {
     *("fsdp2-reshard_to_2", "fsdp2-hsdp", "fsdp2-tp-hsdp", "fsdp2-tp", "fsdp2-hybrid"),
     *("fsdp2-optim_grads", "ddp-bf16"),
-    *("ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
+    *("ddp_zero", "ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
     *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),
     *("mfsdp-no_shard-bf16", "mfsdp-hybrid-bf16", "mfsdp-tp-hfsdp", "mfsdp-experts-hfsdp"),
-    *("simple_fsdp-optim_grads", "simple_fsdp-recompute", "simple_fsdp-compiled"),
+    *(
+        "simple_fsdp-optim_grads",
+        "simple_fsdp-optim_grads_params",
+        "simple_fsdp-recompute",
+        "simple_fsdp-compiled",
+    ),
     *("simple_fsdp-compiled-optim_grads", "simple_fsdp-bf16", "simple_fsdp-fp64"),
 }
 PARALLEL_CELLS = FP32_CELLS | VARIANTS | BF16_CELLS

@@ -9,13 +9,14 @@ from bench.validate.cases import Case
 from bench.validate.session import WorkerSettings, verdicts
 from bench.verdict import CaseVerdict
 
+DEEPSPEED = "examples.engines.deepspeed:build"
 pytestmark = [pytest.mark.processes, pytest.mark.needs("deepspeed")]
 #: Stage 3 rounds once more in its linear layer. `rows` has 973 elements, buckets an even size.
 CASES = {
-    "stage 3": Case("deepspeed", "optim_grads_params", policy="bf16"),
-    "stage 3 again": Case("deepspeed", "optim_grads_params", policy="bf16", microbatches=2),
+    "stage 3": Case(DEEPSPEED, "optim_grads_params", policy="bf16"),
+    "stage 3 again": Case(DEEPSPEED, "optim_grads_params", policy="bf16", microbatches=2),
     "another engine after stage 3": Case("fsdp2", "optim_grads_params", policy="bf16"),
-    "an odd number of elements": Case("deepspeed", "optim_grads", model="rows", policy="fp32"),
+    "an odd number of elements": Case(DEEPSPEED, "optim_grads", model="rows", policy="fp32"),
 }
 
 

@@ -71,8 +71,8 @@ def test_a_forbidden_import_breaks_its_contract(
 def test_every_package_of_the_project_is_under_contract() -> None:
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert settings["tool"]["importlinter"]["root_packages"] == list(PACKAGES)
-    # Scripts for developers are typed as well, though no package imports them.
-    assert settings["tool"]["mypy"]["packages"] == [*PACKAGES, "tools"]
+    # Scripts for developers and examples are typed as well, though no package imports them.
+    assert settings["tool"]["mypy"]["packages"] == [*PACKAGES, "tools", "examples"]
 
 
 def test_what_the_core_is_judged_by_does_not_import_it() -> None:

@@ -100,10 +100,10 @@ SCOPES: dict[str, Scope] = {
 }
 _OUTSIDE_PASSES = ("micro", "micro", "evaluate", "failing")
 SCOPES |= {
-    "ddp_zero": Scope((1,), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
-    "simple_fsdp": Scope((2, 3), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
+    "examples.engines.ddp_zero:build": Scope((1,), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
+    "examples.engines.simple_fsdp:build": Scope((2, 3), ("flat",), _OUTSIDE_PASSES, mixed=0.0),
     # It loads checkpoints of its own alone.
-    "deepspeed": Scope(
+    "examples.engines.deepspeed:build": Scope(
         (1, 2, 3), ("flat",), _OUTSIDE_PASSES, loads=False, mixed=0.0, dtypes=("float32",)
     ),
 }

@@ -1,4 +1,4 @@
-"""Engine `deepspeed`: the package DeepSpeed, ZeRO stages 1 to 3, with an optimizer of torch.
+"""The package DeepSpeed, ZeRO stages 1 to 3, with an optimizer of torch.
 
 BF16 accumulates and steps in FP32; of stage 1 its BF16_Optimizer is then in charge. Some of
 its behaviour is undone here, so that it starts where the other engines start:
@@ -12,7 +12,7 @@ its behaviour is undone here, so that it starts where the other engines start:
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import logging
 import os
 import warnings
@@ -23,7 +23,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.engines.deepspeed_inspection import DeepSpeedInspection
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.optimizer import (
     build_optimizer,
@@ -32,7 +31,10 @@ from bench.engines.optimizer import (
     set_learning_rate,
 )
 from bench.engines.protocol import UNTOLD, Engine
+from bench.errors import UnsupportedError
 from bench.spec import DtypeName, ResolvedRun, StrategyName
+from examples.engines import refuse_others
+from examples.engines.deepspeed_inspection import DeepSpeedInspection
 
 STAGES: Final[dict[StrategyName, int]] = {"optim": 1, "optim_grads": 2, "optim_grads_params": 3}
 _BUCKET_ELEMENTS: Final = 500_000_000
@@ -117,6 +119,18 @@ class DeepSpeedEngine(Engine):
     def code_path(self) -> str:
         """The file of the package."""
         return self._file
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DeepSpeedEngine:
+    """What `engine.name` names.
+
+    Raises:
+        UnsupportedError: the package is not installed, or cannot follow the run.
+    """
+    if importlib.util.find_spec("deepspeed") is None:
+        raise UnsupportedError("engine-not-here", "DeepSpeed is missing: pip install deepspeed")
+    refuse_others(resolved, tuple(STAGES), main=("fp32",))
+    return DeepSpeedEngine(model, resolved, device)
 
 
 def _package() -> Any:

@@ -1,4 +1,4 @@
-"""Engine `ddp_zero`: DistributedDataParallel with ZeroRedundancyOptimizer, which is ZeRO stage 1.
+"""DistributedDataParallel with ZeroRedundancyOptimizer, which is ZeRO stage 1.
 
 Gradients are those of `ddp`. Each rank updates the parameters that torch assigns to it, whole ones,
 largest first, and broadcasts them. `overlap_with_ddp` is not offered: it steps within the backward
@@ -13,10 +13,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
+from torch import nn
 
 from bench.engines.ddp import DdpEngine
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
-from bench.spec import TrainSpec
+from bench.spec import ResolvedRun, TrainSpec
+from examples.engines import refuse_others
 
 with warnings.catch_warnings():  # that the package compiles with torch.jit, which is deprecated
     warnings.simplefilter("ignore", DeprecationWarning)
@@ -51,3 +53,9 @@ class DdpZeroEngine(DdpEngine):
     def code_path(self) -> str:
         """The file of torch's ZeroRedundancyOptimizer."""
         return inspect.getfile(ZeroRedundancyOptimizer)
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpZeroEngine:
+    """What `engine.name` names."""
+    refuse_others(resolved, ("optim",), main=("fp32", "fp64"))
+    return DdpZeroEngine(model, resolved, device)

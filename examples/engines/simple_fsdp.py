@@ -1,4 +1,4 @@
-"""Engine `simple_fsdp`: FSDP by parametrisation, the idea of SimpleFSDP (arXiv 2411.00284).
+"""FSDP by parametrisation, the idea of SimpleFSDP (arXiv 2411.00284).
 
 Every weight is stored as a DTensor cut along dim 0. Reading it from its module redistributes it:
 that is the gather, and its derivative is the reduction. No hooks, no buffers, no streams.
@@ -34,7 +34,8 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.meshes import mesh_of
-from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun
+from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun, StrategyName
+from examples.engines import refuse_others
 
 
 class _Gathers:
@@ -147,9 +148,13 @@ class SimpleFsdpEngine(StockEngine):
     Bytes are counted as weights are read and their gradients come; in a compiled graph nobody can.
     """
 
-    def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
+    def __init__(
+        self, model: nn.Module, resolved: ResolvedRun, device: torch.device, backend: str = "none"
+    ) -> None:
+        strategies: tuple[StrategyName, ...] = ("optim_grads_params", "optim_grads")
+        refuse_others(resolved, strategies, main=("fp32", "fp64"))
         self._regathers = "weights" in SHARDED[resolved.strategy]
-        self._backend = resolved.engine.setting("compile_backend")
+        self._backend = backend
         self._ranks = resolved.data_parallel
         self._gathers = _Gathers(resolved.dtypes, self._ranks)
         model = model.to(main_dtype(resolved.dtypes))
@@ -198,6 +203,21 @@ class SimpleFsdpEngine(StockEngine):
     def code_path(self) -> str:
         """This file: torch has DTensor, and what is made of it is here."""
         return __file__
+
+
+def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
+    """Not compiled."""
+    return SimpleFsdpEngine(model, resolved, device)
+
+
+def traced(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
+    """Compiled by `aot_eager`: traced, and run as it is."""
+    return SimpleFsdpEngine(model, resolved, device, "aot_eager")
+
+
+def compiled(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
+    """Compiled by `inductor`."""
+    return SimpleFsdpEngine(model, resolved, device, "inductor")
 
 
 @contextmanager

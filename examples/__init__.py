@@ -1,0 +1,1 @@
+"""Programs and engines of a user's kind."""
