@@ -23,6 +23,7 @@ REMOVED: Final[dict[str, str]] = {
     "deepspeed": "use examples.engines.deepspeed:build, from the root of a checkout",
     "compile_backend": "use examples.engines.simple_fsdp:compiled, or :traced",
     "--until-decided": "use --budget TIME",
+    "--reason": "say it in the commit that keeps the baseline's file",
     "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",
     "train.checkpoint_every": "save in a program of your own, with mfsdp_core.save_checkpoint",
     "measure.host_time": "use measure.counts, which counts Python calls and lines",

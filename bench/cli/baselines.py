@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 
 from bench.cli import console
 from bench.cli.answer import Answer
@@ -14,7 +13,6 @@ from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline
 from reports.gates.cell_samples import cell_samples
-from reports.gates.noise import age_in_words
 from reports.gates.pairing import cells_of
 
 
@@ -55,7 +53,7 @@ def _table(kept: Sequence[Mapping[str, object]]) -> str:
 
 
 def promote_to(asked: PromoteRequest) -> Answer:
-    """Let a candidate (a name or a file) take the place of a baseline, and write that into it.
+    """Let a candidate (a name or a file) take the place of a baseline.
 
     Raises:
         UsageError: no such candidate, or a name that cannot be one.
@@ -65,7 +63,7 @@ def promote_to(asked: PromoteRequest) -> Answer:
     new = load_baseline(store, asked.candidate)
     document = store.baselines.find(name)
     current = None if document is None else read_baseline(document, f"baseline {name}")
-    return _written(store, promote(new, current, name, utc_now(), asked.reason))
+    return _written(store, promote(new, current, name))
 
 
 def _written(store: ResultsStore, baseline: Baseline) -> Answer:
@@ -74,15 +72,13 @@ def _written(store: ResultsStore, baseline: Baseline) -> Answer:
 
 
 def _facts(baseline: Baseline) -> dict[str, object]:
-    saved = datetime.fromisoformat(baseline.saved_utc)
-    age = (datetime.now(UTC) - saved).total_seconds() / 86_400
     runs = [len(cell.step_milliseconds) for cell in baseline.cells]
     return {
         "name": baseline.name,
         "sweep": baseline.sweep,
         "cells": len(baseline.cells),
         "runs": f"{min(runs)} to {max(runs)}" if min(runs) != max(runs) else runs[0],
-        "saved": f"{baseline.saved_utc[:10]} ({age_in_words(age)})",
+        "saved": baseline.saved_utc[:10],
         "commit": baseline.commit[:12] or "unknown",
         "hardware": baseline.hardware.describe(),
     }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 
 from bench.cli import console, exit_codes, running
@@ -53,7 +52,7 @@ def run_noise(asked: NoiseRequest) -> Answer:
 
 
 def _kept(results: Path) -> Answer:
-    """Every calibration of the results folder with its age."""
+    """Every calibration of the results folder."""
     store = ResultsStore.open(results, create=False)
     names = store.noise.names()
     none = () if names else ("no noise calibration; `mfsdp-bench noise SWEEP.yaml` makes one",)
@@ -64,16 +63,15 @@ def _kept(results: Path) -> Answer:
 def _shown(
     found: list[NoiseCalibration], code: int = exit_codes.OK, remarks: tuple[str, ...] = ()
 ) -> Answer:
-    now = datetime.now(UTC)
     return Answer(
-        lambda: {"calibrations": [o.to_document() | {"age_days": o.age_days(now)} for o in found]},
-        lambda: "\n".join(_text(one, now) for one in found),
+        lambda: {"calibrations": [one.to_document() for one in found]},
+        lambda: "\n".join(map(_text, found)),
         code,
         remarks,
     )
 
 
-def _text(one: NoiseCalibration, now: datetime) -> str:
+def _text(one: NoiseCalibration) -> str:
     rows = [
         (
             cell.cell,
@@ -87,4 +85,4 @@ def _text(one: NoiseCalibration, now: datetime) -> str:
     ]
     head = ("cell", "metric", "blocks", "A/A change", "95 % interval", "floor")
     table = console.columns(head, rows, left=2)
-    return f"{one.hardware.describe()}: {one.describe(now)}\n\n{table}"
+    return f"{one.hardware.describe()}: {one.describe()}\n\n{table}"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any
 
 from bench.cli.answer import Answer
@@ -70,10 +69,9 @@ def show_comparison(asked: CompareRequest) -> Answer:
         _refuse_unfinished(store, base, head)
         advice = "name the settings to set aside with --ignore, or compare single cells"
         raise _not_comparable(sides, judged, advice)
-    now = datetime.now(UTC)
     return Answer(
-        lambda: {"verdicts": gate_text.to_data(judged, now)},
-        lambda: gate_text.verdicts(judged, now, form=form),
+        lambda: {"verdicts": gate_text.to_data(judged)},
+        lambda: gate_text.verdicts(judged, form=form),
     )
 
 
@@ -155,17 +153,16 @@ def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str)
             refused[arm] = error
     if not judged:
         raise refused[head]
-    now = datetime.now(UTC)
 
     def document() -> dict[str, Any]:
-        first, *further = (gate_text.to_data(one, now) for one in judged)
+        first, *further = (gate_text.to_data(one) for one in judged)
         told: dict[str, Any] = {"further_arms": further} if further else {}
         if refused:
             told["arms_not_compared"] = {arm: str(error) for arm, error in refused.items()}
         return first | told
 
     def text() -> str:
-        verdicts = "\n".join(gate_text.verdicts(one, now, form=form) for one in judged)
+        verdicts = "\n".join(gate_text.verdicts(one, form=form) for one in judged)
         for arm, error in refused.items():
             verdicts += f"\narm {arm} is not compared: {error}\n"
         return verdicts

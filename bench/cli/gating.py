@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,20 +56,19 @@ def run_gate(request: GateRequest) -> Answer:
     result = _judged(store, sweep, request, policy)
     if request.confirm and result.regressed:
         result = _confirmed(store, sweep, request, result)
-    now = datetime.now(UTC)
-    _write_files(result, request, now)
+    _write_files(result, request)
     annotations = ci.annotation_lines(result) if request.github else []
     code = gate_code(result, strict=request.strict)
 
     def document() -> dict[str, Any]:
         for line in annotations:  # GitHub reads them on either stream, and this one is JSON's
             console.note(line)
-        found = gate_text.to_data(result, now) | {"exit_code": code}
+        found = gate_text.to_data(result) | {"exit_code": code}
         return found if budget is None else found | {"budget": budget.to_data()}
 
     return Answer(
         document,
-        lambda: "\n".join([gate_text.to_terminal(result, now).rstrip("\n"), *annotations]),
+        lambda: "\n".join([gate_text.to_terminal(result).rstrip("\n"), *annotations]),
         code,
         _remarks(result, request),
     )
@@ -183,8 +181,8 @@ def _confirmed(
     return _judged(store, sweep, request, result.policy)
 
 
-def _write_files(result: GateResult, request: GateRequest, now: datetime) -> None:
-    markdown = gate_text.to_markdown(result, now)
+def _write_files(result: GateResult, request: GateRequest) -> None:
+    markdown = gate_text.to_markdown(result)
     if request.junit is not None:
         console.write_file(request.junit, ci.to_junit(result, strict=request.strict))
     if request.markdown is not None:

@@ -149,19 +149,17 @@ class _Document(BaseModel):
     sweep: Annotated[str, AfterValidator(_identifier)]
     saved_utc: str
     hardware: HardwareKey
-    history: tuple[str, ...]
     cells: Annotated[list[_CellDocument], Field(min_length=1)]
 
 
 @dataclass(frozen=True)
 class Baseline:
-    """`history` says what was promoted over it: a line each, oldest first."""
+    """Cells of one kind of hardware under a name."""
 
     name: str
     sweep: str
     saved_utc: str
     cells: tuple[CellSamples, ...]
-    history: tuple[str, ...] = ()
 
     @property
     def hardware(self) -> HardwareKey:
@@ -182,7 +180,6 @@ class Baseline:
             "saved_utc": self.saved_utc,
             "hardware_key": self.hardware.slug,
             "hardware": asdict(self.hardware),
-            "history": list(self.history),
             "cells": [_CellDocument.of(cell).model_dump() for cell in self.cells],
         }
         text = json.dumps(document, indent=1, ensure_ascii=False)
@@ -229,28 +226,20 @@ def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
     except ValidationError as error:
         raise UsageError(f"{source} is damaged ({first_problem(error)}); save it again") from error
     cells = tuple(cell.samples(found.hardware) for cell in found.cells)
-    return Baseline(found.name, found.sweep, found.saved_utc, cells, found.history)
+    return Baseline(found.name, found.sweep, found.saved_utc, cells)
 
 
-def promote(
-    candidate: Baseline, current: Baseline | None, name: str, now: str, why: str
-) -> Baseline:
-    """`candidate` under `name`, in the place of `current`; the change is written into `history`.
+def promote(candidate: Baseline, current: Baseline | None, name: str) -> Baseline:
+    """`candidate` under `name`, in the place of `current`.
 
     Raises:
         NotComparableError: other hardware, configurations or schema than `current`.
     """
-    commit = candidate.commit[:12] or "unknown"
-    line = f"{now}: {candidate.name} ({candidate.sweep}, commit {commit})"
-    if why:
-        line += f": {why}"
-    if current is None:
-        return replace(candidate, name=name, history=(*candidate.history, line))
-    if reason := _differs(candidate, current):
+    if current is not None and (reason := _differs(candidate, current)):
         raise NotComparableError(
             f"{candidate.name} cannot take the place of {name}: {reason}; give it another name"
         )
-    return replace(candidate, name=name, history=(*current.history, line))
+    return replace(candidate, name=name)
 
 
 def _differs(candidate: Baseline, current: Baseline) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime
 from typing import Any
 
 from reports.gates.gate import GateResult
@@ -92,20 +91,20 @@ def _causes(result: GateResult) -> list[str]:
     return found[:_MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
 
 
-def to_terminal(result: GateResult, now: datetime) -> str:
+def to_terminal(result: GateResult) -> str:
     """Aligned plain text, the outcome first."""
-    return f"{headline(result)}\n\n{verdicts(result, now)}"
+    return f"{headline(result)}\n\n{verdicts(result)}"
 
 
-def to_markdown(result: GateResult, now: datetime) -> str:
+def to_markdown(result: GateResult) -> str:
     """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
-    return f"### {markdown.escape(headline(result))}\n\n{verdicts(result, now, form='md')}"
+    return f"### {markdown.escape(headline(result))}\n\n{verdicts(result, form='md')}"
 
 
-def verdicts(result: GateResult, now: datetime, *, form: str = "table") -> str:
+def verdicts(result: GateResult, *, form: str = "table") -> str:
     """The tables and what must be known beside them; form: `table` (plain text) or `md`."""
     tables = [t for t in (time_table(result.judgements), other_table(result.judgements)) if t.rows]
-    notes = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result, now)]
+    notes = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result)]
     if form == "md":
         parts = [markdown.escape(_names(result)), *(markdown.table(table) for table in tables)]
         parts.append("\n".join(f"- {title}: {markdown.escape(text)}" for title, text in notes))
@@ -115,7 +114,7 @@ def verdicts(result: GateResult, now: datetime, *, form: str = "table") -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def to_data(result: GateResult, now: datetime) -> dict[str, Any]:
+def to_data(result: GateResult) -> dict[str, Any]:
     """Plain data; changes are fractions, not per cent."""
     calibration = result.calibration
     return {
@@ -129,12 +128,12 @@ def to_data(result: GateResult, now: datetime) -> dict[str, Any]:
         "failed": _pairs(result.sides.failed),
         "not_comparable": _pairs(result.sides.not_comparable),
         "pruned": _pairs(result.sides.pruned),
-        "noise": None if calibration is None else calibration.describe(now),
-        "remarks": [{"about": title, "text": text} for title, text in remarks(result, now)],
+        "noise": None if calibration is None else calibration.describe(),
+        "remarks": [{"about": title, "text": text} for title, text in remarks(result)],
     }
 
 
-def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
+def remarks(result: GateResult) -> list[tuple[str, str]]:
     """Everything that a reader must know beside the tables."""
     found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
     found += _reasons(result.judgements)
@@ -152,7 +151,7 @@ def remarks(result: GateResult, now: datetime) -> list[tuple[str, str]]:
     times = [one for one in result.judgements if is_speed(one)]
     found += _about_times(times)
     if times:
-        found.append(("noise", _noise(result, now)))
+        found.append(("noise", _noise(result)))
     if any(one.verdict == "improved" for one in times):
         found.append(("improved", "a baseline that is compared with should be promoted anew"))
     found.append(("policy", result.policy.source))
@@ -185,9 +184,9 @@ def _about_times(times: Sequence[Judgement]) -> list[tuple[str, str]]:
     ]
 
 
-def _noise(result: GateResult, now: datetime) -> str:
+def _noise(result: GateResult) -> str:
     if result.calibration is not None:
-        return result.calibration.describe(now)
+        return result.calibration.describe()
     hardware = result.sides.pairs[0].head.hardware.describe()
     return (
         f"this machine ({hardware}) has no noise calibration: the tolerances are taken as they "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
 
@@ -25,18 +25,15 @@ from reports.statistics.deciding import smallest_deciding_n
 from reports.statistics.estimate import estimate_paired
 
 NOISE_VERSION = 1
-OLD_AFTER_DAYS = 30
 ALPHA = 0.05
 
-_MINUTES_PER_HOUR = 60
-_DAYS_SHOWN_IN_HOURS = 2
 _CALIBRATED = {STEP_TIME: "step time", CPU_TIME: "CPU time"}
 FEWEST_BLOCKS = smallest_deciding_n(ALPHA, paired=True)
 
 
-def _time(text: str) -> datetime:
-    found = datetime.fromisoformat(text)
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+def _checked_time(text: str) -> str:
+    datetime.fromisoformat(text)
+    return text
 
 
 _Relative = Annotated[float, Field(gt=-1, lt=10)]
@@ -68,7 +65,7 @@ class NoiseCalibration:
     """What is stored per hardware key."""
 
     hardware: HardwareKey
-    measured_utc: Annotated[str, AfterValidator(lambda text: (_time(text), text)[1])]
+    measured_utc: Annotated[str, AfterValidator(_checked_time)]
     sweep: str
     commit: str
     cells: Annotated[tuple[CellNoise, ...], Field(min_length=1)]
@@ -83,22 +80,14 @@ class NoiseCalibration:
         own = [cell.floor for cell in known if cell.config_hash == config_hash]
         return max(own or [cell.floor for cell in known], default=0.0)
 
-    def age_days(self, now: datetime) -> float:
-        """Days since the calibration."""
-        return (now - _time(self.measured_utc)).total_seconds() / 86_400
-
-    def describe(self, now: datetime) -> str:
-        """One sentence: floor, age, and a warning if it is old."""
-        age = self.age_days(now)
+    def describe(self) -> str:
+        """In words: the floors and their day."""
         ranges = [
             f"{quantity.share(min(floors))} to {quantity.share(max(floors))} of {title}"
             for title, floors in self._floors()
         ]
         cells = quantity.counted(len({cell.cell for cell in self.cells}), "cell")
-        text = f"noise floor {', '.join(ranges)}, calibrated {age_in_words(age)} ({cells})"
-        if age > OLD_AFTER_DAYS:
-            text += f"; older than {OLD_AFTER_DAYS} days: calibrate again with `mfsdp-bench noise`"
-        return text
+        return f"noise floor {', '.join(ranges)}, calibrated {self.measured_utc[:10]} ({cells})"
 
     def _floors(self) -> list[tuple[str, list[float]]]:
         """Floors by metric, in words; a metric that was not calibrated is left out."""
@@ -169,16 +158,6 @@ def calibrate(
         )
     first = pairs[0][0]
     return NoiseCalibration(first.hardware, measured_utc, sweep, first.commit, tuple(cells))
-
-
-def age_in_words(days: float) -> str:
-    """How long ago: `5 minutes ago`, `3 days ago`."""
-    minutes = max(0, round(days * 24 * 60))
-    if minutes < 2 * _MINUTES_PER_HOUR:
-        return f"{quantity.counted(minutes, 'minute')} ago"
-    if days < _DAYS_SHOWN_IN_HOURS:
-        return f"{round(days * 24)} hours ago"
-    return f"{round(days)} days ago"
 
 
 def _calibrated(one: CellSamples, other: CellSamples, metric: Metric) -> CellNoise | None:

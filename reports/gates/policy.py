@@ -33,6 +33,7 @@ from bench.derive.metrics import (
     judged_metrics,
 )
 from bench.errors import UsageError
+from bench.removed import removed
 
 DEFAULT_ALPHA = 0.05
 LEAST_ALPHA = 1e-6
@@ -205,6 +206,7 @@ def _message(error: ErrorDetails) -> str:
             )
         case "extra_forbidden":
             text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
+            text += removed(str(key))
         case "value_error":
             text = f"{key}: {error['ctx']['error']}"
         case "literal_error" if where[1] in CURVES and key == "direction":

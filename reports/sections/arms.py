@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-
 from reports.findings import Findings
 from reports.gates.gate_table import other_table, time_table
 from reports.gates.gate_text import METHOD, remarks
@@ -17,7 +15,7 @@ def arms_section(findings: Findings) -> Section | None:
         tables = [table(judged.judgements) for table in (time_table, other_table)]
         blocks.append(Heading(f"{judged.sides.head} against {judged.sides.base}"))
         blocks += [TableBlock(table) for table in tables if table.rows]
-        blocks.append(Bullets(tuple(remarks(judged, datetime.now(UTC)))))
+        blocks.append(Bullets(tuple(remarks(judged))))
     if not blocks:
         return None
     introduction = (

@@ -39,7 +39,6 @@ MASKS = (
         "TIME",
     ),
     (re.compile(r"20\d\d-\d\d-\d\d"), "DATE"),
-    (re.compile(r"\d+ (second|minute)s? ago"), "AGO"),
     (re.compile(r" with uncommitted changes \([0-9a-f]+\)"), ""),
     (re.compile(r"(?<=commit )[0-9a-f]{7,64}\b"), "HASH"),
     (re.compile(r"\b(?=[0-9]*[a-f])[0-9a-f]{7,64}\b"), "HASH"),

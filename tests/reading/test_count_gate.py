@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from reports.gates.policy import Policy
 from reports.renderers.document import TableBlock
 from reports.sections.beside_steps import counts_section
 
-NOW = datetime(2026, 3, 1, tzinfo=UTC)
 RATES = Rates(
     copied_bytes_per_second=1e9,
     wire_bytes_per_second=1e8,
@@ -82,7 +80,7 @@ def policy(folder: Path, text: str) -> Policy:
 def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):
     result = judged(store, BASE)
     assert not regressed(result)
-    text = to_terminal(result, NOW)
+    text = to_terminal(result)
     assert "counts: 13 of 13 are equal to the digit" in text
     assert "copied_bytes" not in text
 
@@ -148,7 +146,7 @@ def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
     assert ("copies" in regressed(result)) == regresses
     (copies,) = [one for one in result.judgements if one.metric == "copies"]
     assert (copies.base, copies.head) == (4, 4 * times)
-    assert said in to_terminal(result, NOW)
+    assert said in to_terminal(result)
     assert result.notes == ("the policy allows more of aten.cat int8, and no cell does more of it",)
 
 

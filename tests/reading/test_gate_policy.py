@@ -76,6 +76,7 @@ def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_ce
     ("text", "message"),
     [
         ("metrics:\n  stepp_time: {}\n", r"gates.yaml:2: unknown key 'stepp_time'"),
+        ("metrics:\n  host_time: {}\n", r"'host_time' was removed: use python_calls"),
         ("metrics:\n  memory:\n    tolerence: 1%\n", r"gates.yaml:3: unknown key 'tolerence'"),
         (
             "metrics:\n  memory: {tolerance: -1%}\n",

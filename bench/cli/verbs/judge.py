@@ -99,7 +99,7 @@ class SaveRequest:
 
 @verb("baseline list", "baselines.show_list", "baseline list")
 class ListRequest:
-    """Show every baseline with its age and hardware."""
+    """Show every baseline with its date and hardware."""
 
     results: Path = RESULTS
 
@@ -107,15 +107,11 @@ class ListRequest:
 @verb(
     "baseline promote",
     "baselines.promote_to",
-    "baseline promote candidate main --reason 'a faster reducer'",
+    "baseline promote candidate main",
 )
 class PromoteRequest:
-    """Let one baseline take the place of another.
-
-    The change is written into its history.
-    """
+    """Let one baseline take the place of another."""
 
     candidate: str = argument("CANDIDATE", "A baseline, or its file.")
     name: str = argument("NAME", "The name it takes over.")
-    reason: str = option("--reason TEXT", "Kept in its history.", "")
     results: Path = RESULTS
