@@ -73,6 +73,16 @@ def entries(environment: Mapping[str, Any], key: str) -> Mapping[str, Any]:
     return value if isinstance(value, Mapping) else {}
 
 
+_SMALL = 1024
+
+
+def _outside(sizes: Mapping[str, Any]) -> str:
+    """How many collectives of each operation, without those of a few flags and maxima."""
+    large = [name for name, size in sizes.items() if isinstance(size, int) and size >= _SMALL]
+    counts = Counter(str(name).partition(" of ")[0] for name in large)
+    return ", ".join(f"{count} {operation}" for operation, count in sorted(counts.items()))
+
+
 def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
     """A warning per way in which buffers were not registered with NCCL as a run had asked."""
     found: Counter[str] = Counter()
@@ -87,4 +97,6 @@ def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
             found[
                 "Memory was allocated for collectives after the registration, which lacks it."
             ] += 1
+        if outside := _outside(entries(registration, "outside")):
+            found[f"Collectives had memory that is not registered: {outside}."] += 1
     return [printable(f"{text} ({count} runs)") for text, count in found.items()]

@@ -59,12 +59,12 @@ def test_the_worst_load_is_named_and_that_of_the_benchmark_itself_is_none(loads,
     assert bool(busiest_start(records)) == bool(said)
 
 
-def registered(*got: str, grown: bool = False) -> RunRecord:
+def registered(*got: str, grown: bool = False, **outside: int) -> RunRecord:
     groups = {
         name: {"got": level, "reason": "TypeError: symm"}
         for name, level in zip("ab", got, strict=False)
     }
-    registration = {"wanted": "symmetric", "groups": groups, "grown": grown}
+    registration = {"wanted": "symmetric", "groups": groups, "grown": grown, "outside": outside}
     return in_memory({}, environment={"runtime": {"buffer_registration": registration}})
 
 
@@ -80,6 +80,23 @@ WANTED = "Buffers were to be registered with NCCL as symmetric; group"
             [
                 f"{WANTED} b got plain instead: TypeError: symm. (2 runs)",
                 f"{WANTED} a got none instead: TypeError: symm. (1 runs)",
+            ],
+        ),
+        (
+            [
+                registered(
+                    "symmetric",
+                    **{
+                        "all_gather of layers.0/0": 4096,
+                        "all_gather of layers.1/0": 4096,
+                        "reduce_scatter of (root)/0": 2048,
+                        "all_reduce of flags": 7,
+                    },
+                )
+            ],
+            [
+                "Collectives had memory that is not registered: 2 all_gather, 1 reduce_scatter."
+                " (1 runs)"
             ],
         ),
         (
