@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import keep_changes, recorded_cell, resolved_run
+from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, RSS
 from reports.comparisons.change import change_between, memory_metric, tradeoff_flags
@@ -31,6 +31,18 @@ def test_half_the_time_is_double_the_throughput_by_all_three_names(
     assert change.throughput_change == pytest.approx(throughput, abs=1e-4)
     assert change.throughput_ratio == pytest.approx(before / after)
     assert change.loss_difference == pytest.approx(-0.01, rel=0.01)
+
+
+def test_of_an_even_number_of_runs_the_three_names_are_still_one_change(store):
+    for name, levels in (("a", (100.0, 300.0)), ("b", (100.0, 200.0))):
+        for repeat, level in enumerate(levels):
+            run = {"milliseconds": lambda _, level=level: level, "repeat": repeat}
+            record_run(store, Recorded(DDP, cell=name, sweep=name, **run))
+    base, head = (make_cell(name, store.records(sweep=name)) for name in ("a", "b"))
+    change = change_between(base, head)
+    assert change.time_change == pytest.approx(-0.25, rel=0.01)
+    assert change.throughput_ratio == pytest.approx(1 / (1 + change.time_change))
+    assert change.throughput_change == pytest.approx(change.throughput_ratio - 1)
 
 
 @pytest.mark.parametrize(
