@@ -144,7 +144,21 @@ class CudaCopyIn(CopyIn):
         return torch.cuda.stream(self.stream)
 
     def _event(self) -> Sequence[Work]:
-        return (self.stream.record_event(),)
+        return (_Recorded(self.stream.record_event(), self._streams.device),)
+
+
+class _Recorded:
+    """An event of a device, whatever device is the current one."""
+
+    __slots__ = ("_device", "_event")
+
+    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+        self._event = event
+        self._device = device
+
+    def wait(self) -> None:
+        """Let the device's current stream wait for it."""
+        self._event.wait(torch.cuda.current_stream(self._device))
 
 
 class DevicePool(Protocol):

@@ -111,9 +111,9 @@ def target_device(device: torch.device | str | int | None, mesh: DeviceMesh) -> 
     """The device that this rank's part of the model lives on."""
     if isinstance(device, int):
         return torch.device(mesh.device_type, device)
-    if device is not None:
-        return torch.device(device)
-    return current_device(mesh.device_type)
+    kind = torch.device(mesh.device_type)
+    given = kind if device is None else torch.device(device)
+    return current_device(kind.type) if given == kind else given
 
 
 def _axes(
