@@ -9,11 +9,8 @@ from pathlib import Path
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.verbs.check import DoctorRequest
-from bench.doctor.accelerators import accelerator_findings
-from bench.doctor.finding import DoctorFinding
-from bench.doctor.machine import machine_findings
-from bench.doctor.packages import package_findings
-from bench.doctor.results_folder import results_findings
+from bench.doctor import checks
+from bench.doctor.checks import DoctorFinding
 from bench.resolve import Machine
 
 
@@ -30,16 +27,16 @@ def show_diagnosis(asked: DoctorRequest) -> Answer:
 
 def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
     """Everything worth knowing before a first run; a terminal shows what is being looked at."""
-    checks: tuple[tuple[str, Callable[[], list[DoctorFinding]]], ...] = (
-        ("this machine", lambda: machine_findings(machine)),
-        ("the results folder", lambda: results_findings(results)),
-        ("packages", package_findings),
-        ("torch and its companions: they are loaded", lambda: accelerator_findings(machine)),
+    looks: tuple[tuple[str, Callable[[], list[DoctorFinding]]], ...] = (
+        ("this machine", lambda: checks.machine_findings(machine)),
+        ("the results folder", lambda: checks.results_findings(results)),
+        ("packages", checks.package_findings),
+        ("torch: it is loaded", lambda: checks.torch_findings(machine)),
     )
     found = []
     try:
-        for number, (what, check) in enumerate(checks, start=1):
-            console.waiting(f"{number}/{len(checks)} {what} ...")
+        for number, (what, check) in enumerate(looks, start=1):
+            console.waiting(f"{number}/{len(looks)} {what} ...")
             found += check()
     finally:
         console.waiting("")

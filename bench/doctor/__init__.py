@@ -1,1 +1,1 @@
-"""What this machine and this installation can run, and what is missing for more."""
+"""What keeps runs from starting or finishing on this machine, and how to mend it."""

@@ -26,7 +26,7 @@ from outcome_scenarios import (
     wrong,
 )
 
-from bench.doctor import accelerators
+from bench.doctor.checks import torch_findings
 from bench.errors import BenchError
 from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding
 
@@ -360,12 +360,12 @@ SHOW: Scenarios = {
 # -- doctor ------------------------------------------------------------------------------------
 
 #: What torch says here is asked in another process only the first time.
-PROBED = patch("bench.doctor.accelerators._probe", cache(accelerators._probe))
+PROBED = patch("bench.doctor.checks.torch_findings", cache(torch_findings))
 DOCTOR: Scenarios = {
     "runs can start here": [PROBED, ask("doctor")],
     "a package is missing": [
         PROBED,
-        patch("bench.doctor.packages._NEEDED", ("torch", "no-such-package")),
+        patch("bench.doctor.checks._NEEDED", ("torch", "no-such-package")),
         ask("doctor", "no-such-package"),
     ],
     "a results folder that cannot be written": [

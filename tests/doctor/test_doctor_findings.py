@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from bench.cli.diagnosis import diagnose
-from bench.doctor import accelerators, machine, packages, results_folder
+from bench.doctor import checks
 from bench.errors import UsageError
 from bench.resolve import Machine
 from bench.store.file_lock import FileLock
@@ -20,16 +20,8 @@ FACTS: dict[str, Any] = {
     "torch": "2.13.0",
     "cuda_compiled": "12.8",
     "cuda_usable": True,
-    "devices": [{"name": "NVIDIA H100", "capability": [9, 0]}] * 2,
-    "pairs_without_peer_access": [],
     "nccl": {"compiled": "2.28.3", "loaded": "2.28.3"},
-    "symmetric_pools": True,
-    "loads": {"transformer_engine.pytorch": ""},
 }
-
-
-OLD_NCCL = {"compiled": "2.26.2", "loaded": "2.26.2"}
-A100 = {"name": "A100", "capability": [8, 0]}
 
 
 def by_name(found: list[Any]) -> dict[str, Any]:
@@ -42,28 +34,12 @@ def by_name(found: list[Any]) -> dict[str, Any]:
         ({"cuda_compiled": None, "cuda_usable": False}, "CUDA", "problem", "without it"),
         ({"cuda_usable": False}, "CUDA", "problem", "cannot use the devices"),
         ({"nccl": {"compiled": "2.28.3", "loaded": "2.21.5"}}, "NCCL", "note", "loaded 2.21.5"),
-        ({"nccl": {"compiled": None, "loaded": None}}, "NCCL", "note", "none in this torch"),
-        ({"nccl": OLD_NCCL}, "symmetric memory", "note", "NCCL 2.27 or later"),
-        ({"symmetric_pools": False}, "symmetric memory", "note", "a torch that registers"),
-        (
-            {"pairs_without_peer_access": [[0, 1]]},
-            "symmetric memory",
-            "note",
-            "device 0 cannot read",
-        ),
-        ({"devices": [A100]}, "FP8 on devices", "note", "0 of 1 devices"),
-        (
-            {"loads": {"transformer_engine.pytorch": "OSError: libcudart"}},
-            "Transformer Engine loads",
-            "note",
-            "OSError: libcudart",
-        ),
     ],
 )
 def test_each_missing_piece_says_what_it_would_give_and_how_to_get_it(
     changes: dict[str, Any], what: str, level: str, said: str
 ) -> None:
-    finding = by_name(accelerators.judged(FACTS | changes, has_gpu=True))[what]
+    finding = by_name(checks.judged(FACTS | changes, has_gpu=True))[what]
     assert finding.level == level
     assert said in finding.found
     assert finding.gives
@@ -73,14 +49,14 @@ def test_each_missing_piece_says_what_it_would_give_and_how_to_get_it(
 def test_a_complete_gpu_machine_and_a_cpu_build_without_a_gpu_lack_nothing_that_is_a_problem() -> (
     None
 ):
-    assert {one.level for one in accelerators.judged(FACTS, has_gpu=True)} == {"ok"}
-    facts = FACTS | {"cuda_compiled": None, "cuda_usable": False, "devices": []}
-    assert by_name(accelerators.judged(facts, has_gpu=False))["CUDA"].level == "note"
+    assert {one.level for one in checks.judged(FACTS, has_gpu=True)} == {"ok"}
+    facts = FACTS | {"cuda_compiled": None, "cuda_usable": False}
+    assert by_name(checks.judged(facts, has_gpu=False))["CUDA"].level == "note"
 
 
 def test_a_torch_that_does_not_load_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerators.sys, "executable", "/bin/false")
-    (finding,) = accelerators.accelerator_findings(Machine(1, 1))
+    monkeypatch.setattr(checks.sys, "executable", "/bin/false")
+    (finding,) = checks.torch_findings(Machine(1, 1))
     assert (finding.level, finding.what) == ("problem", "torch loads")
     assert "exit code 1" in finding.found
 
@@ -92,27 +68,25 @@ def test_a_results_folder_without_locks_is_a_problem(
         raise UsageError(f"cannot lock: {errno.ENOLCK}")
 
     monkeypatch.setattr(FileLock, "acquire", refuse)
-    found = by_name(results_folder.results_findings(tmp_path / "results"))
+    found = by_name(checks.results_findings(tmp_path / "results"))
     assert found["file locks"].level == "problem"
     assert list(tmp_path.iterdir()) == []
 
 
 def test_limits_that_bind_are_named() -> None:
-    assert machine.open_files(1024, 1 << 20).level == "note"
-    assert machine.open_files(1 << 16, 1 << 20).level == "ok"
-    assert machine.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).found.endswith(
+    assert checks.open_files(1024, 1 << 20).level == "note"
+    assert checks.open_files(1 << 16, 1 << 20).level == "ok"
+    assert checks.open_files(resource.RLIM_INFINITY, resource.RLIM_INFINITY).found.endswith(
         "unlimited"
     )
-    assert machine.governor(["powersave", "performance"]).level == "note"
-    assert machine.governor(["performance"]).level == "ok"
-    assert machine.shared_memory(Path("/no/such")).level == "note"
+    assert checks.shared_memory(Path("/no/such")).level == "note"
 
 
 def test_an_extra_that_is_missing_names_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        packages, "installed_version", lambda name: None if name == "pyarrow" else "1"
+        checks, "installed_version", lambda name: None if name == "pyarrow" else "1"
     )
-    finding = by_name(packages.package_findings())["pyarrow"]
+    finding = by_name(checks.package_findings())["pyarrow"]
     assert finding.remedy == "pip install 'mfsdp-bench[parquet]'"
 
 
@@ -121,7 +95,7 @@ def test_a_terminal_sees_what_is_being_looked_at_and_nothing_is_left_of_it(
 ) -> None:
     shown = io.StringIO()
     monkeypatch.setattr("sys.stderr", shown)
-    monkeypatch.setattr("bench.cli.diagnosis.accelerator_findings", lambda _: [])
+    monkeypatch.setattr("bench.doctor.checks.torch_findings", lambda _: [])
     found = diagnose(Machine(2, 2**30, ()), tmp_path)
     assert shown.getvalue() == ""
 
@@ -130,5 +104,5 @@ def test_a_terminal_sees_what_is_being_looked_at_and_nothing_is_left_of_it(
         one.what for one in found
     ]
     lines = shown.getvalue().split("\r\x1b[K")
-    assert "4/4 torch and its companions: they are loaded ..." in lines
+    assert "4/4 torch: it is loaded ..." in lines
     assert lines[-1] == ""
