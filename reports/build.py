@@ -13,13 +13,12 @@ from reports.findings import Findings, find
 from reports.renderers import html, markdown
 from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
-from reports.sections.arms import arms_section
 from reports.sections.beside_steps import (
     communication_section,
     counts_section,
 )
 from reports.sections.cell_table import cells_section
-from reports.sections.comparison import comparison
+from reports.sections.comparison import arms_section, comparison
 from reports.sections.imported import imported_section
 from reports.sections.memory import memory_section
 from reports.sections.method import method

@@ -14,9 +14,6 @@ from typing import Any
 import torch
 from torch import nn
 
-#: What the loop marks. `watch` splits a microbatch into its forward and its backward pass.
-PHASES = ("data", "microbatch", "forward", "backward", "clip", "update", "graph")
-
 
 def cuda_event() -> torch.cuda.Event:
     """When the device comes to what is enqueued next on the current stream."""

@@ -1,4 +1,4 @@
-"""Every measured cell against one named reference cell, with the trade-offs spelled out."""
+"""Every measured cell against one reference cell, with its trade-offs; arms block by block."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from reports.comparisons.change import Change, change_table
 from reports.findings import Findings
+from reports.gates.gate_table import other_table, time_table
+from reports.gates.gate_text import METHOD, remarks
 from reports.plots.memory import MOST_CELLS, memory_figure
 from reports.plots.style import looks
 from reports.plots.throughput import MOST_NAMES, throughput_figure
@@ -125,3 +127,20 @@ def _figures(findings: Findings) -> list[Block]:
             caption += f" Of {len(trained)} cells the front and the fastest are named."
         figures.append(Figure("throughput-memory", svg, caption))
     return figures
+
+
+def arms_section(findings: Findings) -> Section | None:
+    """Every other arm against the first; None where no cell has a block that counts."""
+    blocks: list[Block] = []
+    for judged in findings.judged:
+        tables = [table(judged.judgements) for table in (time_table, other_table)]
+        blocks.append(Heading(f"{judged.sides.head} against {judged.sides.base}"))
+        blocks += [TableBlock(table) for table in tables if table.rows]
+        blocks.append(Bullets(tuple(remarks(judged))))
+    if not blocks:
+        return None
+    introduction = (
+        "Runs of one block are compared with each other; base is the arm that is named last. "
+        f"Method: {METHOD}."
+    )
+    return Section("arms", "Arms, block by block", (Paragraph(introduction), *blocks))

@@ -13,7 +13,7 @@ from bench.store import ResultsStore
 from reports.build import write_report
 from reports.findings import find
 from reports.renderers.document import Bullets, Facts, Section, TableBlock
-from reports.sections.arms import arms_section
+from reports.sections.comparison import arms_section
 from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
 

@@ -22,7 +22,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: models, data": (1668, ("bench/models/", "bench/data/")),
     "bench: engines": (2237, ("bench/engines/",)),
-    "bench: meters, worker, loop": (2504, ("bench/meters/", "bench/worker/", "bench/loop.py")),
+    "bench: meters, worker, loop": (2501, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3862, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7803, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
-    "reports: report": (6420, (
+    "reports: report": (6413, (
         "reports/__init__.py", "reports/build.py", "reports/history/", "reports/lint/",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
