@@ -31,7 +31,13 @@ PACKAGES = (
 )
 #: No test needs these: ABSENT takes them from all tests and from what they start.
 SURROUNDINGS: dict[str, dict[str, str]] = {
-    "git_identity": {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"},
+    "git_identity": {
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": "safe.directory",
+        "GIT_CONFIG_VALUE_0": "*",
+    },
     "home": {"HOME": "/nonexistent", "XDG_CACHE_HOME": "", "XDG_CONFIG_HOME": ""},
     "locale": {"LC_ALL": "C", "LANG": "C", "LANGUAGE": ""},
 }

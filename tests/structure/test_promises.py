@@ -7,6 +7,9 @@ import re
 import tomllib
 from pathlib import Path
 
+import pytest
+from optional import CORES, PACKAGES, PROGRAMS, missing, take_surroundings
+
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 IMPORTED_AS = {"ruamel.yaml": "ruamel"}
@@ -62,6 +65,22 @@ def test_only_one_file_of_tests_asks_what_a_machine_lacks() -> None:
         or (isinstance(node, ast.alias) and node.name in ASKING)
     }
     assert {place.partition(":")[0] for place in found} == {"tests/optional.py"}, found
+
+
+def test_absent_all_answers_as_a_machine_that_lacks_everything(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ABSENT", "all")
+    for name in (*PROGRAMS, *PACKAGES, CORES):
+        assert missing(name) == f"needs {name}, and ABSENT names it"
+    variables = {"HOME": "/root", "LANG": "de_DE.UTF-8"}
+    take_surroundings(variables)
+    assert (variables["HOME"], variables["LC_ALL"]) == ("/nonexistent", "C")
+    monkeypatch.setenv("ABSENT", "sshd slrum")
+    with pytest.raises(
+        pytest.UsageError, match=r"expected all or some of .*'slurm'.*, found slrum"
+    ):
+        missing("sshd")
 
 
 def in_the_encoding_of_the_locale(call: ast.Call) -> bool:
