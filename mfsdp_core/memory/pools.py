@@ -87,10 +87,6 @@ class SlotPool:
         """Slot -> the unit that holds it now."""
         return dict(self._holders)
 
-    def data_pointers(self) -> list[list[int]]:
-        """Addresses of all areas, slot by slot."""
-        return [[area.data_ptr() for area in slot] for slot in self._slots]
-
     def forget_assignments(self) -> None:
         """Let every unit choose its slot anew. Nothing may be held."""
         self._assigned.clear()

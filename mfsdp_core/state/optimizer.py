@@ -200,9 +200,10 @@ def _finish(
         # A gather ahead of need reads the weights that the step is about to write.
         owner.synchronize_param_gather()
         if wanted:
-            if step_of is not None and owner.microbatch_count:
-                _warn_of_unread_gradients(step_of)
+            unread = owner.microbatch_count
             owner.finish_grad_sync()
+            if step_of is not None and unread:
+                _warn_of_unread_gradients(step_of)
 
 
 def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:
