@@ -22,6 +22,7 @@ REMOVED: Final[dict[str, str]] = {
     "simple_fsdp": "use examples.engines.simple_fsdp:build, from the root of a checkout",
     "deepspeed": "use examples.engines.deepspeed:build, from the root of a checkout",
     "compile_backend": "use examples.engines.simple_fsdp:compiled, or :traced",
+    "noise": "use baseline noise",
     "--until-decided": "use --budget TIME",
     "--reason": "say it in the commit that keeps the baseline's file",
     "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",

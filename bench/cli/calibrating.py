@@ -1,4 +1,4 @@
-"""`noise`: an A/A calibration of this machine, or a look at those that are there."""
+"""`baseline noise`: an A/A calibration of this machine, or a look at those that are there."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _kept(results: Path) -> Answer:
     """Every calibration of the results folder."""
     store = ResultsStore.open(results, create=False)
     names = store.noise.names()
-    none = () if names else ("no noise calibration; `mfsdp-bench noise SWEEP.yaml` makes one",)
+    none = () if names else ("no noise calibration; `baseline noise SWEEP.yaml` makes one",)
     kept = [NoiseCalibration.from_document(store.noise.read(name)) for name in names]
     return _shown(kept, remarks=none)
 

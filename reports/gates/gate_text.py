@@ -190,7 +190,7 @@ def _noise(result: GateResult) -> str:
     hardware = result.sides.pairs[0].head.hardware.describe()
     return (
         f"this machine ({hardware}) has no noise calibration: the tolerances are taken as they "
-        "are; `mfsdp-bench noise SWEEP.yaml` measures a floor"
+        "are; `mfsdp-bench baseline noise SWEEP.yaml` measures a floor"
     )
 
 

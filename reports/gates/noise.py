@@ -121,14 +121,14 @@ class NoiseCalibration:
         if version != NOISE_VERSION:
             raise UsageError(
                 f"noise calibration: expected version {NOISE_VERSION}, found {version!r}; "
-                "calibrate again with `mfsdp-bench noise`"
+                "calibrate again with `mfsdp-bench baseline noise`"
             )
         try:
             return TypeAdapter(cls).validate_python(document)
         except ValidationError as error:
             raise UsageError(
                 f"the noise calibration is damaged ({first_problem(error)}); calibrate again with "
-                "`mfsdp-bench noise`"
+                "`mfsdp-bench baseline noise`"
             ) from error
 
 

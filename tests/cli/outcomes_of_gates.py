@@ -1,4 +1,4 @@
-"""Outcomes of `gate`, `noise` and `baseline`. No rank is started."""
+"""Outcomes of `gate` and `baseline`. No rank is started."""
 
 from __future__ import annotations
 
@@ -224,30 +224,32 @@ GATE: Scenarios = {
     ],
 }
 
-NOISE: Scenarios = {
+BASELINE_NOISE: Scenarios = {
     "enough steady blocks": [
         EQUAL,
         file(TWO_CELLS),
-        ask("noise sweep.yaml --repeat 6", "noise floor"),
-        ask("noise", "calibrated 20", "Example CPU, 2 cores"),
+        ask("baseline noise sweep.yaml --repeat 6", "noise floor"),
+        ask("baseline noise", "calibrated 20", "Example CPU, 2 cores"),
     ],
     "nothing is calibrated yet": [
         does(lambda world: world.store),
-        ask("noise", "no noise calibration"),
+        ask("baseline noise", "no noise calibration"),
     ],
     "fewer blocks than an interval needs": [
         file(TWO_CELLS),
-        ask("noise sweep.yaml --repeat 5", "at least 6 blocks"),
+        ask("baseline noise sweep.yaml --repeat 5", "at least 6 blocks"),
     ],
     "too few blocks gave a steady time": [
         ends(ddp="crashed", mfsdp="crashed"),
         file(TWO_CELLS),
-        ask("noise sweep.yaml --repeat 6", "crashed: as the test wants -- mfsdp-bench logs"),
+        ask(
+            "baseline noise sweep.yaml --repeat 6", "crashed: as the test wants -- mfsdp-bench logs"
+        ),
         holds(lambda world: world.store.noise.names() == []),
     ],
 }
 
-BASELINE: Scenarios = {
+BASELINE: Scenarios = BASELINE_NOISE | {
     "saved, listed, promoted": [
         recorded(),
         recorded("faster", Arm(slower=0.9)),

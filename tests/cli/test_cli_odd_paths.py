@@ -105,7 +105,7 @@ def test_dots_as_a_name_are_refused_and_nothing_is_written_outside(world):
         "plan .",
         "gate two --baseline ..",
         "baseline save .. two",
-        "noise ..",
+        "baseline noise ..",
     ):
         assert world.run(*words.split()) == USAGE, words
         assert "internal error" not in world.err

@@ -32,13 +32,13 @@ def test_a_sweep_file_that_is_wrong_leaves_no_results_folder(in_process, tmp_pat
     assert not (tmp_path / "results").exists()
 
 
-@pytest.mark.parametrize("verb", ["plan", "run", "noise"])
+@pytest.mark.parametrize("verb", [["plan"], ["run"], ["baseline", "noise"]])
 def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process, tmp_path, verb):
-    refused(in_process(verb, "nosuch"), "nosuch", "quickstart, reducers, speed, speed_memory")
-    refused(in_process(verb, "quickstrat"), "did you mean 'quickstart'?")
+    refused(in_process(*verb, "nosuch"), "nosuch", "quickstart, reducers, speed, speed_memory")
+    refused(in_process(*verb, "quickstrat"), "did you mean 'quickstart'?")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "nightly.yaml").write_text("name: a\n")
-    refused(in_process(verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
+    refused(in_process(*verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
 
 
 def test_what_the_help_selects_is_there_in_a_plain_sweep(in_process, tmp_path):

@@ -1,4 +1,4 @@
-"""`compare`, `gate`, `noise` and `baseline`: verdicts, and what they rest on."""
+"""`compare`, `gate` and `baseline`: verdicts, and what they rest on."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class GateRequest:
     results: Path = RESULTS
 
 
-@verb("noise", "calibrating.run_noise", "noise quickstart", "noise")
+@verb("baseline noise", "calibrating.run_noise", "baseline noise quickstart", "baseline noise")
 class NoiseRequest:
     """Measure how far equal code seems to differ here (A/A).
 
