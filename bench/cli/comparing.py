@@ -18,7 +18,6 @@ from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
 from reports.gates.pairing import (
-    NOT_RUN,
     Sides,
     arms_of_sweep,
     planned_arms,
@@ -29,6 +28,7 @@ from reports.gates.pairing import (
 from reports.gates.policy import Policy
 from reports.renderers import markdown, terminal
 from reports.renderers.table import Table
+from reports.views.plan import NOT_RUN
 from reports.views.sweep_view import load_side
 
 _TABLES: dict[str, Callable[[Table], str]] = {"table": terminal.table, "md": markdown.table}

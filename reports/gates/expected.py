@@ -12,7 +12,8 @@ from fnmatch import fnmatchcase
 
 from bench.errors import NotComparableError
 from reports.gates.cell_samples import CellSamples
-from reports.gates.pairing import NOT_RUN, Sides
+from reports.gates.pairing import Sides
+from reports.views.plan import NOT_RUN
 
 _MOST_NAMED = 5
 

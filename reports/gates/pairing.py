@@ -13,10 +13,8 @@ from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
-from reports.views.plan import Codes, PrunedCell, plan_of
+from reports.views.plan import NOT_RUN, Codes, PrunedCell, plan_of
 from reports.views.sweep_view import load_side, load_sweeps
-
-NOT_RUN = "it was planned and has not run"
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,9 @@ def sides_of_arms(
             lost = len({r.status.repeat for r in members}) - len(blocks[name])
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
+            there = {(one.status.repeat, one.status.arm) for one in members}
             why = _lost_to_a_failure(members, blocks[name][-1])
+            why = why or plan.not_run(name, there, (before, after))
             failed += [(name, why)] if why else []
         else:
             failed.append((name, _why_no_block(members, before, after)))
@@ -378,9 +378,16 @@ def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     if sides.head not in store.sweeps():
         return sides
     view = load_sweeps(store, [sides.head])[0]
-    not_run = tuple((name, NOT_RUN) for name in view.not_run)
+    not_run = [(name, NOT_RUN) for name in view.not_run]
+    plan = plan_of(store, sides.head)
+    if not plan.arms:
+        runs = [status for _, _, status in store.statuses(sides.head)]
+        for cell in [one for one in plan.cells if one not in view.not_run]:
+            there = {(one.repeat, one.arm) for one in runs if one.cell == cell}
+            why = plan.not_run(cell, there, ())
+            not_run += [(cell, why)] if why else []
     return replace(
-        sides, failed=sides.failed + not_run, pruned=_pruned(view.pruned), source=view.source
+        sides, failed=(*sides.failed, *not_run), pruned=_pruned(view.pruned), source=view.source
     )
 
 

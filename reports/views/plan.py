@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from bench.store import ResultsStore
+
+NOT_RUN = "it was planned and has not run"
 
 Codes = Mapping[tuple[str, str | None], str]
 """Cell and arm -> the code that its runs are to have measured."""
@@ -27,6 +29,7 @@ class SweepPlan:
 
     cells: id -> config hashes, one or one of every arm. codes: what the arms were when the plan was
     made, where it says so. merged: (cell, cell whose runs count for it too).
+    repeats: blocks of each cell.
     """
 
     description: str = ""
@@ -36,6 +39,16 @@ class SweepPlan:
     codes: Codes = field(default_factory=dict)
     pruned: tuple[PrunedCell, ...] = ()
     merged: tuple[tuple[str, str], ...] = ()
+    repeats: Mapping[str, int] = field(default_factory=dict)
+
+    def not_run(self, cell: str, runs: set[tuple[int, str | None]], arms: Sequence[str]) -> str:
+        """The first planned run of a cell that has no record among `runs`; empty if all have."""
+        for block in range(self.repeats.get(cell, 0)):
+            for arm in arms or (None,):
+                if (block, arm) not in runs:
+                    name = f"block {block}: {arm}" if arm else f"repeat {block}"
+                    return f"{name}: {NOT_RUN}"
+        return ""
 
 
 def plan_of(store: ResultsStore, sweep: str) -> SweepPlan:
@@ -69,6 +82,11 @@ def parsed_plan(plan: Mapping[str, Any]) -> SweepPlan:
         merged=tuple(
             (_text(item, "id"), _text(item, "same_as")) for item in _items(plan, "duplicates")
         ),
+        repeats={
+            _text(one, "id"): repeats
+            for one in _items(plan, "cells")
+            if isinstance(repeats := one.get("repeats"), int)
+        },
     )
 
 

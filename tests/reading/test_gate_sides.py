@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from xml.etree import ElementTree as ET
 
 import pytest
-from recorded_runs import CELLS, Arm, judged_arms, keep_changes, on_nodes, record_arms
+from recorded_runs import CELLS, ONE, Arm, judged_arms, keep_changes, on_nodes, record_arms
 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, MetricRule, default_rules
 from bench.errors import UsageError
@@ -18,6 +19,7 @@ from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
 from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
 from reports.gates.policy import Policy
+from reports.views.plan import NOT_RUN
 
 OTHER = {"cpu_name": "Another CPU"}
 
@@ -246,3 +248,31 @@ def test_a_summary_stays_within_what_github_accepts():
     assert cut.endswith("(cut off)\n")
     assert ci.summary("short") == "short"
     assert len(ci.summary(long, 1024 * 1024)) < 20
+
+
+@pytest.mark.parametrize("how", ["deleted", "another arm"])
+def test_a_planned_run_without_its_record_fails_its_cell_and_is_named(store, how):
+    record_arms(store, {"base": Arm(), "head": Arm()}, cells=ONE)
+    (folder,) = (
+        path
+        for _, path, status in store.statuses("gate")
+        if (status.repeat, status.arm) == (7, "head")
+    )
+    if how == "deleted":
+        shutil.rmtree(folder)
+    else:
+        status = json.loads((folder / "status.json").read_text())
+        (folder / "status.json").write_text(json.dumps(status | {"arm": "base"}))
+    found = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    why = f"head: {NOT_RUN}" if how == "deleted" else "base: damaged: status.json was changed"
+    assert [(cell, why in text) for cell, text in found.sides.failed] == [("zero3", True)]
+    assert found.sides.failed[0][1].startswith("block 7: ")
+    assert found.failed
+
+
+def test_a_planned_repeat_without_its_record_fails_its_cell_and_is_named(store):
+    for sweep in ("one", "two"):
+        record_arms(store, {None: Arm()}, cells=ONE, blocks=3, sweep=sweep)
+    shutil.rmtree(next(path for _, path, status in store.statuses("two") if status.repeat == 1))
+    found = sides_of_sweeps(store, "one", "two")
+    assert found.failed == (("zero3", f"repeat 1: {NOT_RUN}"),)
