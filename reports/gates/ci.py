@@ -76,7 +76,7 @@ def sentence(one: Judgement) -> str:
             f"{interval_text(one.interval)}"
         )
     elif one.change is not None and one.metric not in CURVES:
-        parts.append(f"change {quantity.change(one.change, 2)}")
+        parts.append(f"change {quantity.change(one.change, 2, exact=True)}")
     if one.tolerance is not None and one.metric not in CURVES:
         parts.append(f"tolerance {quantity.share(one.tolerance, 1)}")
     if one.reason:

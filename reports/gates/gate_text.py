@@ -83,7 +83,11 @@ def _causes(result: GateResult) -> list[str]:
     ]
     worst = result.of("unmeasured") + result.worse
     for one in worst or ([] if found else result.of("inconclusive")):
-        change = "" if one.ratio is None else f" {quantity.change(one.ratio - 1)}"
+        change = (
+            ""
+            if one.ratio is None
+            else f" {quantity.change(one.change, exact=one.time_ratio is None)}"
+        )
         if is_count(one) and one.base is not None and one.head is not None:
             change = f" {one.head - one.base:+,.0f}"
         found.append(f"{one.cell} {one.verdict}: {metric_text(one)}{change}")

@@ -117,7 +117,7 @@ def _by_metric(result: GateResult, wanted: Sequence[Judgement]) -> str:
 def _of_judgement(one: Judgement) -> str:
     runs = quantity.counted(one.n_head, "block") if one.paired else f"n={one.n_head}"
     if one.time_ratio is None or one.throughput_ratio is None:
-        return f"{quantity.change(one.change, 2)}, {runs}"
+        return f"{quantity.change(one.change, 2, exact=True)}, {runs}"
     low, high = one.interval or (math.nan, math.nan)
     return (
         f"time {quantity.change(one.time_ratio - 1)}, throughput "

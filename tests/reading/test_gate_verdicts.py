@@ -269,6 +269,14 @@ def test_norms_may_part_where_they_peak_but_not_at_the_first_step_nor_in_the_med
         assert (found.verdict, moved) == (verdict, moved)
 
 
+def test_a_loss_that_moves_by_a_millionth_does_not_read_as_no_change(store):
+    exact = MetricRule("required", 1e-7, "both")
+    judged_arms(store, loss_shift=1e-6, blocks=2, cells=ONE)
+    sides = sides_of_arms(store, "gate", None, None)
+    found = gate(sides, Policy(default_rules() | {"loss": exact}), lambda _: None)
+    assert "loss (spread) +1.0e-06" in headline(found)
+
+
 def test_a_policy_may_ask_for_every_bit_of_the_gradient_norms(store):
     judged_arms(store, norm_scale=1 + 1e-9, blocks=2, cells=ONE)
     policy = parse_policy({"metrics": {"grad_norm": {"mode": "bitwise"}}}, lambda _: 0, "p.yaml")
