@@ -85,6 +85,9 @@ def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
 
     if isinstance(error, _ParserError):
         message = error.format_message()
+        if message.startswith("Usage:"):  # without a verb the parser's message is the help
+            print(message, file=sys.stderr)
+            return USAGE, f"expected a command ({_command_of(error)} --help lists them)"
         if message:
             unknown = _UNKNOWN.match(message)
             message = message.rstrip(".") + removed(unknown[1]) if unknown else message

@@ -174,3 +174,10 @@ def test_a_full_disk_under_the_output_is_named(cli):
     with Path("/dev/full").open("w") as full:
         ended = written_to(cli, full, "plan", "quickstart")
     assert ended == (3, "error: no space to write to: the output\n")
+
+
+@pytest.mark.parametrize("words", [(), ("baseline",)], ids=["alone", "baseline"])
+def test_without_a_verb_the_help_is_printed_and_is_no_error(in_process, words):
+    code, _, err = in_process(*words)
+    assert (code, err.lstrip().startswith("Usage: mfsdp-bench")) == (2, True)
+    assert "error:" not in err
