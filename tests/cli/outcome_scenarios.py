@@ -1,4 +1,4 @@
-"""How a row of docs/exit-codes.md is brought about: steps in a world, some of them commands."""
+"""How a row of outcomes.md is brought about: steps in a world, some of them commands."""
 
 from __future__ import annotations
 

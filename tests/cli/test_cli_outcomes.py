@@ -1,4 +1,4 @@
-"""Walks the table of verb, outcome and exit code in docs/exit-codes.md. Runs are stood in for."""
+"""Walks the table of verb, outcome and exit code in outcomes.md. Runs are stood in for."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from outcome_scenarios import World, play
 
 from bench.cli.exit_codes import worst
 
-PAGE = Path(__file__).parents[2] / "docs" / "exit-codes.md"
+TABLE = Path(__file__).with_name("outcomes.md")
 ROW = re.compile(r"^\| (?P<verb>\w+) \| (?P<outcome>[^|]+) \| (?P<code>\d+) \|$", re.MULTILINE)
-ROWS = {(m["verb"], m["outcome"].strip()): int(m["code"]) for m in ROW.finditer(PAGE.read_text())}
+ROWS = {(m["verb"], m["outcome"].strip()): int(m["code"]) for m in ROW.finditer(TABLE.read_text())}
 MODULES = (outcomes_of_gates, outcomes_of_other_code, outcomes_of_reading, outcomes_of_runs)
 
 
