@@ -102,6 +102,11 @@ class _Rendezvous:
         return told
 
 
+def _is_alone(group: dist.ProcessGroup, device: torch.device) -> bool:
+    """Whether no other rank will come: a group of one, or torch's fake one, however it is named."""
+    return group.size() == 1 or "Fake" in type(group._get_backend(device)).__name__
+
+
 class UnitRendezvous:
     """Of the ranks of one group, before a unit is gathered once more in a pass."""
 
@@ -119,7 +124,7 @@ class UnitRendezvous:
         Raises:
             LifecycleError: they have come for different ones, or not all within the time limit.
         """
-        if dist.get_backend(self._group) == "fake":  # of which there is one rank
+        if _is_alone(self._group, self._device):
             return
         try:
             said = self._rendezvous.come(bucket, self._group, self._device)
@@ -152,7 +157,7 @@ class OrderAgreement:
         Raises:
             LifecycleError: not all have come within the time limit of the group.
         """
-        if self._group.size() == 1 or dist.get_backend(self._group) == "fake":
+        if _is_alone(self._group, self._device):
             return True
         try:
             return not self._rendezvous.come(str(order), self._group, self._device)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -188,6 +189,14 @@ def test_two_units_are_whole_and_two_full_gradients_alive(name: str, pool: str) 
     for options in ({}, {pool: True}):
         found = measured(STEPS[name], **options)
         assert (found.whole, found.gradients) == (2, 2)
+
+
+def test_ranks_of_a_fake_group_wait_for_nobody_whatever_it_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`fit` names it after the backend of the run that it predicts."""
+    monkeypatch.setattr(dist, "get_backend", lambda _group=None: "nccl")
+    assert measured(STEPS["three units twice, then the rest"]).whole == 2
 
 
 class Evaluates(Chain):
