@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2237, ("bench/engines/",)),
     "bench: meters, worker, loop": (2501, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3862, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7803, (
+    "bench: validate, testing, plug-in": (7802, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1182, ("bench/fit/",)),
