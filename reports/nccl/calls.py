@@ -64,7 +64,8 @@ class Calls:
 class CallEvidence:
     """What the log shows of the calls of one key and kind; None: of which no TUNING line tells.
 
-    lines: TUNING lines by process. works: calls that they are for. kernels: their names. line: one
+    lines: TUNING lines by process. works: calls that they are for; unmatched: those of `works`
+    whose COLL line is not known. kernels: their names. line: one
     that states the choice. call_line: the COLL line of one of `calls`. grouped: of so many lines
     the call was launched together with others. outside: as of `buffer_outside`, each distinct
     answer once. eliminated: the communicator is the only one that can have printed the line.
@@ -76,6 +77,7 @@ class CallEvidence:
     kind: Kind | None
     lines: Counter[str] = field(default_factory=Counter)
     works: Counter[str] = field(default_factory=Counter)
+    unmatched: Counter[str] = field(default_factory=Counter)
     kernels: list[str] = field(default_factory=list)
     line: str = ""
     call_line: str = ""
@@ -230,6 +232,8 @@ class _Walk:
         if choice is None:
             return
         found.lines[self._process.name] += seen.times
+        if call is None:
+            found.unmatched[self._process.name] += seen.times * works
         if choice.what not in found.kernels:
             found.kernels.append(choice.what)
         found.line = found.line or seen.line

@@ -60,12 +60,19 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
             )
             continue
         rows = [row for row in steady_rows(audit) if row.operation in expected.operations]
-        lacking = [row for row in rows if not expected.is_met(row)]
+        lacking = [row for row in rows if row.foreign_kernels or not expected.is_met(row)]
+        silent = any(Verdict.NO_EVIDENCE in row.calls for row in rows)
+        damaged = set(expected.operations) & audit.job.unread.damaged_until.keys()
         if not rows:
             operations = " or ".join(expected.operations)
             found.append(f"asked for {expected.text}, and the log has no line about {operations}")
         elif lacking:
             found.append(f"asked for {expected.text} and did not get them: {_named(lacking)}")
+        elif silent or damaged:
+            why = "calls without a line about their kernel"
+            if damaged:
+                why = f"damaged lines about {' and '.join(sorted(damaged))}"
+            found.append(f"asked for {expected.text}, and the log does not prove it: {why}")
     return found
 
 

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from reports.nccl.model import NEWEST, Choice, CollectiveCall, Kind, Versions
+from reports.nccl.model import COLLECTIVES, NEWEST, Choice, CollectiveCall, Kind, Versions
 
 _WARN: Final = b" NCCL WARN "
 _MARKS: Final = re.compile(rb" NCCL (?:INFO|WARN) ")
@@ -215,17 +215,6 @@ def _name(table: tuple[str, ...], text: str) -> str:
     return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
 
 
-_COLLECTIVES: Final = (
-    "AllGather",
-    "AllGatherV",
-    "AllReduce",
-    "AlltoAll",
-    "Broadcast",
-    "Gather",
-    "Reduce",
-    "ReduceScatter",
-    "Scatter",
-)
 _LEAD: Final = re.compile(rb"[\s>*+`'\"-]*(?:NCCL INFO )?")
 
 
@@ -234,13 +223,13 @@ def pasted(line: bytes) -> Choice | None:
     lead = _LEAD.match(line)
     message = line[lead.end() if lead else 0 :]
     choice = tuning(message) or tuning(message, _ELIDED)
-    return choice if choice is not None and choice.operation in _COLLECTIVES else None
+    return choice if choice is not None and choice.operation in COLLECTIVES else None
 
 
 def may_be_cut(choice: Choice) -> bool:
     """Whether the operation is the end of another one's name, as `Reduce` is of `AllReduce`."""
     own = choice.operation or ""
-    return any(name != own and name.endswith(own) for name in _COLLECTIVES)
+    return any(name != own and name.endswith(own) for name in COLLECTIVES)
 
 
 _VARYING = rf": opCount [0-9a-f]{{1,16}} sendbuff {_POINTER} recvbuff {_POINTER} "

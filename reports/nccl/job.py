@@ -82,7 +82,9 @@ def _drop_glued(found: StreamReader) -> None:
     for name, process in list(found.processes.items()):
         ends = (found.processes.get(name[at:]) for at in range(1, len(name)))
         if any(one is not None and process.lines * _GLUED_RATIO < one.lines for one in ends):
-            found.unread.damaged += found.processes.pop(name).lines
+            for line in found.processes.pop(name).known.values():
+                found.unread.add_damaged(line.text, found.iteration or 0, 0)
+            found.unread.damaged += process.lines
 
 
 def _place(job: LoggedJob, process: Process) -> None:

@@ -66,7 +66,35 @@ def exactly(text: str) -> Versions | None:
 _MOST_SHAPES: Final = 500
 _SHOWN_CHARACTERS: Final = 160
 _SHOWN_DAMAGED: Final = 3
+COLLECTIVES: Final = (
+    "AllGather",
+    "AllGatherV",
+    "AllReduce",
+    "AlltoAll",
+    "Broadcast",
+    "Gather",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+)
+_WORD: Final = re.compile(r"[A-Za-z]{2,40}")
+_SHORTEST_CUT: Final = 3
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
+
+
+def operations_named(text: bytes) -> set[str]:
+    """Operations that a piece of a line may be about; its first and last word may be cut."""
+    shown = text.decode("ascii", "replace").strip()
+    found: set[str] = set()
+    for match in _WORD.finditer(shown):
+        word = match.group()
+        if word in COLLECTIVES:
+            found.add(word)
+        if len(word) >= _SHORTEST_CUT:
+            first, last = match.start() == 0, match.end() == len(shown)
+            found |= {o for o in COLLECTIVES if first and o.endswith(word)}
+            found |= {o for o in COLLECTIVES if last and o.startswith(word)}
+    return found
 
 
 @dataclass
@@ -74,12 +102,14 @@ class Unread:
     """Counts of lines that carry no fact.
 
     ignored: text without a NCCL prefix, and NCCL messages that are known to carry no evidence.
-    damaged: pieces of lines that were cut, glued or overwritten. overlong: lines beyond the longest
-    that is read. unknown: NCCL messages of other forms, by shape (numbers replaced).
+    damaged: pieces of lines that were cut, glued or overwritten; damaged_until: by operation that
+    such a piece names, how many iterations had ended at the last. overlong: lines beyond the
+    longest that is read. unknown: NCCL messages of other forms, by shape (numbers replaced).
     """
 
     ignored: int = 0
     damaged: int = 0
+    damaged_until: dict[str, int] = field(default_factory=dict)
     overlong: int = 0
     unknown: Counter[str] = field(default_factory=Counter)
     examples: dict[str, str] = field(default_factory=dict)
@@ -93,9 +123,11 @@ class Unread:
         self.unknown[shape] += 1
         self.examples.setdefault(shape, message[:_SHOWN_CHARACTERS])
 
-    def add_damaged(self, text: bytes, count: int = 1) -> None:
-        """Count pieces of lines that cannot be trusted."""
+    def add_damaged(self, text: bytes, iteration: int, count: int = 1) -> None:
+        """Count pieces of lines that cannot be trusted; so many iterations had ended."""
         self.damaged += count
+        for operation in operations_named(text):
+            self.damaged_until[operation] = max(iteration, self.damaged_until.get(operation, 0))
         shown = text[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
         self.damaged_examples += [shown] * min(count, _SHOWN_DAMAGED - len(self.damaged_examples))
 

@@ -126,7 +126,7 @@ class StreamReader:
             for key, seen in list(stretch.items()):
                 if damaged or seen.choice is None or grammar.may_be_cut(seen.choice):
                     del stretch[key]
-                    self.unread.add_damaged(seen.line.encode(), seen.times)
+                    self._damage(seen.line.encode(), seen.times)
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
@@ -135,6 +135,9 @@ class StreamReader:
             self._alone.clear()
             for process in self.processes.values():
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
+
+    def _damage(self, text: bytes, count: int = 1) -> None:
+        self.unread.add_damaged(text, self.iteration or 0, count)
 
     def _read(self, text: bytes) -> Known | None:
         """One line as it stands in the stream, with all that may have happened to it.
@@ -163,12 +166,12 @@ class StreamReader:
         ]
         whole = not grammar.is_fragment(line[: starts[0]])
         if not whole:
-            self.unread.add_damaged(line[: starts[0]])
+            self._damage(line[: starts[0]])
         known = None
         for header, host, end in zip(found, hosts, [*starts[1:], len(line)], strict=True):
             text = line[header.start : end]
             if host is None:
-                self.unread.add_damaged(text)
+                self._damage(text)
             else:
                 known = self._understand(header, host, line[header.message : end], text)
         return known if whole and len(found) == 1 else None
@@ -210,7 +213,7 @@ class StreamReader:
             said = StateChange(event[0], header.tid.decode(), event[1], _quoted(text))
             (process.change if said.kind in grammar.STATE_KINDS else process.describe)(said)
         elif _EVIDENCE.search(message) is not None:
-            self.unread.add_damaged(text)
+            self._damage(text)
         elif grammar.is_unused(shown):
             self.unread.ignored += 1
         else:
@@ -233,7 +236,7 @@ class StreamReader:
         elif _EVIDENCE.search(line) is not None:
             choice = grammar.pasted(line)
             if choice is None:
-                self.unread.add_damaged(line)
+                self._damage(line)
                 return None
             thread, pasted = self.pasted.thread(b""), self.pasted.line(choice, line)
             thread.add(pasted, None)

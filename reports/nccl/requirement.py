@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -127,7 +127,11 @@ def judge(
     """
     counted, remark, refusal = _counted_rows(audit, after_iteration)
     counted = [row for row in counted if row.size_bytes >= min_bytes]
-    return [_judge_one(one, counted, remark, refusal) for one in requirements]
+    until = audit.job.unread.damaged_until
+    # Without boundaries between iterations, damage may be of any.
+    least = after_iteration or 0 if audit.boundaries_by else 0
+    damaged = {operation for operation, iteration in until.items() if iteration >= least}
+    return [_judge_one(one, counted, remark, refusal, damaged) for one in requirements]
 
 
 def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow], str, str]:
@@ -158,6 +162,7 @@ def _judge_one(
     counted: Sequence[VerdictRow],
     remark: str,
     refusal: str,
+    damaged: Collection[str],
 ) -> Result:
     where = f" {remark}" if remark else ""
     own = [
@@ -169,28 +174,41 @@ def _judge_one(
     if refusal or not own:
         what = f"{one.role} {one.operation}".strip()
         return Result(one, "no evidence", refusal or f"the log shows no {what}{where}")
-    wrong = [r for r in own if r.verdict is not Verdict.NO_EVIDENCE and not _satisfies(r, one)]
+    allowed = {*one.kinds, Verdict.NO_EVIDENCE}
+    wrong = [row for row in own if row.foreign_kernels or not set(row.calls) <= allowed]
     if wrong:
         return Result(one, "not met", _wrong(wrong, len(own)) + where, tuple(wrong))
-    silent = [row for row in own if row.verdict is Verdict.NO_EVIDENCE]
+    silent = [row for row in own if Verdict.NO_EVIDENCE in row.calls]
     if silent:
-        reason = silent[0].reason.text if silent[0].reason else ""
+        message = (
+            f"{len(silent)} of {len(own)} rows show calls without their kernel{where}:"
+            f" {_silence(silent[0])}"
+        )
+        return Result(one, "no evidence", message, tuple(silent))
+    if one.operation in damaged:
         return Result(
             one,
             "no evidence",
-            f"{len(silent)} of {len(own)} rows show calls but not their kernel{where}: {reason}",
-            tuple(silent),
+            f"damaged lines may be about {one.operation} too: the first stand under Reading",
         )
     return Result(one, "met", f"all {len(own)} rows{where}")
 
 
-def _satisfies(row: VerdictRow, one: Requirement) -> bool:
-    return bool(row.calls) and set(row.calls) <= one.kinds
+def _silence(row: VerdictRow) -> str:
+    """Why it is not known which kernel ran."""
+    if row.verdict is Verdict.NO_EVIDENCE:
+        return row.reason.text if row.reason else ""
+    return (
+        f"{row.calls[Verdict.NO_EVIDENCE]} of {sum(row.calls.values())} calls of"
+        f" {row.operation} with {row.size_bytes:,} bytes have no line"
+    )
 
 
 def _wrong(wrong: Sequence[VerdictRow], count: int) -> str:
     first = wrong[0]
     reason = "" if first.reason is None else f": {first.reason.text}"
+    if first.foreign_kernels:
+        reason = f" by {first.foreign_kernels[0]}, a kernel of another operation"
     where = first.communicator.role or first.communicator.label
     return (
         f"{len(wrong)} of {count} rows differ, first {first.operation} of {first.size_bytes:,}"

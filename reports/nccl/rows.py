@@ -10,7 +10,7 @@ from enum import StrEnum
 from reports.nccl.calls import CallEvidence, CallKey, Calls
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.job import UNKNOWN_PROCESS
-from reports.nccl.model import Kind
+from reports.nccl.model import COLLECTIVES, Kind
 from reports.nccl.reasons import Reason, why_not_symmetric
 
 
@@ -47,10 +47,12 @@ class CommunicatorRow:
 
 @dataclass(frozen=True)
 class VerdictRow:
-    """One verdict. calls: by verdict, each at least once, counted over the job.
+    """One verdict.
 
-    at_least: the number of calls is a lower bound, because every rank prints the line and the
-    communicator is not known. processes: those that printed it. bytes_by_verdict: calls x bytes.
+    calls: by verdict, each at least once, counted over the job; with NO_EVIDENCE, calls of rank 0
+    that no line tells the kernel of. at_least: the number of calls is a lower bound, because every
+    rank prints the line and the communicator is not known. processes: those that printed it.
+    bytes_by_verdict: calls x bytes.
     """
 
     communicator: CommunicatorRow
@@ -68,6 +70,12 @@ class VerdictRow:
     quote: str
     reason: Reason | None
     remarks: tuple[str, ...] = ()
+
+    @property
+    def foreign_kernels(self) -> tuple[str, ...]:
+        """Kernels that carry the name of another operation: what says so contradicts itself."""
+        named = ((kernel, kernel.partition("_")[0]) for kernel in self.kernels)
+        return tuple(k for k, name in named if name in COLLECTIVES and name != self.operation)
 
 
 def rows(made: Calls, name: Callable[[GroupKey, list[View]], CommunicatorRow]) -> list[VerdictRow]:
@@ -118,6 +126,9 @@ def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictR
     counted = {
         verdict_of([kind]): _counted(told, kind) for kind in dict.fromkeys(o.kind for o in told)
     }
+    silent = _without_a_line(members)
+    if silent and verdict is not Verdict.NO_EVIDENCE:
+        counted[Verdict.NO_EVIDENCE] = silent, silent * key.size_bytes
     unlike = [one for kind in _EXPLAINED for one in told if one.kind == kind]
     return VerdictRow(
         communicator=communicator,
@@ -136,6 +147,22 @@ def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictR
         reason=why_not_symmetric(unlike[0]) if unlike else None,
         remarks=tuple(_remarks(members, verdict)),
     )
+
+
+def _without_a_line(members: Sequence[CallEvidence]) -> int:
+    """Calls whose kernel no line names, of rank 0; of all that print such lines if it is unknown.
+
+    Lines and calls are counted, since a line that stands far behind its call is not matched to it.
+    """
+    printing = {view.process for view in members[0].views if view.rank == 0}
+    printing = printing or {name for one in members if one.kind is not None for name in one.works}
+    silent: Counter[str] = Counter()
+    for one in members:
+        if one.kind is None:
+            silent.update(one.works)
+        else:
+            silent.subtract(one.unmatched)
+    return max((0, *(silent[name] for name in printing))) if members[0].key.attributed else 0
 
 
 def _of_one_rank(per_process: Counter[str], views: Sequence[View]) -> int:
@@ -176,10 +203,6 @@ def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
         found.append("bytes are summed over the calls of a launch")
     if key.bytes_are == "total":
         found.append("bytes are the larger of input and output, over all ranks")
-    roots = {view.process for view in members[0].views if view.rank == 0}
-    silent = sum(one.works[root] for one in members if one.kind is None for root in roots)
-    if silent and verdict is not Verdict.NO_EVIDENCE:
-        found.append(f"{silent} more calls without a line")
     return found
 
 

@@ -9,8 +9,9 @@ import pytest
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import RunSpec
 from nccl_lines import coll, info, init, ring, sym
-from reports.nccl.audit import audit_run
+from reports.nccl.audit import audit_paths, audit_run
 from reports.nccl.expectations import shortfalls, verdict_text
+from reports.nccl.requirement import judge, parse_requirements
 
 UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 
@@ -113,3 +114,44 @@ def test_without_a_log_or_a_line_of_the_copy_engine_nothing_is_proved(tmp_path):
     assert "no log tells" in text
     assert "measure.nccl: evidence" in text
     assert shortfalls(resolved(), None) == []
+
+
+GATHERED = info(sym("AllGather", "AllGather_ST", works=1))
+RINGED = info(ring("AllGather", 8192))
+
+
+@pytest.mark.parametrize(
+    ("lines", "state"),
+    [
+        ([GATHERED], "met"),
+        ([*map(info, init(0)), GATHERED], "met"),
+        ([GATHERED, RINGED], "not met"),
+        ([GATHERED, RINGED.partition("nel{")[0]], "no evidence"),
+        ([GATHERED, RINGED.partition("NG")[0]], "no evidence"),
+        ([RINGED.partition("IMPLE")[0] + GATHERED], "no evidence"),
+        ([GATHERED, "lGather: 8192 Bytes -> Algo RI" + GATHERED], "no evidence"),
+        ([GATHERED, RINGED.replace("AllGather", "AllReduce").partition("NG")[0]], "met"),
+        ([info(coll("AllGather")), GATHERED] * 3, "met"),
+        ([info(coll("AllGather"))] * 6 + [GATHERED], "no evidence"),
+        ([info(coll("AllGather")), "iteration 1 / 9 |", GATHERED], "met"),
+        ([info(sym("AllGather", "AllReduce_ST", works=1))], "not met"),
+    ],
+)
+def test_damage_and_calls_without_a_line_are_no_evidence(tmp_path, lines, state):
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    log = audit_paths([tmp_path])
+    (result,) = judge(log, parse_requirements("AG=sym"))
+    assert result.state == state
+    [lack] = (
+        shortfalls(resolved(engine=UB), log) if state != "met" else ["asked for symmetric kernels"]
+    )
+    assert lack.startswith("asked for symmetric kernels")
+    assert ("does not prove it" in lack) == (state == "no evidence")
+
+
+def test_damage_before_the_iterations_that_count_is_no_matter(tmp_path):
+    lines = (RINGED.partition("NG")[0], "iteration 1 / 9 |", GATHERED)
+    (tmp_path / "log").write_text("\n".join(lines) + "\n")
+    wanted = parse_requirements("AG=sym")
+    found = [judge(audit_paths([tmp_path]), wanted, after)[0].state for after in (None, 1)]
+    assert found == ["no evidence", "met"]
