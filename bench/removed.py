@@ -34,6 +34,7 @@ REMOVED: Final[dict[str, str]] = {
     "--plot": "use fit, whose table and --json have the same bytes",
     "adamw_8bit": "use precision_aware_adamw with state_dtype bf16",
     "adamw_fp8": "use precision_aware_adamw with state_dtype bf16",
+    "--inject": "use python -m tools.bug_in_a_copy and an arm; tests/run/test_patches.py tries all",
     "torchao": "use transformer_engine, engine.recipe, or a model of your own (model.factory)",
     "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }

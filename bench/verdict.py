@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict
 from bench.record import SCHEMA_VERSION
 
 CheckState = Literal["passed", "failed", "not_applicable"]
-BugOutcome = Literal["caught", "missed", "broken", "not_applicable"]
 
 
 class Kept(BaseModel):
@@ -80,28 +79,10 @@ class CaseVerdict(Kept):
         return tuple(sorted(failed, key=lambda c: (c.finding and c.finding.step) or 0))
 
 
-class BugVerdict(Kept):
-    """One historical bug that was injected. case, failure: what noticed it first.
-
-    outcome: `broken` where the patch does not fit the source, or what it leaves cannot be imported:
-    nothing was asked, so nothing was noticed.
-    """
-
-    bug: str
-    title: str
-    outcome: BugOutcome
-    reason: str = ""
-    case: str = ""
-    failure: CheckVerdict | None = None
-    cases_run: int = 0
-    seconds: float = 0.0
-
-
 class ValidationRecord(Kept):
     """`verdict.json` of one validation.
 
-    wanted: what was asked for, as `quick`. core: the mfsdp_core that was checked, where it was not
-    the checkout's own: a description, never a path.
+    wanted: what was asked for, as `quick`.
     """
 
     schema_version: int = SCHEMA_VERSION
@@ -112,10 +93,8 @@ class ValidationRecord(Kept):
     ended_utc: str | None = None
     interrupted: bool = False
     device: str = "cpu"
-    core: str = ""
     environment: dict[str, Any] = {}
     cases: tuple[CaseVerdict, ...] = ()
-    bugs: tuple[BugVerdict, ...] = ()
 
     def counts(self) -> dict[str, int]:
         """Cases by state."""

@@ -1,29 +1,99 @@
 """`python -m tools.bug_in_a_copy BUG FOLDER`: a copy of mfsdp_core with a bug in it.
 
-BUG is the number of a historical bug, as R1, or a patch file.
-
-FOLDER is made and gets the package `mfsdp_core`. As an arm of a sweep, written as in
+BUG is a patch file, or its name in `tests/core/patches`, as R1. The first line of a patch says what
+the bug does. FOLDER is made and gets the package `mfsdp_core`. As an arm of a sweep, written as in
 `--arm base=checkout:FOLDER`, it shows what the bug does to losses, norms and times.
+
+    historical/R1.patch   bugs that FSDP implementations had, by number
+    unlisted/NAME.patch   bugs that somebody thought of to try the validator
+    NAME.patch            bugs that `validate` cannot see from outside, but a test can
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
+import bench
 from bench.errors import BenchError, UsageError
-from bench.validate.injection import parse_bugs
-from bench.validate.patched_core import copy_of_core
+
+#: Of the checkout, also where tests run in a copy of their own.
+_ROOT = Path(bench.__file__).parents[1]
+CORE = _ROOT / "mfsdp_core"
+PATCHES = _ROOT / "tests" / "core" / "patches"
 
 
-def inject(bug_id: str, folder: Path) -> Path:
-    """Copy the core into the new folder `folder` with bug `bug_id` in it; returns the copy.
+@dataclass(frozen=True)
+class Bug:
+    """One bug, and the patch that puts it into the core."""
+
+    id: str
+    patch: Path
+
+    @classmethod
+    def of(cls, patch: Path) -> Bug:
+        """The bug in a patch file, which has the file's name."""
+        return cls(patch.stem, patch)
+
+
+#: In the order of their numbers.
+BUGS = tuple(Bug(f"R{n}", PATCHES / "historical" / f"R{n}.patch") for n in range(1, 24))
+UNLISTED = tuple(map(Bug.of, sorted(PATCHES.glob("unlisted/*.patch"))))
+#: Seen by tests alone.
+OWN_BUGS = tuple(map(Bug.of, sorted(PATCHES.glob("*.patch"))))
+BUG_BY_ID = {bug.id: bug for bug in (*BUGS, *UNLISTED, *OWN_BUGS)}
+
+
+def copy_of_core(folder: Path, patch: Path | None = None) -> Path:
+    """Copy mfsdp_core into `folder` (which exists or is made), apply `patch`, return the copy.
 
     Raises:
-        UsageError: an unknown bug, a patch that does not fit the
-            source, or a folder that exists.
+        UsageError: the patch does not fit, or changes nothing below mfsdp_core.
     """
-    (bug,) = parse_bugs(bug_id)
+    # With what Python has compiled of it: files keep their times, and the changed one does not.
+    shutil.copytree(CORE, folder / CORE.name)
+    if patch is not None:
+        apply(folder, patch)
+    return folder / CORE.name
+
+
+def apply(folder: Path, patch: Path) -> None:
+    """Apply `patch` to the copy of mfsdp_core in `folder`; lines may have moved.
+
+    Raises:
+        UsageError: as `copy_of_core`.
+    """
+    before = _sources(folder)
+    # A repository around the folder would make git leave out what lies outside of it.
+    environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.resolve().parent)}
+    command = ["git", "apply", "-C1", "--include=mfsdp_core/**", str(patch.resolve())]
+    result = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    if _sources(folder) == before:
+        raise UsageError(
+            f"the patch {patch.name} does not fit mfsdp_core: expected a unified diff of "
+            f"a/mfsdp_core/..., made from this version\n{result.stderr.strip()}"
+        )
+
+
+def _sources(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in (folder / CORE.name).rglob("*.py")}
+
+
+def inject(name: str, folder: Path) -> Path:
+    """Copy the core into the new folder `folder` with a bug in it; returns the copy.
+
+    Raises:
+        UsageError: an unknown bug, a patch that does not fit, or a folder that exists.
+    """
+    bug = BUG_BY_ID.get(name) or Bug.of(Path(name))
+    if not bug.patch.is_file():
+        raise UsageError(f"expected FILE.patch or its name in {PATCHES}, as R1; found {name}")
     try:
         folder.mkdir(parents=True)
     except OSError as error:

@@ -16,7 +16,7 @@ import pytest
 
 from bench.testing.call import FunctionCall
 from bench.testing.workers import Workers
-from bench.validate.patched_core import CORE
+from tools.bug_in_a_copy import CORE
 
 #: Line numbers by file below mfsdp_core.
 Lines = dict[str, list[int]]

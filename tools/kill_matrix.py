@@ -1,6 +1,6 @@
 """Which detector notices which change of mfsdp_core: `python -m tools.kill_matrix FOLDER`.
 
-Changes are the patches of `validate` and of the tests, then fresh mutants. Detectors, each asked
+Changes are the patches of `tests/core/patches`, then fresh mutants. Detectors, each asked
 separately:
 
     cases      of `validate`, quick, with their checks
@@ -30,12 +30,11 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,13 +43,11 @@ from bench.testing.call import FunctionCall
 from bench.testing.hang_clock import stretched
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
-from bench.validate.bugs import BUGS, UNLISTED, Bug, bug_of
 from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.injection import Control, met
 from bench.validate.matrix import AnyCase, cases
-from bench.validate.patched_core import CORE, copy_of_core
-from bench.validate.session import MODULES, WorkerSettings
+from bench.validate.session import MODULES, WorkerSettings, verdicts
+from tools.bug_in_a_copy import BUG_BY_ID, CORE, Bug, copy_of_core
 from tools.executed_lines import Lines, executed
 from tools.mutants import Mutant, sample
 
@@ -179,10 +176,8 @@ def _statements(source: str) -> Iterator[tuple[int, int]]:
 def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Change]:
     """All patches, and mutants of every room in turn; of `folder` its patches alone."""
     if folder is not None:
-        return [of_patch(bug_of(patch)) for patch in sorted(folder.glob("*.patch"))]
-    of_tests = map(bug_of, sorted((ROOT / "tests/core/patches").glob("*.patch")))
-    patches = map(of_patch, (*BUGS, *UNLISTED, *of_tests))
-    return [*patches, *map(of_mutant, sample(seed, mutants))]
+        return [of_patch(Bug.of(patch)) for patch in sorted(folder.glob("*.patch"))]
+    return [*map(of_patch, BUG_BY_ID.values()), *map(of_mutant, sample(seed, mutants))]
 
 
 # -- detectors -------------------------------------------------------------------------------------
@@ -207,18 +202,26 @@ def traced_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Iterator[tupl
 
 
 def on_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Detector:
-    """Asks cases of `validate`, those on few ranks first."""
+    """Asks cases of `validate`, those on few ranks first. One counts that passes unchanged."""
     by_id = {case.id: case for case in wanted}
-    control = Control(server, WorkerSettings(case_seconds=_CASE_SECONDS))
+    workers = WorkerSettings(case_seconds=_CASE_SECONDS)
+    passes: dict[str, bool] = {}
+
+    def passes_without(case: str) -> bool:
+        if case not in passes:
+            (verdict,) = verdicts(server, [by_id[case]], workers)
+            passes[case] = verdict.state == "passed"
+        return passes[case]
 
     def first_failure(core: Path, ids: list[str]) -> dict[str, str]:
-        asked = sorted((by_id[one] for one in ids), key=lambda case: case.ranks)
-        verdict = met(server, core, asked, control, threading.Event())[-1:]
-        if not verdict or verdict[0].state != "failed":
-            return {}
-        failure = verdict[0].failures[0]
-        said = failure.finding.found if failure.finding else ""
-        return {"case": verdict[0].case, "check": failure.check, "found": said[:160]}
+        chosen = sorted((by_id[one] for one in ids), key=lambda case: case.ranks)
+        with closing(verdicts(server, chosen, workers, core=core)) as found:
+            for one in found:
+                if one.state == "failed" and passes_without(one.case):
+                    failure = one.failures[0]
+                    said = failure.finding.found if failure.finding else ""
+                    return {"case": one.case, "check": failure.check, "found": said[:160]}
+        return {}
 
     return first_failure
 

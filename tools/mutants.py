@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import islice
 from random import Random
 
-from bench.validate.patched_core import CORE
+from tools.bug_in_a_copy import CORE
 
 _COMPARISONS: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=",

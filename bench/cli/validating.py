@@ -1,4 +1,4 @@
-"""`validate`: is an engine right, and would this checker notice if it were not?"""
+"""`validate`: is an engine right?"""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
@@ -20,32 +21,28 @@ from bench.resolve.machine import Machine
 from bench.spec import engine_names
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
-from bench.verdict import BugVerdict, CaseVerdict, ValidationRecord
+from bench.verdict import CaseVerdict, ValidationRecord
 from sweeps.suggest import did_you_mean
+
+if TYPE_CHECKING:
+    from bench.validate.matrix import AnyCase
 
 
 def run_validation(request: ValidationRequest) -> Answer:
-    """Check engines, or the checker; the exit code says the result.
+    """Check engines; the exit code says the result.
 
     Raises:
-        UsageError: an unknown engine, case or bug, or options that exclude each other.
+        UsageError: an unknown engine or case, or options that exclude each other.
     """
     if request.fuzz is not None:
-        if request.full or request.patterns or request.list_only or request.inject is not None:
-            raise UsageError("--fuzz runs random programs: leave --full, --case, --inject, --list")
+        if request.full or request.patterns or request.list_only:
+            raise UsageError("--fuzz runs random programs: leave --full, --case, --list")
         from bench.cli.fuzzing import run_fuzz
 
         return run_fuzz(request, checked_engines(request.engines), request.fuzz)
-    from bench.validate.injection import parse_bugs
     from bench.validate.matrix import cases, select
 
     engines = checked_engines(request.engines)
-    if request.inject is not None and engines != ("mfsdp",):
-        raise UsageError(
-            "--inject puts bugs into mfsdp_core, so it checks the engine mfsdp; "
-            f"found {', '.join(engines)}"
-        )
-    bugs = parse_bugs(request.inject) if request.inject is not None else ()
     chosen = select([c for e in engines for c in cases(e, full=request.full)], request.patterns)
     if request.list_only:
         ids = [case.id for case in chosen]
@@ -61,7 +58,7 @@ def run_validation(request: ValidationRequest) -> Answer:
     )
     stop = threading.Event()
     with stop_on_signals(stop):
-        record = _run(request, record, chosen, bugs, stop)
+        record = _run(request, record, chosen, stop)
     record = record.model_copy(update={"ended_utc": utc_now(), "interrupted": stop.is_set()})
     path = store.validations.write(record)
     return replace(
@@ -72,12 +69,7 @@ def run_validation(request: ValidationRequest) -> Answer:
 
 
 def exit_code(record: ValidationRecord) -> int:
-    """1 if a case failed or a bug was missed; 3 if nothing was asked, or a bug is broken."""
-    if record.bugs or record.core:
-        outcomes = {bug.outcome for bug in record.bugs}
-        if "broken" in outcomes or outcomes <= {"not_applicable"}:
-            return exit_codes.NOTHING_MEASURED
-        return exit_codes.REQUIREMENT_NOT_MET if "missed" in outcomes else exit_codes.OK
+    """1 if a case failed, 3 if none applies."""
     counts = record.counts()
     if counts["failed"]:
         return exit_codes.REQUIREMENT_NOT_MET
@@ -113,43 +105,23 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
 def _run(
     request: ValidationRequest,
     record: ValidationRecord,
-    chosen: Sequence[object],
-    bugs: Sequence[object],
+    cases: Sequence[AnyCase],
     stop: threading.Event,
 ) -> ValidationRecord:
     from bench.testing.workers import ForkServer
-    from bench.validate.bugs import Bug
-    from bench.validate.injection import inject
-    from bench.validate.matrix import AnyCase
     from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
 
-    cases = [case for case in chosen if isinstance(case, AnyCase)]
     workers = WorkerSettings.of_this_machine(request.ranks, request.case_seconds)
-    progress, total = console.SometimesNoted(), len(bugs) or len(cases)
+    progress, total = console.SometimesNoted(), len(cases)
     found: list[CaseVerdict] = []
-    injected: list[BugVerdict] = []
     with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         check_that_they_load(fork_server, record.engines)
-        if bugs:
-            known = [bug for bug in bugs if isinstance(bug, Bug)]
-            for bug in inject(fork_server, known, cases, workers, stop):
-                injected.append(bug)
-                outcome = f"{bug.bug} {bug.outcome.replace('_', ' ')}"
-                console.note(f"{len(injected)} of {total}: {outcome}")
-        else:
-            for verdict in verdicts(fork_server, cases, workers, stop=stop):
-                found.append(verdict)
-                failed = verdict.state == "failed"
-                text = f"FAILED {verdict.case}" if failed else verdict.case
-                progress.say(f"{len(found)} of {total}: {text}", now=failed)
-    return record.model_copy(
-        update={
-            "device": workers.device,
-            "cases": tuple(found),
-            "bugs": tuple(injected),
-            "core": "changed copies" if bugs else "",
-        }
-    )
+        for verdict in verdicts(fork_server, cases, workers, stop=stop):
+            found.append(verdict)
+            failed = verdict.state == "failed"
+            text = f"FAILED {verdict.case}" if failed else verdict.case
+            progress.say(f"{len(found)} of {total}: {text}", now=failed)
+    return record.model_copy(update={"device": workers.device, "cases": tuple(found)})
 
 
 def _environment() -> dict[str, object]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import pkgutil
 import warnings
 from dataclasses import dataclass
 from typing import Any
@@ -41,21 +39,6 @@ def load(engine: str) -> None:
         ConfigError: its module has no such function. Whatever its module raises.
     """
     engine_factory(known_engine(engine))
-
-
-def load_core() -> None:
-    """Import every module of mfsdp_core, but for what needs a package that is not here.
-
-    Raises:
-        Exception: whatever a module raises.
-    """
-    core = importlib.import_module("mfsdp_core")
-    for module in pkgutil.walk_packages(core.__path__, "mfsdp_core."):
-        try:
-            importlib.import_module(module.name)
-        except ModuleNotFoundError as error:
-            if str(error.name).startswith("mfsdp_core"):
-                raise
 
 
 def run(case: Case, device: str) -> Seen | Refused:

@@ -8,7 +8,7 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -94,7 +94,7 @@ def verdicts(
     *,
     core: Path | None = None,
     stop: threading.Event | None = None,
-) -> Iterator[CaseVerdict]:
+) -> Generator[CaseVerdict, None, None]:
     """One verdict per case, in order, each as soon as it is known; ends early after `stop`.
 
     core: folder with the mfsdp_core that the ranks import, None is the checkout's own.

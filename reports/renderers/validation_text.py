@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
 from datetime import datetime
 
 from bench.known_failures import PAGE, KnownFailure, is_asked_by, known_failures, of_case
-from bench.verdict import BugVerdict, CaseVerdict, CheckState, CheckVerdict, ValidationRecord
+from bench.verdict import CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
 
@@ -19,10 +18,6 @@ _NONE = "-"
 def to_terminal(record: ValidationRecord) -> str:
     """All of it as plain text: what failed comes last, where a reader of a terminal looks."""
     parts = [headline(record)]
-    if record.bugs:
-        parts.append(terminal.table(bug_table(record.bugs)))
-        parts += [detail for bug in record.bugs if (detail := _caught(bug, record.bugs))]
-        return "\n\n".join(parts)
     if record.cases:
         parts.append(terminal.table(check_table(record)))
     reasons = reasons_table(record)
@@ -36,13 +31,6 @@ def to_terminal(record: ValidationRecord) -> str:
 def headline(record: ValidationRecord) -> str:
     """One sentence."""
     ending = " (interrupted)" if record.interrupted else ""
-    if record.bugs:
-        counted = Counter(bug.outcome for bug in record.bugs)
-        return (
-            f"{record.id}: {len(record.bugs)} bugs injected: {counted['caught']} caught, "
-            f"{counted['missed']} missed, {counted['broken']} broken, "
-            f"{counted['not_applicable']} not applicable{ending}"
-        )
     counts = record.counts()
     work = sum(case.cpu_seconds for case in record.cases)
     return (
@@ -141,27 +129,6 @@ def verdict_of(record: ValidationRecord, engine: str) -> str:
     )
 
 
-def bug_table(bugs: Sequence[BugVerdict]) -> Table:
-    """One row per bug."""
-    kinds: dict[str, RowKind] = {"missed": "bad", "broken": "bad", "not_applicable": "unsteady"}
-    rows = [
-        Row(
-            (
-                bug.bug,
-                bug.outcome.replace("_", " "),
-                bug.title,
-                bug.reason or (bug.failure.check if bug.failure else _NONE),
-                bug.case or _NONE,
-                str(bug.cases_run) if bug.cases_run else _NONE,
-            ),
-            kinds.get(bug.outcome, "plain"),
-        )
-        for bug in bugs
-    ]
-    titles = "bug | outcome | what it is | noticed by | in case | cases run"
-    return Table.of(titles, rows, left=5)
-
-
 def failures_in_full(record: ValidationRecord) -> list[str]:
     """The first failing cases with everything that is known, then the names of the others."""
     failed = [case for case in record.cases if case.failures]
@@ -196,11 +163,3 @@ def check_lines(check: CheckVerdict) -> list[str]:
     lines += [f"  evidence  {line}" for line in finding.evidence]
     lines += [f"  look at   {finding.look_at}"] if finding.look_at else []
     return lines
-
-
-def _caught(bug: BugVerdict, among: Sequence[BugVerdict]) -> str:
-    """How the bug showed; only where few were asked for."""
-    if bug.failure is None or len(among) > MOST_DETAILS:
-        return ""
-    lines = [f"{bug.bug} showed in {bug.case}", *(f"  {x}" for x in check_lines(bug.failure))]
-    return "\n".join(lines)

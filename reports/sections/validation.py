@@ -1,4 +1,4 @@
-"""Whether the engines were right: the newest validations of the results folder."""
+"""Whether the engines were right: the newest validation of the results folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from bench.verdict import ValidationRecord
 from reports.findings import Findings
 from reports.renderers.document import Block, Details, Heading, Paragraph, Section, TableBlock
 from reports.renderers.validation_text import (
-    bug_table,
     check_table,
     failures_in_full,
     headline,
@@ -21,18 +20,10 @@ from reports.renderers.validation_text import (
 
 def validation_section(findings: Findings) -> Section | None:
     """None where nothing was validated into this folder."""
-    validations = findings.store.validations
-    checked, injected = (validations.newest(with_bugs=bugs) for bugs in (False, True))
-    blocks: list[Block] = []
-    if checked is not None:
-        blocks += _checked(checked)
-    if injected is not None:
-        blocks += [
-            Heading("Historical bugs, injected"),
-            Paragraph(_dated(injected)),
-            TableBlock(bug_table(injected.bugs)),
-        ]
-    return Section("validation", "Correctness", tuple(blocks)) if blocks else None
+    checked = findings.store.validations.newest()
+    if checked is None:
+        return None
+    return Section("validation", "Correctness", tuple(_checked(checked)))
 
 
 def verdict_lines(store: ResultsStore, engines: Iterable[str]) -> tuple[tuple[str, str], ...]:
@@ -40,7 +31,7 @@ def verdict_lines(store: ResultsStore, engines: Iterable[str]) -> tuple[tuple[st
 
     Nothing where there is none.
     """
-    newest = {e: store.validations.newest(with_bugs=False, engine=e) for e in engines}
+    newest = {e: store.validations.newest(e) for e in engines}
     return tuple(
         (
             engine,

@@ -28,7 +28,7 @@ from outcome_scenarios import (
 
 from bench.doctor.checks import torch_findings
 from bench.errors import BenchError
-from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding
+from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 GPUS = file("name: two\nbase: {launch: {device: cuda, ranks: 64}, train.global_batch: 128}\n")
 INDIVISIBLE = file("name: a\nbase: {train.global_batch: 7}\n")
@@ -288,22 +288,17 @@ class NoRanks:
     def __exit__(self, *_: object) -> None: ...
 
 
-def verdicts(state: str = "passed", outcome: str = "caught") -> Step:
-    """Cases and bugs that end so."""
+def verdicts(state: str = "passed") -> Step:
+    """Cases that end so."""
 
     def cases(_server: object, cases: Any, *_: object, **__: object) -> Iterator[CaseVerdict]:
         for case in cases:
             checks = (FAILED,) if state == "failed" else ()
             yield CaseVerdict(case=case.id, engine=case.engine, state=state, checks=checks)
 
-    def inject(_server: object, bugs: Any, *_: object) -> Iterator[BugVerdict]:
-        for bug in bugs:
-            yield BugVerdict(bug=bug.id, title=bug.title, outcome=outcome)
-
     def act(world: World) -> None:
         world.patch.setattr("bench.testing.workers.ForkServer", NoRanks)
         world.patch.setattr("bench.validate.session.verdicts", cases)
-        world.patch.setattr("bench.validate.injection.inject", inject)
 
     return act
 
@@ -323,26 +318,12 @@ VALIDATE: Scenarios = {
         ask(f"validate {ONE}", "gradients: head.weight, step 2, rank 1", "found     [1.0]"),
     ],
     "no case applies here": [verdicts("not_applicable"), ask(f"validate {ONE}")],
-    "a historical bug was missed": [
-        verdicts(outcome="missed"),
-        ask("validate --inject R1,R2", "2 missed"),
-    ],
-    "every historical bug caught or not applicable": [verdicts(), ask("validate --inject all")],
-    "a patch whose core cannot be imported": [
-        verdicts(outcome="broken"),
-        ask("validate --inject R1,R2", "0 caught, 0 missed, 2 broken"),
-    ],
-    "no historical bug can be injected here": [
-        verdicts(outcome="not_applicable"),
-        ask("validate --inject R16"),
-    ],
-    "an unknown engine, case or bug, or options that exclude each other": [
+    "an unknown engine or case, or options that exclude each other": [
         *wrong("validate horovod", "validate --case no-such-case"),
-        *wrong("validate --inject R99", "validate --inject lost.patch"),
         ask("validate nomodule:f", "cannot be loaded: no module nomodule in ", code=2),
         ask("validate bench.errors:nothing --fuzz 3", "defines no nothing: it has", code=2),
         holds(lambda world: not (world.folder / "results").exists()),
-        ask("validate ddp --inject R1"),
+        ask("validate --fuzz 3 --full"),
     ],
     "a list of the cases": [
         ask("validate fsdp2 --list", "fsdp2/optim_grads_params/2/stack/fp64/k3"),

@@ -1,7 +1,7 @@
 """Runs tests on a copy of the core that has a bug.
 
-The bugs are those of `bench.validate.bugs`, and those in `patches` beside this file: they change no
-number, no memory and no wire of a training loop, so that `validate` cannot see them from outside.
+The bugs are those of `tools.bug_in_a_copy`. Those in `patches` itself change no number, no memory
+and no wire of a training loop, so that `validate` cannot see them from outside.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.testing.hang_clock import stretched
-from bench.validate.bugs import BUGS, Bug, bug_of
-from bench.validate.patched_core import copy_of_core
+from tools.bug_in_a_copy import BUGS, OWN_BUGS, Bug, copy_of_core
 
 TESTS = Path(__file__).parent
 _ROOT = TESTS.parents[1]
@@ -50,7 +49,6 @@ SEEN_BY_TESTS = {
     ),
 }
 #: Those of the table, and every bug that `validate` does not see.
-OWN_BUGS = tuple(bug_of(patch) for patch in sorted((TESTS / "patches").glob("*.patch")))
 TESTED = (*(bug for bug in BUGS if bug.id in SEEN_BY_TESTS), *OWN_BUGS)
 
 
@@ -68,6 +66,7 @@ def is_noticed_by(file: str, names: str, bug: Bug, folder: Path) -> bool:
     """
     copy_of_core(folder, bug.patch)
     shutil.copytree(TESTS, folder / "tests" / "core")
+    shutil.copytree(_ROOT / "tools", folder / "tools")
     for name in ("conftest.py", "optional.py"):
         shutil.copy(TESTS.parent / name, folder / "tests")
     shutil.copy(_ROOT / "pyproject.toml", folder)

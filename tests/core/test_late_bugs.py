@@ -9,9 +9,9 @@ import pytest
 
 from bench.testing.call import FunctionCall
 from bench.testing.workers import ForkServer
-from bench.validate.patched_core import copy_of_core
 from late.programs import Case, seen
 from oracle.ranks import WORLD, RankPool, call_once, enter_world
+from tools.bug_in_a_copy import copy_of_core
 
 pytestmark = pytest.mark.processes
 NIGHTLY = pytest.mark.nightly

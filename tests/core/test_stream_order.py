@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from bench.engines.stream_order import StreamOrder, recorded_order
-from bench.validate.bugs import UNLISTED
 from mfsdp_core import (
     Float8Reference,
     MixedPrecisionPolicy,
@@ -27,6 +26,7 @@ from mfsdp_core.observer import COPY_IN, CURRENT, Span
 from mutants import is_noticed_by
 from oracle.models import TwoLinears
 from oracle.transformer_engine import Linear
+from tools.bug_in_a_copy import UNLISTED
 
 RANKS = 4
 pytestmark = pytest.mark.usefixtures("fake_group")

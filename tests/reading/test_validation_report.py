@@ -13,7 +13,7 @@ from bench.known_failures import KNOWN_FAILURES, PAGE, KnownFailure, of_case, of
 from bench.spec.engine_lookup import find_engine
 from bench.store import DamagedRecordError, ResultsStore
 from bench.validate.fuzz.drawing import draw
-from bench.verdict import BugVerdict, CaseVerdict, CheckVerdict, Finding, ValidationRecord
+from bench.verdict import CaseVerdict, CheckVerdict, Finding, ValidationRecord
 from reports.findings import find
 from reports.renderers import html, markdown
 from reports.renderers.document import Document
@@ -59,15 +59,10 @@ def test_a_validation_reads_back_as_it_was_written(store: ResultsStore) -> None:
     store.validations.write(newer).write_text("{")
     with pytest.raises(DamagedRecordError):
         store.validations.read("0002")
-    assert store.validations.newest(with_bugs=False) == RECORD
+    assert store.validations.newest() == RECORD
 
 
 def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
-    bugs = (
-        BugVerdict(bug="R1", title="added", outcome="caught", case="mfsdp/a", failure=FAILED),
-        BugVerdict(bug="R2", title="scaled", outcome="missed", cases_run=9),
-        BugVerdict(bug="R16", title="raced", outcome="not_applicable", reason="needs a GPU"),
-    )
     for changes, said in (
         (
             {},
@@ -79,10 +74,6 @@ def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
             ],
         ),
         ({"ended_utc": None}, ["1 not applicable (0.0 s of processor time"]),
-        (
-            {"bugs": bugs},
-            ["1 caught, 1 missed, 0 broken, 1 not applicable", "R1 showed in mfsdp/a"],
-        ),
     ):
         text = to_terminal(RECORD.model_copy(update=changes))
         assert [words for words in said if words not in text] == []
@@ -287,13 +278,6 @@ def test_a_report_says_of_each_engine_whether_it_was_right_by_its_newest_validat
     store.validations.write(OF_DDP)
     other = {"id": "validation-20260102T000000Z-0002", "engines": ("mfsdp",), "cases": ()}
     store.validations.write(OF_DDP.model_copy(update=other))
-    # An injection that ended before its first bug says nothing of an engine.
-    bug = BugVerdict(bug="R1", title="added", outcome="caught")
-    for number, bugs in ((3, (bug,)), (4, ())):
-        update = {"id": f"validation-20260103T000000Z-000{number}", "cases": (), "bugs": bugs}
-        update |= {"core": "changed copies", "interrupted": not bugs}
-        store.validations.write(OF_DDP.model_copy(update=update))
-    assert store.validations.newest(with_bugs=True).bugs == (bug,)
     ((engine, said),) = verdict_lines(store, ["ddp", "fsdp2"])
     assert engine == "ddp"
     assert said.startswith(

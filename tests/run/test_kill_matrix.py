@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import BUG_BY_ID
 from bench.validate.matrix import cases
-from bench.validate.patched_core import CORE
+from tools.bug_in_a_copy import BUG_BY_ID, CORE
 from tools.kill_matrix import (
     Change,
     answers,

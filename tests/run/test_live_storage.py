@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from bench.derive.live_storage import LiveStorage, risen
 from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
-from bench.validate.patched_core import copy_of_core
+from tools.bug_in_a_copy import copy_of_core
 
 CPU = torch.device("cpu")
 KEPT_COPY = Path(__file__).parent / "slow_downs" / "a-kept-copy.patch"

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from bench.errors import UsageError
-from bench.validate.patched_core import CORE
-from tools.bug_in_a_copy import inject
+from tools.bug_in_a_copy import CORE, inject
 from tools.mutants import mutants_of, sample
 
 SOURCE = '''"""Text."""
@@ -84,10 +83,8 @@ def test_the_copy_has_the_bug_and_nothing_else_in_it(tmp_path: Path) -> None:
     assert differing == {"runtime/gradient_buffers.py"}
 
 
-@pytest.mark.parametrize(("bug", "said"), [("R99", "some of R1, "), ("no.patch", "cannot read")])
-def test_a_bug_that_cannot_be_put_back_is_refused_in_words(
-    tmp_path: Path, bug: str, said: str
-) -> None:
-    with pytest.raises(UsageError, match=said):
+@pytest.mark.parametrize("bug", ["R99", "no.patch"])
+def test_a_bug_that_cannot_be_put_back_is_refused_in_words(tmp_path: Path, bug: str) -> None:
+    with pytest.raises(UsageError, match=f"as R1; found {bug}"):
         inject(bug, tmp_path / "copy")
     assert not (tmp_path / "copy").exists()

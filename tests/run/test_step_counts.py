@@ -12,7 +12,7 @@ from bench.derive.counts import COUNTED, StepCounts, by_name
 from bench.spec import (
     ResolvedRun,
 )
-from bench.validate.patched_core import apply, copy_of_core
+from tools.bug_in_a_copy import apply, copy_of_core
 
 STEPS = 3
 SLOW_DOWNS = Path(__file__).parent / "slow_downs"

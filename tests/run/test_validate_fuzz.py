@@ -17,7 +17,6 @@ from bench.cli.fuzzing import run_fuzz
 from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
-from bench.validate.bugs import UNLISTED
 from bench.validate.fuzz.drawing import draw
 from bench.validate.fuzz.drivers import outside
 from bench.validate.fuzz.fixed import FIXED
@@ -25,7 +24,7 @@ from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.script import script
 from bench.validate.fuzz.session import Fuzzer, ProgramOutcome, Tally
 from bench.validate.fuzz.shrinking import shrunk
-from bench.validate.patched_core import copy_of_core
+from tools.bug_in_a_copy import UNLISTED, copy_of_core
 
 pytestmark = pytest.mark.processes
 

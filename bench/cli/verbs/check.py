@@ -13,7 +13,6 @@ from bench.cli.options import RESULTS, argument, option, verb
     "validating.run_validation",
     "validate",
     "validate fsdp2 ddp --full",
-    "validate --inject all",
 )
 class ValidationRequest:
     """Check engines against plain torch, case by case.
@@ -27,7 +26,6 @@ class ValidationRequest:
     full: bool = option("--full", "All cases, not only those that touch every axis.", False)
     ranks: int | None = option("--ranks N", "Ranks at most; 4 on a CPU if left out.", min=1, max=64)
     patterns: tuple[str, ...] = option("--case PATTERN", "Cases whose id matches.", ())
-    inject: str | None = option("--inject R1,...|all|FILE.patch", "Put bugs into the core first.")
     case_seconds: float = option(
         "--case-seconds N", "Time after which a case counts as hung.", 30.0, min=1
     )

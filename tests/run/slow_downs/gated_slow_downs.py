@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.validate.patched_core import copy_of_core
+from tools.bug_in_a_copy import copy_of_core
 
 HERE = Path(__file__).parent
 UNCHANGED = "unchanged"
