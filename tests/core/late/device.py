@@ -121,10 +121,9 @@ class RecordedEvent:
 
     events: list[Event]
 
-    def wait(self) -> None:
-        """Let the current stream wait for it."""
-        assert LateDevice.now is not None
-        LateDevice.now.current.wait_for(self.events)
+    def wait(self, stream: Stream) -> None:
+        """Let a stream wait for it."""
+        stream.wait_for(self.events)
 
 
 @dataclass(eq=False)
