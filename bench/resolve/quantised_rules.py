@@ -69,18 +69,6 @@ def recipes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
         )
 
 
-def planned_only(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
-    """A recipe that is not built."""
-    codec = codec_of(run.engine)
-    if codec is None or codec.recipe != "nvfp4":
-        return
-    yield (
-        "recipe-not-built",
-        "weights of the recipe nvfp4 need kernels of Transformer Engine for compute capability"
-        " 10.0, and plain torch has no 4-bit dtype",
-    )
-
-
 def layers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
     """Linear layers of Transformer Engine: what they know, need and multiply."""
     if found := _no_such_recipe(run.linear):

@@ -35,7 +35,6 @@ RULES: Final[tuple[Topic, ...]] = (
     nccl_rules.nccl_settings,
     nccl_rules.pools,
     graph_rules.graphs,
-    quantised_rules.planned_only,
     quantised_rules.layers,
     engine_rules.installed,
     device_rules.this_machine,

@@ -32,7 +32,7 @@ TransportName = Literal["auto", "native", "point_to_point"]
 #: As `mfsdp_core.plan.config` has it; a test compares the two.
 DEFAULT_TRANSPORT: TransportName = "auto"
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
-RecipeName = Literal["none", "delayed", "current", "block", "mxfp8", "nvfp4"]
+RecipeName = Literal["none", "delayed", "current", "block", "mxfp8"]
 GatherPrecisionName = Literal["recipe", "compute"]
 Profile = Literal["none", "memory", "torch"]
 #: Ways to split a model over ranks beside its data.

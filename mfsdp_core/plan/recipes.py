@@ -6,11 +6,9 @@
     block     8      128 x 128           both passes                  none
     mxfp8     8      1 x 32 of rows,     forward,                     a byte per block of a row,
                      32 x 1 of columns   backward (as many again)     none
-    nvfp4     4      16 x 16             both passes, two to a byte   a byte per 16 of a row
 
 Scales that do not travel are known to every rank, which takes part in a maximum over the ranks.
-NVFP4 stores a block's scale once per row of it, as Transformer Engine does; it plans here, and
-`mfsdp_core.precision.float8_reference` runs the others.
+`mfsdp_core.precision.float8_reference` runs them.
 
 Sources: Transformer Engine's documentation of its recipes; OCP Microscaling Formats 1.0.
 """
@@ -28,7 +26,7 @@ from mfsdp_core.plan.layout import Layout, Shape, row_elements
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
 
-Recipe = Literal["delayed", "current", "block", "mxfp8", "nvfp4"]
+Recipe = Literal["delayed", "current", "block", "mxfp8"]
 RECIPES: tuple[Recipe, ...] = get_args(Recipe)
 
 #: What travels: the codes of the recipe, or weights in the compute dtype, quantised on arrival.
@@ -43,14 +41,12 @@ class Codes:
     """One array of codes. block: rows and columns under one scale, None for all of them.
 
     scales: the payload that carries its scales, a byte each; None where every rank knows them.
-    per_byte: codes in one byte of a row.
     """
 
     payload: str
     block: tuple[int | None, int | None]
     scales: str | None = None
     directions: frozenset[Direction] = BOTH
-    per_byte: int = 1
 
 
 CODES: Mapping[Recipe, tuple[Codes, ...]] = {
@@ -61,7 +57,6 @@ CODES: Mapping[Recipe, tuple[Codes, ...]] = {
         Codes("row_codes", (1, 32), "row_scales", frozenset({"forward"})),
         Codes("column_codes", (32, 1), None, frozenset({"backward"})),
     ),
-    "nvfp4": (Codes("codes", (16, 16), "scales", BOTH, per_byte=2),),
 }
 
 
@@ -113,10 +108,8 @@ class QuantisedWeights:
             return (Payload(VALUES, compute, layout.slice_elements),)
         found = []
         for codes in CODES[self.recipe]:
-            size = layout.slice_elements
-            if codes.per_byte > 1:
-                size = most_in_a_slice(layout, codes.per_byte)
-            found.append(Payload(codes.payload, "uint8", size, codes.directions))
+            codes_each = layout.slice_elements
+            found.append(Payload(codes.payload, "uint8", codes_each, codes.directions))
             if codes.scales is not None:
                 size = most_in_a_slice(layout, codes.block[1] or 1)
                 found.append(Payload(codes.scales, "uint8", size, codes.directions))

@@ -1,6 +1,6 @@
 """FP8 weights in plain torch, as a codec that runs wherever torch does.
 
-The table of `mfsdp_core.plan.recipes` has the recipes; this runs the four of 8 bits.
+The table of `mfsdp_core.plan.recipes` has the recipes; this runs them.
 
 A matrix is [shape[0], the rest]; blocks at its edges are smaller. Codes are E4M3, a byte each. The
 maxima of blocks that a shard may cut are MAX-reduced over the ranks in FP32: every rank then knows
@@ -26,7 +26,6 @@ from math import prod
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.recipes import CODES, VALUES, Codes, QuantisedWeights, most_in_a_slice
@@ -49,20 +48,11 @@ class Float8Reference(QuantisedWeights):
     margin: powers of two of headroom. history: steps whose maxima delayed scaling looks back at.
 
     Raises:
-        ConfigurationError: an unknown recipe, or one that only plans.
+        ConfigurationError: an unknown recipe.
     """
 
     margin: int = 0
     history: int = 16
-
-    def __post_init__(self) -> None:
-        """Check the names."""
-        super().__post_init__()
-        if any(codes.per_byte > 1 for codes in CODES[self.recipe]):
-            raise ConfigurationError(
-                f"recipe={self.recipe!r}: FP8 in plain torch runs delayed, current, block and "
-                "mxfp8; 4-bit weights need the kernels of Transformer Engine."
-            )
 
     def for_bucket(self, shard: Shard) -> BucketCodec:
         """The codec of one bucket, which keeps its scales."""

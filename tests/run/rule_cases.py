@@ -261,9 +261,6 @@ CASES = {
         "manual_registration=True is about NCCL user buffers",
         SERVER,
     ),
-    "recipe-not-built": Case(
-        engine(recipe="nvfp4"), engine(recipe="mxfp8"), "plain torch has no 4-bit dtype"
-    ),
     "linear-has-no-such-recipe": Case(
         layers("torch", linear_recipe="mxfp8"),
         layers("torch"),

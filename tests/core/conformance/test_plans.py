@@ -219,7 +219,6 @@ def test_quantised_weights_travel_as_bytes() -> None:
         "current": [("codes", 120)],
         "block": [("codes", 120)],
         "mxfp8": [("row_codes", 120), ("row_scales", 6), ("column_codes", 120)],
-        "nvfp4": [("codes", 60), ("scales", 9)],
     }
     for recipe, sizes in wanted.items():
         plan = recipes.QuantisedWeights(recipe)

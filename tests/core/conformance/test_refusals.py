@@ -123,7 +123,6 @@ def test_arguments_are_refused() -> None:
         refuses(ConfigurationError, name, _POLICY, **{name: "float32"})
         refuses(ConfigurationError, name, _POLICY, **{name: torch.int32})
     refuses(ConfigurationError, "recipe", lambda: mfsdp_core.Float8Reference("int1"))
-    refuses(ConfigurationError, "nvfp4", lambda: mfsdp_core.Float8Reference("nvfp4"))
 
 
 def test_parameters_that_cannot_be_sharded_are_refused() -> None:
