@@ -13,20 +13,18 @@ from reports.findings import Findings, find
 from reports.renderers import html, markdown
 from reports.renderers.document import Document, Figure, Section
 from reports.sections.appendix import appendix
-from reports.sections.beside_steps import (
+from reports.sections.cell_table import cells_section
+from reports.sections.comparison import arms_section, comparison, imported_section
+from reports.sections.memory import memory_section
+from reports.sections.method import method, reproduce
+from reports.sections.nccl import gradient_sums_section, nccl_section
+from reports.sections.parity import parity_section
+from reports.sections.steps import (
     communication_section,
     counts_section,
+    nodes_section,
+    phases_section,
 )
-from reports.sections.cell_table import cells_section
-from reports.sections.comparison import arms_section, comparison
-from reports.sections.imported import imported_section
-from reports.sections.memory import memory_section
-from reports.sections.method import method
-from reports.sections.nccl import gradient_sums_section, nccl_section
-from reports.sections.nodes import nodes_section
-from reports.sections.parity import parity_section
-from reports.sections.phases import phases_section
-from reports.sections.reproduce import reproduce
 from reports.sections.switches import switches_section
 from reports.sections.unmeasured import unmeasured
 from reports.sections.validation import validation_section
@@ -35,7 +33,6 @@ from reports.views.sweep_view import load_sweeps
 
 HTML_NAME = "report.html"
 MARKDOWN_NAME = "report.md"
-
 
 SECTIONS: list[Callable[[Findings], Section | None]] = [
     what_ran,

@@ -53,13 +53,13 @@ class Findings:
 
     @property
     def not_in_blocks(self) -> tuple[Change, ...]:
-        """The changes that `judged` does not tell block by block."""
-        told = {(one.sides.head, pair.label) for one in self.judged for pair in one.sides.pairs}
+        """The changes that `judged` does not have block by block."""
+        in_blocks = {(j.sides.head, pair.label) for j in self.judged for pair in j.sides.pairs}
         return tuple(
             change
             for change in self.changes
             if change.base.name_without_arm != change.head.name_without_arm
-            or change.head.block_name not in told
+            or change.head.block_name not in in_blocks
         )
 
     @property
@@ -105,11 +105,11 @@ def find(
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
         store=store,
-        judged=_judged(store, sweeps),
+        judged=_arms_judged(store, sweeps),
     )
 
 
-def _judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
+def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
     """Every other arm against the first, by the default policy, where any can be compared."""
     found = []
     for sweep in sweeps:

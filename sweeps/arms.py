@@ -80,21 +80,21 @@ def read_arm(name: str, written: object, folder: Path) -> ArmRequest:
         if value is None:
             raise ArmError(f"{key}: expected a value, found none; leave the key out")
     try:
-        asked = ArmSection.model_validate(values)
+        section = ArmSection.model_validate(values)
     except ValidationError as error:
         raise ArmError(_problem(error.errors()[0])) from None
-    if asked.git is not None and asked.checkout is not None:
+    if section.git is not None and section.checkout is not None:
         raise ArmError("git and checkout exclude each other; keep one of them")
-    if asked.repo is not None and asked.git is None:
+    if section.repo is not None and section.git is None:
         raise ArmError("repo says where a git ref is looked up, so it needs git:REF as well")
     return ArmRequest(
         name=name,
-        git=asked.git,
-        repo=_path(asked.repo, folder),
-        checkout=None if asked.checkout == WORKING_TREE else _path(asked.checkout, folder),
-        python=_program(asked.python, folder),
-        packages=tuple(_pin(pin, folder) for pin in asked.packages or ()),
-        settings=_settings(asked.set or {}),
+        git=section.git,
+        repo=_path(section.repo, folder),
+        checkout=None if section.checkout == WORKING_TREE else _path(section.checkout, folder),
+        python=_program(section.python, folder),
+        packages=tuple(_pin(pin, folder) for pin in section.packages or ()),
+        settings=_settings(section.set or {}),
     )
 
 

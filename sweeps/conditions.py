@@ -37,7 +37,7 @@ def read_condition(
             problems.append((key, f"{key}: expected a value or a list of values"))
             continue
         try:
-            name = known_key(key, labels)
+            name = _known_key(key, labels)
         except SettingError as error:
             problems.append((key, str(error)))
             continue
@@ -46,7 +46,7 @@ def read_condition(
     return Condition(patterns, line), problems
 
 
-def known_key(key: str, labels: Mapping[str, Sequence[str]]) -> str:
+def _known_key(key: str, labels: Mapping[str, Sequence[str]]) -> str:
     """`key` in its printed form.
 
     Raises:

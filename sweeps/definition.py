@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 from bench.launch.arm.request import ArmRequest
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.conditions import read_condition
-from sweeps.document import KeyPath, YamlDocument, parse_document, read_document
+from sweeps.document import KeyPath, YamlDocument, read_document
 from sweeps.matrix import ARM, MAX_CELLS, Condition, Matrix, Override, expand
 from sweeps.reader import (
     SettingsReader,
@@ -29,6 +29,12 @@ from sweeps.schema import (
 )
 from sweeps.settings import Scalar, explain
 from sweeps.suggest import did_you_mean
+
+_SECTIONS: dict[str | int, type[BaseModel]] = {
+    "matrix": MatrixSection,
+    "overrides": OverrideSection,
+    "require": RequireSection,
+}
 
 
 @dataclass(frozen=True)
@@ -56,15 +62,6 @@ def load_sweep(path: Path) -> SweepDefinition:
         SweepFileError: with a line for every problem that one station of the checks found.
     """
     return define(read_document(path))
-
-
-def parse_sweep(text: str, source: str = "sweep.yaml") -> SweepDefinition:
-    """As `load_sweep`, from text.
-
-    Raises:
-        SweepFileError: as `load_sweep`.
-    """
-    return define(parse_document(text, source))
 
 
 def define(document: YamlDocument) -> SweepDefinition:
@@ -246,8 +243,4 @@ def _shape_message(error: Any) -> str:
 
 
 def _section_model(location: tuple[str | int, ...]) -> type[BaseModel]:
-    if location[0] == "matrix" and len(location) > 1:
-        return MatrixSection
-    if location[0] == "overrides" and len(location) > 1:
-        return OverrideSection
-    return SweepFile
+    return _SECTIONS.get(location[0], SweepFile) if len(location) > 1 else SweepFile

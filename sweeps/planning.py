@@ -65,7 +65,7 @@ def make_plan(
     pruned: list[PrunedCell] = []
     duplicates: list[DuplicateCell] = []
     sides = {
-        arm: _judged(cells, definition, machine, settings)
+        arm: _resolved_cells(cells, definition, machine, settings)
         for arm, cells in _cells_by_arm(definition, settings, arms).items()
     }
     for items in zip(*sides.values(), strict=True):
@@ -107,7 +107,7 @@ def _as_planned(
     return PlannedCell(cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k})
 
 
-def _judged(
+def _resolved_cells(
     cells: Iterable[MatrixCell], definition: SweepDefinition, machine: Machine, fixed: Settings
 ) -> list[tuple[MatrixCell, ResolvedRun | UnsupportedError]]:
     """Every cell, in order, and its run or why this machine cannot run it.
@@ -115,19 +115,19 @@ def _judged(
     Raises:
         SweepFileError: cells that are wrong on every machine, each with the line to change.
     """
-    judged: list[tuple[MatrixCell, ResolvedRun | UnsupportedError]] = []
+    outcomes: list[tuple[MatrixCell, ResolvedRun | UnsupportedError]] = []
     problems: dict[Problem, list[str]] = {}
     for cell in cells:
         try:
-            judged.append((cell, resolve(cell.spec, machine)))
+            outcomes.append((cell, resolve(cell.spec, machine)))
         except UnsupportedError as error:
-            judged.append((cell, error.with_traceback(None)))
+            outcomes.append((cell, error.with_traceback(None)))
         except ConfigError as error:
             line = _line_at_fault(cell, error, definition.base_lines, machine, fixed)
             problems.setdefault(Problem(line, str(error)), []).append(cell.id)
     if problems:
         raise SweepFileError(definition.source, _with_cells(problems))
-    return judged
+    return outcomes
 
 
 def _with_cells(problems: Mapping[Problem, list[str]]) -> list[Problem]:

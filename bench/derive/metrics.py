@@ -14,7 +14,7 @@ from bench.derive.counts import COUNTED
 from bench.derive.live_storage import live_storage
 from bench.record import RunRecord, RunSummary
 
-Unit = Literal["ms", "tokens/s", "GB/s", "bytes", "loss", "share", "count", ""]
+Unit = Literal["ms", "tokens/s", "bytes", "loss", "share", "count", ""]
 Direction = Literal["lower_is_better", "higher_is_better", "both"]
 Requirement = Literal["required", "advisory", "off"]
 LossMode = Literal["spread", "bitwise"]
@@ -73,12 +73,12 @@ class Metric:
     missing: Callable[[RunSummary], str] = field(default=lambda _: "")
 
 
-def _derived(name: str, unit: float = 1.0) -> Callable[[RunRecord, RunSummary], float | None]:
-    """A number of the run's summary, in `unit`s; nccl-tests print 10^9 bytes per second."""
+def _derived(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
+    """A number of the run's summary."""
 
     def of(_: RunRecord, summary: RunSummary) -> float | None:
         value = getattr(summary, name)
-        return None if value is None else float(value) / unit
+        return None if value is None else float(value)
 
     return of
 
@@ -187,17 +187,18 @@ RSS = Metric(
     rule=MetricRule("off", 0.05, _LESS),
     least_tolerance=0.05,  # a resident set repeats less exactly than an allocator's peak
 )
-_PEAKS = (ALLOCATOR_PEAK, LEDGER_PEAK, RSS)
+MEMORY_PEAKS = (ALLOCATOR_PEAK, LEDGER_PEAK, RSS)
+"""The first that is known counts. Columns of tables where a cell has them."""
 MEMORY = Metric(
     "memory",
     "memory",
     "bytes",
     lambda record, summary: next(
-        (value for one in _PEAKS if (value := one.of(record, summary)) is not None), None
+        (value for one in MEMORY_PEAKS if (value := one.of(record, summary)) is not None), None
     ),
     judge="ratio",
     rule=MetricRule("required", 0.005, _LESS),
-    alternatives=_PEAKS,
+    alternatives=MEMORY_PEAKS,
     column=False,
 )
 LIVE_STORAGE = Metric(
@@ -218,8 +219,6 @@ WIRE_BYTES = Metric(
     judge="ratio",
     rule=MetricRule("required", 0.0, _LESS),
 )
-MEMORY_PEAKS = MEMORY.alternatives
-"""The first that is known counts."""
 
 COUNTS: tuple[Metric, ...] = tuple(
     Metric(
@@ -237,10 +236,8 @@ COUNTS: tuple[Metric, ...] = tuple(
 
 CURVES: tuple[str, ...] = (LOSS.name, GRAD_NORM.name)
 """Judged step by step."""
-OPTIONAL: tuple[Metric, ...] = MEMORY_PEAKS
-"""Columns that a table has where one of its cells was measured so."""
-UNASKED: tuple[Metric, ...] = (CPU_TIME, LIVE_STORAGE, *COUNTS)
-"""Judged where they were measured; where they were not, only a policy that names them asks."""
+JUDGED_IF_MEASURED: tuple[Metric, ...] = (CPU_TIME, LIVE_STORAGE, *COUNTS)
+"""Where they were not measured, only a policy that names them requires them."""
 
 METRICS: list[Metric] = [
     STEP_TIME,

@@ -14,12 +14,11 @@ from statistics import median
 from bench.derive.counts import totals
 from bench.derive.device_state import RULE, device_notes, device_trouble
 from bench.derive.flops import flops_per_global_batch, formula
-from bench.derive.gathers import broken_promise
 from bench.derive.peaks import ModelFlopsUtilisation, model_flops_utilisation
 from bench.derive.steady import DROPPED_STEPS, steady_window
 from bench.derive.timeline import ledger_peak
 from bench.record import FINISHED_GOOD, RunRecord, RunSummary, SteadyWindow, StepSample
-from bench.spec import ResolvedRun
+from bench.spec import SHARDED, ResolvedRun
 
 _RULES = f"step=max-over-ranks; window={DROPPED_STEPS}+mser; ledger=peak-of-a-step; {RULE}"
 
@@ -64,7 +63,7 @@ def summarise(record: RunRecord) -> RunSummary:
         formula=summary_formula(record.resolved),
         steady=steady,
         step_milliseconds_median=middle,
-        step_milliseconds_p90=_quantile(times, 0.9),
+        step_milliseconds_p90=_p90(times),
         tokens_per_second=tokens / (middle / 1e3) if tokens and middle else None,
         tflops_per_second_per_device=tflops,
         mfu=mfu.fraction if mfu else None,
@@ -260,9 +259,42 @@ def _rss_peak(record: RunRecord) -> int | None:
     return max(known) if known else None
 
 
-def _quantile(values: list[float], fraction: float) -> float | None:
-    """Nearest-rank quantile: a time that was measured, not one between two."""
-    if not values:
+def _p90(times: list[float]) -> float | None:
+    """Nearest rank: a time that was measured, not one between two."""
+    return sorted(times)[max(0, math.ceil(0.9 * len(times)) - 1)] if times else None
+
+
+#: Dtypes of codes and scales, by torch's names.
+_ONE_BYTE = ("uint8", "int8", "float8")
+#: Vectors and scalars travel as they are, and are little beside matrices.
+_LEAST_SHARE = 0.5
+
+
+def broken_promise(record: RunRecord) -> str | None:
+    """Why a run that asked for low-precision gathers has not shown them; None where it has.
+
+    None also where it did not ask, where nothing is gathered, and for runs that did not finish.
+    Engines have ignored such a request in silence: torchtitan issue 3123 tells of float8 gathers
+    that were asked for and travelled as bfloat16. The bytes on the wire tell.
+    """
+    run = record.resolved
+    recipe = run.engine.asked("recipe") or "none"
+    wanted = recipe != "none" and run.engine.asked("gather_precision") == "recipe"
+    if run.linear.quantised_weights:
+        recipe, wanted = f"{run.linear.kind} {run.linear.recipe}", True
+    gathers = bool(SHARDED[run.strategy]) and run.data_parallel > run.engine.outer_size
+    if not (wanted and gathers) or record.status.state not in FINISHED_GOOD:
         return None
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(fraction * len(ordered)) - 1)]
+    recorded = record.runtime.get("gathered_bytes")
+    by_dtype = recorded.items() if isinstance(recorded, dict) else ()
+    sent = {str(dtype): size for dtype, size in by_dtype if isinstance(size, int)}
+    total = sum(sent.values())
+    if not total:
+        return f"asked for gathers of {recipe} weights; the record does not say what was gathered"
+    wide = {dtype: size for dtype, size in sent.items() if not dtype.startswith(_ONE_BYTE)}
+    if total - sum(wide.values()) >= _LEAST_SHARE * total:
+        return None
+    others = ", ".join(
+        f"{100 * size / total:.0f} % {dtype}" for dtype, size in sorted(wide.items())
+    )
+    return f"asked for gathers of {recipe} weights and did not get them: {others} on the wire"

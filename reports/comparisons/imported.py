@@ -213,7 +213,7 @@ _CHANGES = (
 )
 
 
-def _told(steps: Iterable[ImportedStep], field: str) -> list[tuple[int, float]]:
+def _stated(steps: Iterable[ImportedStep], field: str) -> list[tuple[int, float]]:
     """(step, number) where the log tells it."""
     return [(one.step, value) for one in steps if (value := getattr(one, field)) is not None]
 
@@ -222,7 +222,7 @@ def step_differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference
     """One per quantity that both logs tell at some step."""
     found = []
     for name, field in _DIFFERENCES:
-        before, after = (dict(_told(run.steps, field)) for run in (base, head))
+        before, after = (dict(_stated(run.steps, field)) for run in (base, head))
         both = sorted(before.keys() & after.keys())
         if not both:
             continue
@@ -238,7 +238,7 @@ def step_changes(base: ImportedRun, head: ImportedRun) -> list[LogChange]:
     for name, unit, field in _CHANGES:
         peak = unit == "bytes"
         before, after = (
-            [value for _, value in _told(run.steps if peak else counted(run), field)]
+            [value for _, value in _stated(run.steps if peak else counted(run), field)]
             for run in (base, head)
         )
         if before and after:

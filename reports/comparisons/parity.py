@@ -78,6 +78,12 @@ class ParityGroup:
     repeat_spread: float | None
 
     @property
+    def compared(self) -> tuple[ParityRow, ...]:
+        """The rows of cells that have a reference to agree with."""
+        neither = ("reference", "nothing to compare with")
+        return tuple(row for row in self.rows if row.verdict not in neither)
+
+    @property
     def observed_spread(self) -> float | None:
         """Largest difference of any compared cell, for comparison with the bound."""
         found = [r.max_relative for r in self.rows if r.verdict in ("parity", "diverges")]

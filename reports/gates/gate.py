@@ -9,9 +9,9 @@ from bench.derive.hardware import HardwareKey
 from bench.derive.live_storage import risen
 from bench.derive.metrics import (
     GRAD_NORM,
+    JUDGED_IF_MEASURED,
     LIVE_STORAGE,
     STEP_TIME,
-    UNASKED,
     Metric,
     MetricRule,
 )
@@ -119,7 +119,7 @@ def gate(
 def _is_asked(metric: Metric, pair: Pair) -> bool:
     if metric.judge == "curve":
         return any(has_curve(side, metric) for side in (pair.base, pair.head))
-    return metric not in UNASKED or bool(pair.base.of(metric) or pair.head.of(metric))
+    return metric not in JUDGED_IF_MEASURED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
 def has_curve(side: CellSamples, metric: Metric) -> bool:

@@ -142,8 +142,8 @@ def _parity_of(pairs: Sequence[EvidencePair]) -> str:
         return ""
     _, change, name = max(moved)
     return (
-        f"Losses at equal iterations differ by {100 * change:+.3f} % at most ({name}). Each side is"
-        " one run, and how far equal runs are apart is not stated."
+        f"Losses at equal iterations differ by {100 * change:+.3f} % at most ({name})."
+        " Each side is one run, and how far equal runs are apart is not stated."
     )
 
 
@@ -151,7 +151,7 @@ def _measured_parity(measured: Findings) -> list[str]:
     found = []
     for group in measured.parity:
         rows = [row for row in group.rows if row.verdict != "reference"]
-        compared = [row for row in rows if row.verdict != "nothing to compare with"]
+        compared = group.compared
         good = sum(row.verdict == "parity" for row in compared)
         words = [
             f"{row.cell.name} {row.verdict}" + (f" ({row.moved})" if row.moved else "")

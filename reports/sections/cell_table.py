@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.derive.metrics import METRICS, OPTIONAL, Metric
+from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.plots.style import looks
@@ -27,7 +27,7 @@ def cells_section(findings: Findings) -> Section:
     if constant:
         blocks.append(Paragraph(f"In every cell: {constant}."))
     blocks += [
-        TableBlock(table, _BEST if marked(table) else ""),
+        TableBlock(table, _BEST if any(row.best for row in table.rows) else ""),
         Paragraph(
             "Step time, tokens/s and TFLOP/s are medians over the steady steps of a run, and over "
             "runs where a cell has several; nine of ten steady steps stay within p90. A step takes "
@@ -74,7 +74,7 @@ def cell_table(findings: Findings) -> Table:
         for metric in METRICS
         if metric.column
         and (
-            metric not in OPTIONAL
+            metric not in MEMORY_PEAKS
             or any(cell.value(metric) is not None for cell in findings.finished)
         )
     ]
@@ -90,11 +90,6 @@ def cell_table(findings: Findings) -> Table:
             best.setdefault(index, set()).add(column)
     with_best = (replace(row, best=frozenset(best.get(at, ()))) for at, row in enumerate(rows))
     return Table.of(titles, with_best, left=len(names))
-
-
-def marked(table: Table) -> bool:
-    """Whether any number is set off as the best."""
-    return any(row.best for row in table.rows)
 
 
 def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:

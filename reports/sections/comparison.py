@@ -1,10 +1,12 @@
-"""Every measured cell against one reference cell, with its trade-offs; arms block by block."""
+"""Every measured cell against one reference cell, arms block by block, and imported runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.store import DamagedRecordError
 from reports.comparisons.change import Change, change_table
+from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.findings import Findings
 from reports.gates.gate_table import other_table, time_table
 from reports.gates.gate_text import METHOD, remarks
@@ -144,3 +146,23 @@ def arms_section(findings: Findings) -> Section | None:
         f"Method: {METHOD}."
     )
     return Section("arms", "Arms, block by block", (Paragraph(introduction), *blocks))
+
+
+def imported_section(findings: Findings) -> Section | None:
+    """None where nothing was imported."""
+    if not (ids := findings.store.imports.ids()):
+        return None
+    shown, damaged = [], []
+    for name in ids:
+        try:
+            shown.append(of_import(findings.store.imports.read(name)))
+        except DamagedRecordError as error:
+            damaged.append((name, str(error)))
+    table = side_by_side([*shown, *map(of_cell, findings.finished)])
+    blocks: list[Block] = [TableBlock(table, CAPTION)]
+    if missing := absences(shown):
+        blocks += [Paragraph("The logs do not say:"), Bullets(tuple(missing))]
+    if damaged:
+        text = "Damaged imports, of which no number is used:"
+        blocks += [Paragraph(text, tone="warning"), Bullets(tuple(damaged))]
+    return Section("imported", "Imported runs", tuple(blocks))

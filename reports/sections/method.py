@@ -1,14 +1,21 @@
-"""How to read the numbers: the formulas by name, next to the numbers they made."""
+"""How to read the numbers (the formulas by name), and how to make them again."""
 
 from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from pathlib import PurePath
 
 from bench.derive.flops import FORMULA, HYBRID_FORMULA
 from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
+from bench.record import RunRecord
 from reports.comparisons.change import SPEED_THRESHOLD, threshold
 from reports.findings import Findings
-from reports.renderers.document import Bullets, Section
+from reports.renderers import quantity
+from reports.renderers.document import Block, Bullets, Code, Facts, Paragraph, Section
+from reports.views.machine import describe_code, distinct, entries
 
 
 def method(_: Findings) -> Section:
@@ -18,7 +25,8 @@ def method(_: Findings) -> Section:
             "Steady state",
             f"the first {DROPPED_STEPS} steps never count; warm-up beyond them is cut by {METHOD}; "
             f"at least {MIN_WINDOW_STEPS} steps must remain, and a significant drift of the "
-            f"rolling median above {100 * DRIFT_TOLERANCE:.0f} % means that no time is reported.",
+            f"rolling median above {quantity.share(DRIFT_TOLERANCE, 0)} means "
+            "that no time is reported.",
         ),
         (
             "Replication",
@@ -50,9 +58,70 @@ def method(_: Findings) -> Section:
         ),
         (
             "Trade-offs",
-            f"flagged from {100 * SPEED_THRESHOLD:.0f} % of throughput and "
-            f"{100 * threshold(LEDGER_PEAK):.1f} % of allocator or ledger memory "
-            f"({100 * threshold(RSS):.0f} % of a resident set).",
+            f"flagged from {quantity.share(SPEED_THRESHOLD, 0)} of throughput and "
+            f"{quantity.share(threshold(LEDGER_PEAK))} of allocator or ledger memory "
+            f"({quantity.share(threshold(RSS), 0)} of a resident set).",
         ),
     )
     return Section("method", "How to read the numbers", (Bullets(items),))
+
+
+_MOST_COMMANDS = 5
+
+
+def reproduce(findings: Findings) -> Section | None:
+    """None where no run left a record."""
+    records = sorted(
+        (run.record for cell in findings.cells for run in cell.runs),
+        key=lambda record: record.status.started_utc,
+    )
+    if not records:
+        return None
+    sources = [sweep.source for sweep in findings.sweeps if sweep.source]
+    facts = [
+        ("Commit", distinct(describe_code(record) for record in records)),
+        ("Sweep file", ", ".join(sources) or "not recorded"),
+        ("CPU governor", distinct(map(_governors, records))),
+        ("CPU affinity", distinct(map(_affinity, records))),
+    ]
+    blocks: list[Block] = [Facts(tuple(facts))]
+    if any(entries(record.environment, "git").get("dirty") for record in records):
+        text = "Files were changed on top of the commit: the commit alone does not repeat this."
+        blocks.append(Paragraph(text, tone="warning"))
+    blocks.append(Code("\n".join(_commands(records))))
+    return Section("reproduce", "Reproduce", tuple(blocks))
+
+
+def _commands(records: Iterable[RunRecord]) -> list[str]:
+    """What was typed, in order of time, behind the environment variables that were set by hand."""
+    known: dict[str, None] = {}
+    for record in records:
+        argv = [str(word) for word in record.environment.get("argv") or ()]
+        if argv:
+            command = [PurePath(argv[0]).name, *argv[1:]]
+            variables = entries(record.environment, "variables")
+            settings = [
+                f"{name}={shlex.quote(str(value))}"
+                for name, value in variables.items()
+                if not name.startswith("SLURM_")  # of the job, set by nobody's hand
+            ]
+            known[" ".join([*settings, shlex.join(command)])] = None
+    lines = list(known) or ["(the command was not recorded)"]
+    more = len(lines) - _MOST_COMMANDS
+    hidden = quantity.counted(more, "more command")
+    return lines[:_MOST_COMMANDS] + ([f"# and {hidden}: see Appendix"] if more > 0 else [])
+
+
+def _governors(record: RunRecord) -> str:
+    governors = record.environment.get("cpu_governors")
+    return ", ".join(map(str, governors)) if governors else "not known"
+
+
+def _affinity(record: RunRecord) -> str:
+    """`all 16 cores`, or which of them."""
+    allowed, cores = (record.environment.get(key) for key in ("cpu_affinity", "cpu_count"))
+    if not isinstance(allowed, list):
+        return "not known"
+    if len(allowed) == cores:
+        return f"all {cores} cores"
+    return f"cores {', '.join(map(str, allowed))} of {cores}"

@@ -143,8 +143,7 @@ def _why_not(result: GateResult) -> str:
 
 
 def _of_cells(findings: Findings) -> str:
-    rows = [row for group in findings.parity for row in group.rows]
-    compared = [row for row in rows if row.verdict not in ("reference", "nothing to compare with")]
+    compared = [row for group in findings.parity for row in group.compared]
     agreeing = [row for row in compared if row.verdict == "parity"]
     if not agreeing:
         why = (
@@ -155,7 +154,7 @@ def _of_cells(findings: Findings) -> str:
         return f"{_NONE}{why}."
     changes = _in_parity(findings, _of_one_policy(findings))
     if changes and not _is_single(changes):
-        return _of_judged(changes, _judged(changes, findings.store))
+        return _of_intervals(changes, _step_times(changes, findings.store))
     return _of_single_runs(findings, len(agreeing), len(compared))
 
 
@@ -234,7 +233,7 @@ def _is_single(changes: Sequence[Change]) -> bool:
     return any(min(change.base.n, change.head.n) == 1 for change in changes)
 
 
-def _judged(changes: Sequence[Change], store: ResultsStore) -> list[Judgement]:
+def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgement]:
     """The step time of every head, with its interval; runs of two cells are never in turn."""
     policy = Policy()
     rule = policy.rules[STEP_TIME.name]
@@ -250,8 +249,8 @@ def _judged(changes: Sequence[Change], store: ResultsStore) -> list[Judgement]:
     return judge_intervals(cases, STEP_TIME, rule, policy.alpha)
 
 
-def _of_judged(changes: Sequence[Change], judged: Sequence[Judgement]) -> str:
-    both = list(zip(changes, judged, strict=True))
+def _of_intervals(changes: Sequence[Change], times: Sequence[Judgement]) -> str:
+    both = list(zip(changes, times, strict=True))
     faster = [pair for pair in both if pair[1].verdict == "improved"]
     if faster:
         change, one = min(faster, key=lambda pair: pair[1].ratio or math.inf)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bench.derive.gathers import broken_promise
+from bench.derive.summary import broken_promise
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from reports.findings import Findings
@@ -176,12 +176,7 @@ def _by_text(found: Iterable[tuple[str, str]]) -> list[str]:
 
 
 def _parity_sentences(findings: Findings) -> list[str]:
-    compared = [
-        row
-        for group in findings.parity
-        for row in group.rows
-        if row.verdict not in ("reference", "nothing to compare with")
-    ]
+    compared = [row for group in findings.parity for row in group.compared]
     if not compared:
         return []
     good = sum(row.verdict == "parity" for row in compared)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
 from bench.launch.arm.request import ArmRequest
 from sweeps.arms import parse_arm_options
-from sweeps.definition import load_sweep, parse_sweep
+from sweeps.definition import load_sweep
 from sweeps.document import SweepFileError
 
 MATRIX = "matrix:\n  product: {engine.name: [ddp, mfsdp]}\n"

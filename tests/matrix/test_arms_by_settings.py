@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from stand_in_runs import LAPTOP, StandIn, go
+from sweep_texts import parse_sweep
 
 from bench.cli.chosen_sweep import choose
 from bench.cli.options import SweepRequest
@@ -16,7 +17,6 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.gates.pairing import sides_of_arms
 from reports.views.sweep_view import load_sweeps
-from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
 from sweeps.plan import Plan, PlannedArm

@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
-from sweeps.definition import load_sweep, parse_sweep
+from sweeps.definition import load_sweep
 from sweeps.document import MAX_DEPTH, MAX_FILE_BYTES, SweepFileError, parse_document, read_document
 
 VALID = """\

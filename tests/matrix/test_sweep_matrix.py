@@ -7,8 +7,8 @@ import math
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sweep_texts import parse_sweep
 
-from sweeps.definition import parse_sweep
 from sweeps.matrix import Axis, AxisValue, Condition, Matrix, expand, path_value, pinned
 
 

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rule_cases import RULE_IDS
+from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
 from bench.resolve import Machine
-from sweeps.definition import parse_sweep
 from sweeps.document import SweepFileError
 from sweeps.plan import Plan
 from sweeps.planning import make_plan, sweep_cells

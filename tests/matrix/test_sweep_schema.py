@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from sweep_texts import parse_sweep
 
 from bench.spec.engine_lookup import engine_names
-from sweeps.definition import load_sweep, parse_sweep
+from sweeps.definition import load_sweep
 from sweeps.document import SweepFileError
 from sweeps.matrix import expand
 
@@ -45,6 +46,7 @@ MISTAKES = [
     ("repeat: 0", "x.yaml:2: repeat: expected a value greater than or equal to 1"),
     ("repeat: true", "x.yaml:2: repeat: expected a valid integer, found True"),
     ("matrix:\n  prodct: {}", "x.yaml:3: unknown key 'matrix.prodct'; did you mean"),
+    ("require: [{when: {cell: base}, nccl: AG=sym, min_byte: 1}]", "did you mean 'min_bytes'"),
     ("matrix: [1]", "x.yaml:2: matrix: expected"),
     ("base: 3", "x.yaml:2: base: expected a mapping of settings"),
     ("base:\n  modle.preset: x", "x.yaml:3: unknown setting 'modle.preset'; did"),

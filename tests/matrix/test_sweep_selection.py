@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
-from sweeps.definition import parse_sweep
 from sweeps.matrix import expand
 from sweeps.selection import parse_assignments, selected, variant_name
 

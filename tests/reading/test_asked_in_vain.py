@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from recorded_runs import Recorded, findings_of, found_with_log, logged, resolved_run, warnings
 
-from bench.derive.gathers import broken_promise
+from bench.derive.summary import broken_promise
 from bench.spec import EngineSpec, LaunchSpec
 from nccl_lines import coll, init, ring
 from reports.renderers.document import TableBlock
 from reports.sections.cell_table import cell_table
-from reports.sections.phases import phases_section
+from reports.sections.steps import phases_section
 
 UB = EngineSpec(
     name="mfsdp",

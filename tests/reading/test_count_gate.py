@@ -19,7 +19,7 @@ from reports.gates.gate_text import to_terminal
 from reports.gates.pairing import cells_of, sides_of_baseline
 from reports.gates.policy import Policy
 from reports.renderers.document import TableBlock
-from reports.sections.beside_steps import counts_section
+from reports.sections.steps import counts_section
 
 RATES = Rates(
     copied_bytes_per_second=1e9,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.policies import read_policy
-from bench.derive.metrics import UNASKED, default_rules
+from bench.derive.metrics import JUDGED_IF_MEASURED, default_rules
 from bench.errors import UsageError
 from reports.gates.policy import Policy
 
@@ -44,7 +44,9 @@ def test_every_key_is_read(policy):
     assert (rules["memory"].tolerance, rules["memory"].direction) == (0.01, "both")
     assert rules["loss"].mode == "bitwise"
     assert (rules["grad_norm"].mode, rules["grad_norm"].tolerance) == ("spread", 0.001)
-    asked = {metric.name: rule for metric, rule in found.active() if metric not in UNASKED}
+    asked = {
+        metric.name: rule for metric, rule in found.active() if metric not in JUDGED_IF_MEASURED
+    }
     assert list(asked) == ["step_time", "throughput", "memory", "loss", "grad_norm"]
     assert all(rule.named for rule in asked.values())
 

@@ -8,6 +8,7 @@ from threading import Event
 from typing import Any
 
 from small_runs import LAPTOP, RUN
+from sweep_texts import parse_sweep
 
 from bench.meters.sample_sink import SampleSink
 from bench.record import RunStatus, StepSample
@@ -15,7 +16,6 @@ from bench.resolve import Machine
 from bench.spec import ResolvedRun
 from bench.store import ResultsStore, RunFolder
 from bench.store.samples import node_file
-from sweeps.definition import parse_sweep
 from sweeps.execution import Sides
 from sweeps.plan import Plan, PlannedArm
 from sweeps.planning import make_plan
