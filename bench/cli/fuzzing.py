@@ -11,7 +11,7 @@ from bench.cli import console, exit_codes
 from bench.cli.answer import Answer
 from bench.cli.interrupts import stop_on_signals
 from bench.cli.verbs.check import ValidationRequest
-from bench.known_failures import PAGE, of_program
+from bench.known_failures import PAGE
 
 if TYPE_CHECKING:
     from bench.validate.fuzz.session import Tally
@@ -81,11 +81,10 @@ def _text(engine: str, seed: int, tally: Tally, scripts: Sequence[Path]) -> str:
     lines = [f"{engine}: {tally.ran} programs of seed {seed}: {_counts(tally)}"]
     most = sorted(tally.refusals.items(), key=lambda item: -item[1])[:_REFUSALS_SHOWN]
     lines += [f"  refused {count} times: {text}" for text, count in most]
+    lines += [f"  what is known: {PAGE}"] if tally.failures else []
     for failure, path in zip(tally.failures, scripts, strict=True):
         outcome = failure.outcome
-        known = of_program(engine, outcome.kind, outcome.text, failure.program.features())
         lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
-        lines.append(f"  known: {known}" if known else f"  new, by {PAGE}")
         lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
         lines += [f"  shrunk, {path}:", "", path.read_text(encoding="utf-8")]
     return "\n".join(lines)

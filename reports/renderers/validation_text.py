@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from datetime import datetime
 
-from bench.known_failures import PAGE, KnownFailure, is_asked_by, known_failures, of_case
+from bench.known_failures import PAGE, KnownFailure, of_case
 from bench.verdict import CaseVerdict, CheckState, CheckVerdict, ValidationRecord
 from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
@@ -82,38 +82,18 @@ def reasons_table(record: ValidationRecord) -> Table:
 
 
 def known_lines(record: ValidationRecord, engine: str) -> list[str]:
-    """What an engine fails, a line each: known or new; and what is known and did not show here."""
-    failed = [case for case in record.cases if case.engine == engine and case.failures]
+    """What an engine fails, a line each: known or new."""
     by_cause: dict[KnownFailure | None, list[CaseVerdict]] = {}
-    for case in failed:
-        cause = of_case(engine, case.case, case.failures)
-        by_cause.setdefault(cause, []).append(case)
-    new = by_cause.pop(None, [])
-    others = [one for one in known_failures(engine) if one not in by_cause]
-    if not failed and not others:
+    for case in record.cases:
+        if case.engine == engine and case.failures:
+            by_cause.setdefault(of_case(engine, case.case, case.failures), []).append(case)
+    if not by_cause:
         return []
     return [
         f"{engine}: {verdict_of(record, engine)}; what is known: {PAGE}",
-        *(f"  new    {case.case}: {case.failures[0].check}" for case in new),
-        *(f"  known  {one} (in {len(cases)} cases)" for one, cases in by_cause.items()),
-        *(f"  known  {one} ({_not_shown(record, engine, one)})" for one in others),
+        *(f"  new    {case.case}: {case.failures[0].check}" for case in by_cause.get(None, ())),
+        *(f"  known  {one.does} (in {len(cases)} cases)" for one, cases in by_cause.items() if one),
     ]
-
-
-def _not_shown(record: ValidationRecord, engine: str, one: KnownFailure) -> str:
-    """Why `one` did not show: if its cases passed, it may be mended."""
-    asked = [
-        case
-        for case in record.cases
-        if case.engine == engine
-        and case.state != "not_applicable"
-        and is_asked_by(one, engine, case.case)
-        and all(c.state != "not_applicable" for c in case.checks if c.check == one.check)
-    ]
-    passed = sum(case.state == "passed" for case in asked)
-    if passed:
-        return f"its {passed} cases passed"
-    return f"its {len(asked)} cases fail of others first" if asked else "no case asks it"
 
 
 def verdict_of(record: ValidationRecord, engine: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from bench.known_failures import PAGE, known_failures
+from bench.known_failures import PAGE
 from bench.store import ResultsStore
 from bench.verdict import ValidationRecord
 from reports.findings import Findings
@@ -36,8 +36,7 @@ def verdict_lines(store: ResultsStore, engines: Iterable[str]) -> tuple[tuple[st
         (
             engine,
             f"{verdict_of(record, engine)} in the validation of {record.started_utc[:10]}"
-            f"{_extent(record)};"
-            f" {len(known_failures(engine))} failures are known ({PAGE})",
+            f"{_extent(record)}; what is known: {PAGE}",
         )
         for engine, record in newest.items()
         if record is not None
