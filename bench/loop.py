@@ -30,6 +30,9 @@ from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
 from bench.spec import ResolvedRun, TrainSpec
 
+_STEPS_WITH_A_NORM = 2
+"""Without clipping, so many first steps measure the norm: their times never count."""
+
 
 class NonFiniteLossError(BenchError):
     """The loss or the gradient norm is NaN or infinite: no later number means anything."""
@@ -84,6 +87,7 @@ class TrainingLoop:
         self._sink = sink
         self._marked = marked
         self._wire_bytes = 0
+        self._step = 0
         self.phases = PhaseMeter.of(device)
         self.device_state = DeviceState.of(device)
         self.cost = MeterCost()
@@ -119,6 +123,7 @@ class TrainingLoop:
 
     def step(self, step: int) -> StepOutcome:
         """One optimizer step (from 1), without its meters."""
+        self._step = step
         start = perf_counter()
         self.phases.begin()
         lr = learning_rate(self._train, step)
@@ -156,6 +161,8 @@ class TrainingLoop:
         if self._train.clip_norm is not None:
             self._mark("clip")
             norm = engine.clip_grad_norm(self._train.clip_norm)
+        elif self._step <= _STEPS_WITH_A_NORM:
+            norm = engine.clip_grad_norm(math.inf)
         self._mark("update")
         engine.optimizer_step()
         engine.zero_grad()

@@ -61,7 +61,8 @@ class StepSample:
 
     step: 1-based. milliseconds: wall time of the step, data loading included; of a collective, the
     time of one operation among others. loss: mean over this rank's microbatches, before the update;
-    None where nothing is trained. grad_norm: global, before clipping (same on all ranks).
+    None where nothing is trained. grad_norm: global, before clipping (same on all ranks);
+    without clipping of the first two steps alone.
     tokens: this rank's share of those consumed. wire_bytes: bytes this rank sent by the ring
     convention (gather and scatter (n-1)/n of the full buffer, all-reduce twice that).
     rss_bytes: resident set after the step. device_peak_bytes: the device allocator's peak since

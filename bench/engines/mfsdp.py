@@ -51,7 +51,6 @@ class MfsdpEngine(StockEngine):
         self._per_token = switches.per_token_loss
         self._tokens = 0
         self._shares = resolved.microbatches * resolved.data_parallel
-        self._clips = resolved.train.clip_norm is not None
         self.model = mfsdp_core.fully_shard_model(
             model.to(compute),
             device=device,
@@ -108,13 +107,14 @@ class MfsdpEngine(StockEngine):
         return norm
 
     def _divide_by_tokens(self) -> None:
-        if self._per_token:
+        """Once in a step: before the norm, where there is one."""
+        if self._tokens:
             self.model.scale_gradients(1 / self._tokens)
+            self._tokens = 0
 
     def optimizer_step(self) -> None:
         """Step on the main weights, then refresh the compute weights."""
-        if not self._clips:
-            self._divide_by_tokens()
+        self._divide_by_tokens()
         self.optimizer.step()
         if self._registers:
             self._registers = False

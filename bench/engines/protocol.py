@@ -36,7 +36,10 @@ class Engine(Protocol):
         """
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
-        """Clip in place; the global norm before clipping (scalar tensor, equal on all ranks)."""
+        """Clip in place; the global norm before clipping (scalar tensor, equal on all ranks).
+
+        With an infinite `max_norm` it only measures.
+        """
 
     def optimizer_step(self) -> None:
         """Update the weights; the next forward sees the result on every rank."""

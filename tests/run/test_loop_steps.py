@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from small_runs import small_run
 
 from bench.data.batches import Batches, token_batches
+from bench.engines.mfsdp import MfsdpEngine
 from bench.loop import NonFiniteLossError, TrainingLoop, learning_rate
 from bench.meters.sample_sink import SampleSink
 from bench.record import StepSample
@@ -122,11 +124,12 @@ def test_a_sample_has_the_mean_loss_of_its_microbatches_and_bytes_and_tokens_of_
     assert all(sample.device_peak_bytes is None for sample in found)
 
 
-def test_without_clipping_no_norm_is_computed_or_claimed(tmp_path):
+def test_without_clipping_the_norm_is_measured_in_steps_whose_times_never_count(tmp_path):
     engine = RecordingEngine()
-    train(tmp_path, engine, clip_norm=None)
-    assert not [call for call in engine.calls if call[0] == "clip"]
-    assert [sample.grad_norm for sample in samples(tmp_path)] == [None, None]
+    train(tmp_path, engine, clip_norm=None, steps=4)
+    assert [call[1] for call in engine.calls if call[0] == "clip"] == [math.inf] * 2
+    assert [sample.grad_norm for sample in samples(tmp_path)] == [2.5, 2.5, None, None]
+    assert "clip" not in samples(tmp_path)[0].phase_milliseconds
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
@@ -166,3 +169,18 @@ def test_every_sample_is_on_disk_before_the_next_step(tmp_path):
 
     train(tmp_path, Peeking(), steps=3)
     assert seen == [0, 1, 2]
+
+
+def test_gradients_are_divided_by_tokens_once_in_a_step_with_a_norm_and_without(monkeypatch):
+    divided = []
+    engine = object.__new__(MfsdpEngine)
+    engine.model = SimpleNamespace(scale_gradients=divided.append)
+    engine.optimizer = SimpleNamespace(step=lambda: divided.append("step"))
+    engine._registers = False
+    monkeypatch.setattr("mfsdp_core.clip_grad_norm_", lambda _model, _bound: torch.ones(()))
+    for measures in (True, False):
+        engine._tokens = 8
+        if measures:
+            engine.clip_grad_norm(math.inf)
+        engine.optimizer_step()
+    assert divided == [1 / 8, "step"] * 2
