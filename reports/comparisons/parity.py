@@ -84,6 +84,15 @@ class ParityGroup:
         return tuple(row for row in self.rows if row.verdict not in neither)
 
     @property
+    def sums(self) -> dict[str, list[str]]:
+        """Names of cells by the dtype in which gradients are added up over ranks."""
+        found: dict[str, list[str]] = {}
+        for row in self.rows:
+            dtypes = row.cell.resolved.dtypes
+            found.setdefault(dtypes.reduce or dtypes.grad_comm, []).append(row.cell.name)
+        return found
+
+    @property
     def observed_spread(self) -> float | None:
         """Largest difference of any compared cell, for comparison with the bound."""
         found = [r.max_relative for r in self.rows if r.verdict in ("parity", "diverges")]
@@ -97,7 +106,7 @@ def parity_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
     for cell in cells:
         if cell.finished:
             grouped.setdefault(_group_key(cell.resolved), []).append(cell)
-    policies = [dtype_policy(members[0].resolved) for members in grouped.values()]
+    policies = [_policy(members[0].resolved) for members in grouped.values()]
     groups = []
     for members, policy in zip(grouped.values(), policies, strict=True):
         label = policy if policies.count(policy) == 1 else f"{policy} ({_problem(members[0])})"
@@ -277,13 +286,19 @@ def _group_key(resolved: ResolvedRun) -> str:
     key = {
         "model": resolved.factory if shape is None else shape.model_dump(mode="json"),
         "data": resolved.data.model_dump(mode="json"),
-        "dtypes": resolved.dtypes.model_dump(mode="json"),
+        "dtypes": resolved.dtypes.model_dump(mode="json", exclude={"reduce"}),
         "recipe": resolved.engine.setting("recipe") or "none",
         "linear": resolved.linear.model_dump_json(),
         "device": resolved.launch.device,
         "train": train,
     }
     return json.dumps(key, sort_keys=True)
+
+
+def _policy(resolved: ResolvedRun) -> str:
+    """Without the precision of sums, in which cells of a group may differ."""
+    dtypes = resolved.dtypes.model_copy(update={"reduce": None})
+    return dtype_policy(resolved.model_copy(update={"dtypes": dtypes}))
 
 
 def _problem(cell: Cell) -> str:

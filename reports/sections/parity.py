@@ -73,6 +73,9 @@ def _explained(group: ParityGroup) -> str:
         f"{group.label}: reference {group.reference.name}. Bound {group.tolerance.bound:.2e}: "
         f"{group.tolerance.derivation}."
     )
+    if len(group.sums) > 1:
+        each = (f"{dtype} in {', '.join(names)}" for dtype, names in group.sums.items())
+        text += f" The group differs in the precision of sums over ranks: {'; '.join(each)}."
     spread = group.observed_spread
     if spread is not None:
         text += f" Observed among the engines: {quantity.difference(spread)}"

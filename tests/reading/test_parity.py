@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 
 import pytest
 from recorded_runs import Recorded, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
 from reports.comparisons.parity import parity_groups, relative_differences, tolerance_for
+from reports.sections.parity import parity_section
 from reports.views.cells import make_cell
 
 TRAIN = TrainSpec(steps=20, global_batch=4, micro_batch=2, seq_len=128, warmup_steps=5)
@@ -47,6 +49,20 @@ def test_cells_of_one_problem_and_one_dtype_policy_are_compared(store, changes, 
         assert set(verdicts(found).values()) == {"nothing to compare with"}
     elif not changes:
         assert verdicts(found) == {"a": "reference", "b": "parity"}
+
+
+def test_sums_in_another_precision_are_compared_and_said(store):
+    cells = []
+    for name, engine, sums in (("a", "fsdp2", "fp32"), ("b", "mfsdp", None)):
+        run = resolved_run(engine, "optim", dtype="bf16", comm="bf16")
+        dtypes = run.dtypes.model_copy(update={"reduce": sums})
+        cells.append(recorded_cell(store, name, run.model_copy(update={"dtypes": dtypes})))
+    (group,) = parity_groups(cells)
+    assert verdicts([group]) == {"a": "reference", "b": "parity"}
+    assert "sums" not in group.label
+    assert group.sums == {"fp32": ["a"], "bf16": ["b"]}
+    section = parity_section(SimpleNamespace(parity=(group,), cells=tuple(cells)))
+    assert "precision of sums over ranks: fp32 in a; bf16 in b" in section.blocks[2].text
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
