@@ -23,6 +23,11 @@ REMOVED: Final[dict[str, str]] = {
     "deepspeed": "use examples.engines.deepspeed:build, from the root of a checkout",
     "compile_backend": "use examples.engines.simple_fsdp:compiled, or :traced",
     "noise": "use baseline noise",
+    "show": "use status RUN",
+    "logs": "use status RUN --logs",
+    "status --rank": "read logs/rankN.log in the folder that status RUN names",
+    "report --format matrix": "use report or compare, whose tables have all cells",
+    "schema run": "use schema, which has every setting of a run below base",
     "--until-decided": "use --budget TIME",
     "--reason": "say it in the commit that keeps the baseline's file",
     "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",
@@ -39,7 +44,8 @@ REMOVED: Final[dict[str, str]] = {
     "nvfp4": "use mxfp8; layers of Transformer Engine still take it (model.linear_recipe)",
     "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }
-"""Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`)."""
+"""Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`); with its
+verb in front where the word alone still means something (`schema run`)."""
 
 
 def removed(word: str) -> str:

@@ -34,8 +34,11 @@ _ParserError: type[Any] = next(
     kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException"
 )
 
-_UNKNOWN = re.compile(r"No such (?:command|option):? '?([\w-]+)")
-"""How the parser refuses a verb or an option that it does not know."""
+_UNKNOWN = re.compile(
+    r"No such (?:command|option):? '?([\w-]+)|Invalid value for '([\w-]+)': [^']*'([\w-]+)'"
+    r"|Got unexpected extra argument(?:\(s\))? \(([\w-]+)\)"
+)
+"""How the parser refuses a verb, an option, a value or an argument that it does not know."""
 
 
 def run_command_line(arguments: list[str]) -> int:
@@ -89,9 +92,12 @@ def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
             print(message, file=sys.stderr)
             return USAGE, f"expected a command ({_command_of(error)} --help lists them)"
         if message:
-            unknown = _UNKNOWN.match(message)
-            message = message.rstrip(".") + removed(unknown[1]) if unknown else message
-            message = f"{message} ({_command_of(error)} --help says what is expected)"
+            command = _command_of(error)
+            if unknown := _UNKNOWN.match(message):
+                word = " ".join(filter(None, unknown.groups()))
+                verb = command.partition(" ")[2]
+                message = message.rstrip(".") + (removed(f"{verb} {word}") or removed(word))
+            message = f"{message} ({command} --help says what is expected)"
             console.error(message)
         return USAGE, message
     code = of_error(error)

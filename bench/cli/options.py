@@ -77,7 +77,6 @@ def verb(name: str, runs: str, *examples: str) -> Callable[[type[T]], type[T]]:
 SWEEP = argument("SWEEP", "A sweep file, or the name of a sweep that comes with the tool.")
 SWEEP_ID = argument("SWEEP", "A sweep id.")
 SWEEP_IDS = argument("SWEEP", "Sweep ids; all if left out.", ())
-RUN_ID = argument("RUN", "A run id, a unique part of one, or SWEEP:CELL.")
 RESULTS = option("--results FOLDER", "The results folder.", DEFAULT_RESULTS)
 ARMS = option(
     "--arm NAME=WHAT",

@@ -234,7 +234,7 @@ def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
     ]
     lines += [
         f"  {_name(run)}: {run.state}: {run.reason or 'no reason was recorded'}"
-        f" -- mfsdp-bench logs {run.run_id.rpartition('/')[2]}"
+        f" -- mfsdp-bench status {run.run_id.rpartition('/')[2]} --logs"
         for run in outcome.failed
     ]
     lines += [

@@ -243,7 +243,8 @@ BASELINE_NOISE: Scenarios = {
         ends(ddp="crashed", mfsdp="crashed"),
         file(TWO_CELLS),
         ask(
-            "baseline noise sweep.yaml --repeat 6", "crashed: as the test wants -- mfsdp-bench logs"
+            "baseline noise sweep.yaml --repeat 6",
+            "crashed: as the test wants -- mfsdp-bench status",
         ),
         holds(lambda world: world.store.noise.names() == []),
     ],

@@ -97,36 +97,30 @@ STATUS: Scenarios = {
         ask("status two"),
     ],
     "a damaged record": [GOOD, does(damage_spec), ask("status two", "missing", "cannot be read")],
-    "an unknown sweep": [
+    "an unknown sweep or run": [
         GOOD,
         ask("status tow", "no sweep 'tow'", "known sweeps: two", code=2),
+        ask("status two:fsdp9", "no run of cell 'fsdp9'", code=2),
         ask("status ../..", "cannot be a folder name"),
     ],
     "a folder that is not a results folder": [
         ask("status --results /dev", "not a results folder", code=2),
         ask("status --results absent", "not a results folder"),
     ],
-}
-
-SHOW: Scenarios = {
-    "a finished run": [GOOD, ask("show mfsdp", " ok")],
-    "a failed run": [swept(mfsdp="hang"), ask("show mfsdp", "hang: as the test wants")],
-    "a truncated record": [GOOD, does(cut_steps), ask("show mfsdp", "problem")],
-    "an unknown run": [GOOD, ask("show fsdp9", "no run")],
-    "an ambiguous part of an id": [GOOD, ask("show debug")],
-    "a run without a readable spec": [GOOD, does(lose_spec), ask("show mfsdp")],
-}
-
-LOGS: Scenarios = {
-    "a finished run": [
+    "a finished run": [GOOD, ask("status mfsdp", " ok")],
+    "a failed run": [swept(mfsdp="hang"), ask("status mfsdp", "hang: as the test wants")],
+    "a truncated record": [GOOD, does(cut_steps), ask("status mfsdp", "problem")],
+    "an ambiguous part of an id": [GOOD, ask("status debug")],
+    "a run without a readable spec": [GOOD, does(lose_spec), ask("status mfsdp")],
+    "the logs of a run": [
         GOOD,
-        ask("logs mfsdp --rank 1"),
-        holds(lambda world: world.out == "I am rank 1\n"),
-        ask("logs mfsdp"),
-        holds(lambda world: world.out.index("I am rank 0") < world.out.index("I am rank 1")),
+        ask("status mfsdp --logs", "==> rank0.log <==\nI am rank 0\n==> rank1.log <=="),
     ],
-    "a rank without a log": [GOOD, ask("logs mfsdp --rank 7")],
-    "an unknown run": [GOOD, ask("logs fsdp9", "no run")],
+    "the logs of no run, or of an unknown one": [
+        GOOD,
+        *wrong("status --logs", "status two --logs"),
+        ask("status fsdp9 --logs", "no run"),
+    ],
 }
 
 # -- import, lint ------------------------------------------------------------------------------

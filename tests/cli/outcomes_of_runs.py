@@ -305,7 +305,7 @@ def verdicts(state: str = "passed") -> Step:
 
 def show_validation(world: World) -> int:
     (name,) = world.store.validations.ids()
-    return int(ask(f"show {name}", "FAILED")(world))
+    return int(ask(f"status {name}", "FAILED")(world))
 
 
 VALIDATE: Scenarios = {
@@ -334,7 +334,7 @@ VALIDATE: Scenarios = {
         ask("validate"),
     ],
 }
-SHOW: Scenarios = {
+STATUS: Scenarios = {
     "a validation": [verdicts("failed"), ask(f"validate {ONE}", code=1), show_validation]
 }
 

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 CORPUS = Path(__file__).parent / "corpus"
 VERBS = (
     *("plan", "fit", "validate", "gate", "compare", "report", "nccl", "import", "export"),
-    *("baseline", "status", "show", "schema"),
+    *("baseline", "status", "schema"),
 )
 """`doctor` answers of the machine alone."""
 LEFT_OUT = ("--budget", "--arm", "fit sweep.yaml", "noise")

@@ -111,6 +111,12 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
         ),
         (("plan",), ["SWEEP", "mfsdp-bench plan --help"]),
         (("schema", "sweeep"), ["extra argument", "mfsdp-bench schema --help"]),
+        (("schema", "run"), ["'schema run' was removed", "below base"]),
+        (("report", "--format", "matrix"), ["'report --format matrix' was removed", "compare"]),
+        (("report", "--format", "xlsx"), ["'html', 'pr' (mfsdp-bench report"]),
+        (("show", "8f3a"), ["'show' was removed: use status RUN"]),
+        (("logs", "8f3a", "--rank", "1"), ["'logs' was removed: use status RUN --logs"]),
+        (("status", "8f3a", "--logs", "--rank", "1"), ["'status --rank' was removed", "rankN.log"]),
     ],
 )
 def test_what_cannot_be_meant_is_refused(in_process, arguments, words):

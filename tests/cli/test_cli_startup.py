@@ -12,7 +12,7 @@ import pytest
 import sweeps
 from bench.fit.trace import trace
 
-VERBS = ["plan", "fit", "run", "status", "show", "logs", "compare", "gate", "baseline"]
+VERBS = ["plan", "fit", "run", "status", "compare", "gate", "baseline"]
 VERBS += ["report", "history", "export", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 

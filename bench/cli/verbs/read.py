@@ -5,34 +5,30 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from bench.cli.options import POLICY, RESULTS, RUN_ID, SWEEP_IDS, argument, option, verb
+from bench.cli.options import POLICY, RESULTS, SWEEP_IDS, argument, option, verb
 
 
-@verb("status", "statuses.show_status", "status", "status quickstart")
+@verb(
+    "status",
+    "statuses.show_status",
+    "status",
+    "status quickstart",
+    "status quickstart:ddp-fp32 --json",
+    "status 8f3a --logs",
+)
 class StatusRequest:
-    """Show which runs of a sweep are done, failed or missing."""
+    """Show which runs of a sweep are done or missing, or one run.
 
-    sweep: str | None = argument("SWEEP", "A sweep id; all if left out.", None)
-    results: Path = RESULTS
-
-
-@verb("show", "single_run.show_run", "show 8f3a", "show quickstart:ddp-fp32 --json")
-class ShowRequest:
-    """Show one run: its configuration, how it ended and its numbers.
-
-    Takes the id of a validation as well.
+    Of a run: its configuration, how it ended and its numbers.
     """
 
-    run: str = RUN_ID
-    results: Path = RESULTS
-
-
-@verb("logs", "single_run.show_logs", "logs 8f3a --rank 1")
-class LogsRequest:
-    """Print what the processes of a run printed."""
-
-    run: str = RUN_ID
-    rank: int | None = option("--rank N", "Only the log of this rank.", min=0)
+    name: str | None = argument(
+        "SWEEP|RUN",
+        "A sweep id; a run id, a unique part of one, or SWEEP:CELL; or the id of a validation."
+        " All sweeps if left out.",
+        None,
+    )
+    logs: bool = option("--logs", "Print what the processes of the run printed.", False)
     results: Path = RESULTS
 
 
