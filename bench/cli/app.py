@@ -11,22 +11,20 @@ import platform
 from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from types import GenericAlias
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from bench.cli import console
+from bench.cli.console import Answer
 from bench.cli.options import VERBS, Verb
 from bench.cli.verbs import check, judge, measure, read
-
-if TYPE_CHECKING:
-    from bench.cli.answer import Answer
 
 
 def _print_version(asked: bool) -> None:
     """As `mfsdp-bench 0.1.0 (commit 3c20bcc8a1b2), Python 3.11.7, torch 2.13.0`."""
     if not asked:
         return
-    from bench.cli.console import data
     from bench.launch.code import checkout_root, installed_version
     from bench.launch.git import git_state
 
@@ -34,7 +32,7 @@ def _print_version(asked: bool) -> None:
     state = git_state(checkout_root())
     changed = ", with uncommitted changes" if state["dirty"] else ""
     commit = f" (commit {state['commit'][:12]}{changed})" if state["commit"] else ""
-    data(f"mfsdp-bench {own}{commit}, Python {platform.python_version()}, torch {torch}")
+    console.data(f"mfsdp-bench {own}{commit}, Python {platform.python_version()}, torch {torch}")
     raise typer.Exit
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.importing import doubts_of
-from bench.cli.judged_sweep import JudgedSweep, judged_sweep
-from bench.cli.policies import read_policy
+from bench.cli.judged_sweep import JudgedSweep, judged_sweep, read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore

@@ -1,4 +1,4 @@
-"""Printing: data to stdout, everything else to stderr.
+"""What a verb answers, and printing: data to stdout, everything else to stderr.
 
 Texts hold names and reasons out of files and records. A terminal would obey escape sequences in
 them, so control characters are made visible; JSON escapes its own, logs are printed as they are.
@@ -13,10 +13,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from bench.cli.exit_codes import OK
 from bench.redaction import redact_text
 
 _NOTED_EVERY_SECONDS = 10.0
@@ -142,3 +144,31 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_without_nan(one) for one in value]
     return value
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Of the two forms only the one that is asked for is made.
+
+    remarks: to stderr, behind it. as_it_is: the text is a log, whose characters stay. as_json: the
+    form that was asked for. failure: of a later step (a report on runs that are made); it is told
+    behind what there is, and `code` and `document` count it.
+    """
+
+    document: Callable[[], Any]
+    text: Callable[[], str]
+    code: int = OK
+    remarks: tuple[str, ...] = ()
+    as_it_is: bool = False
+    as_json: bool = False
+    failure: Exception | None = None
+
+    def show(self) -> int:
+        """Print it, and return the exit code."""
+        if self.as_json:
+            data_json(self.document())
+        elif text := self.text().rstrip("\n"):
+            (raw if self.as_it_is else data)(text)
+        for line in self.remarks:
+            note(line)
+        return self.code

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.verbs.check import DoctorRequest
 from bench.doctor import checks
 from bench.doctor.checks import DoctorFinding

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.verbs.read import ExportRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store.atomic import reporting_failed_writes

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any, Final
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import choose, machine_of, pruned_text
+from bench.cli.console import Answer
 from bench.cli.options import SweepRequest
 from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError

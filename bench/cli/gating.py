@@ -8,12 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import console, exit_codes, running
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
-from bench.cli.duration import parsed_seconds
-from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep
-from bench.cli.options import SweepRequest
-from bench.cli.policies import read_policy
+from bench.cli.console import Answer
+from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep, read_policy
+from bench.cli.options import SweepRequest, parsed_seconds
 from bench.cli.verbs.judge import GateRequest
 from bench.errors import UsageError
 from bench.store import ResultsStore

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from bench.cli import console
-from bench.cli.answer import Answer
-from bench.cli.policies import judged_metric, read_policy
+from bench.cli.console import Answer
+from bench.cli.judged_sweep import read_policy
 from bench.cli.verbs.read import HistoryRequest
-from bench.errors import NothingMeasuredError
+from bench.derive.metrics import judged_metrics
+from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.build import HTML_NAME, write_document
 from reports.gates.noise import NoiseCalibration
@@ -18,6 +19,7 @@ from reports.history.page import History, document, overview_table, points_table
 from reports.history.series import Series, series_of
 from reports.history.starts import Start, each_once, read_archive, starts_of, to_lines
 from reports.renderers import terminal
+from sweeps.suggest import did_you_mean
 
 _NEWEST = 20
 Floor = Callable[[Series], float]
@@ -30,7 +32,13 @@ def show_history(asked: HistoryRequest) -> Answer:
         UsageError: no such metric, archive or policy, or a folder that cannot be written.
         NothingMeasuredError: no start has the metric.
     """
-    metric = judged_metric(asked.metric, "METRIC")
+    known = judged_metrics()
+    if asked.metric not in known:
+        raise UsageError(
+            f"METRIC: expected one of {', '.join(known)}, found {asked.metric!r}"
+            f"{did_you_mean(asked.metric, known)}"
+        )
+    metric = known[asked.metric]
     starts, problems, floor = _gathered(asked.results, asked.archives, asked.append)
     found = series_of(starts, metric)
     if not found:

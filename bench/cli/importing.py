@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.cli import console
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.verbs.read import ImportRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.importers.table import read_text

@@ -1,7 +1,8 @@
-"""Which sweep `gate` and `compare` judge: one that is named by its id, or what a file asks for.
+"""Which sweep `gate` and `compare` judge, and by which policy.
 
-A file and its arms are resolved as `run` resolves them, so that a refusal, a failure or a change
-since the last run never passes for a verdict on the code of today.
+A sweep is named by its id, or is what a file asks for. A file and its arms are resolved as `run`
+resolves them, so that a refusal, a failure or a change since the last run never passes for a
+verdict on the code of today.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from bench.cli.options import SweepRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
+from reports.gates.policy import Policy, parse_policy
+from sweeps.document import read_document
 from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean
 
@@ -137,3 +140,15 @@ def _remark_on_commits(stored: Plan, asked: ChosenSweep) -> None:
                 f"arm {arm.name} was measured at {commit_text(arm)}, whose code is that of"
                 f" {commit_text(now[arm.name])}"
             )
+
+
+def read_policy(path: Path | None) -> Policy:
+    """The policy of a file, or the default one.
+
+    Raises:
+        UsageError: the file cannot be read, or is wrong; with lines.
+    """
+    if path is None:
+        return Policy()
+    document = read_document(path, "metrics")
+    return parse_policy(document.data, document.line, document.source)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.importing import STANDARD_INPUT, blocks
 from bench.cli.verbs.read import LintRequest
 from bench.errors import NothingMeasuredError, UsageError

@@ -22,8 +22,8 @@ from typing import Any
 import typer
 
 from bench.cli import console
-from bench.cli.answer import Answer
 from bench.cli.app import app
+from bench.cli.console import Answer
 from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, of_error
 from bench.redaction import redact_text
 from bench.removed import removed
@@ -96,7 +96,8 @@ def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
             if unknown := _UNKNOWN.match(message):
                 word = " ".join(filter(None, unknown.groups()))
                 verb = command.partition(" ")[2]
-                message = message.rstrip(".") + (removed(f"{verb} {word}") or removed(word))
+                if (instead := removed(f"{verb} {word}") or removed(word)) or unknown[1]:
+                    message = message.rstrip(".") + instead
             message = f"{message} ({command} --help says what is expected)"
             console.error(message)
         return USAGE, message

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import find_sweep_file
+from bench.cli.console import Answer
 from bench.cli.verbs.check import AuditRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.resolve.resolution import resolve_anywhere

@@ -1,17 +1,21 @@
-"""`plan`: the cells of a sweep as text or JSON."""
+"""`plan`: the cells of a sweep as text or JSON; `schema`: the JSON Schema of a sweep file."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict
 from typing import Any
 
 from bench.cli import console
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of, pruned_text
+from bench.cli.console import Answer
+from bench.cli.verbs.check import SchemaRequest
 from bench.cli.verbs.measure import PlanRequest
+from bench.resolve.presets import PRESETS
 from reports.nccl.sums import gradient_sums
 from sweeps.plan import Plan
 from sweeps.resume import named
+from sweeps.schema import SweepFile
 
 
 def show_plan(asked: PlanRequest) -> Answer:
@@ -87,3 +91,11 @@ def _totals(plan: Plan) -> str:
         f"cells {plan.size}, to run {len(plan.cells)}, pruned {len(plan.pruned)},"
         f" merged {len(plan.duplicates)}, runs {plan.runs}"
     )
+
+
+def show_schema(_asked: SchemaRequest) -> Answer:
+    """JSON in either form."""
+    document = SweepFile.model_json_schema()
+    document["$defs"]["ModelSpec"]["properties"]["preset"]["enum"] = list(PRESETS)
+    document["$schema"] = "https://json-schema.org/draft/2020-12/schema"
+    return Answer(lambda: document, lambda: json.dumps(document, indent=2))

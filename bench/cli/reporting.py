@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
+from bench.cli.console import Answer
 from bench.cli.verbs.read import ReportRequest
 from bench.errors import UsageError
 from bench.resolve.presets import PRESETS

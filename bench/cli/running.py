@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 
 from bench.cli import console, exit_codes
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
-from bench.cli.duration import duration, parsed_seconds
+from bench.cli.console import Answer
 from bench.cli.interrupts import stop_on_signals
-from bench.cli.options import DEFAULT_RESULTS
+from bench.cli.live_display import progress_display
+from bench.cli.options import DEFAULT_RESULTS, duration, parsed_seconds
+from bench.cli.reporting import write_sweep_report
 from bench.cli.verbs.measure import RunRequest
+from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import UsageError
 from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
+from reports.comparisons.change import memory_metric
+from reports.renderers import quantity, terminal
+from reports.renderers.table import Row, RowKind, Table
+from reports.views.cells import Cell
+from reports.views.sweep_view import load_sweeps
 from sweeps.budget import BlockBudget
 from sweeps.plan import Plan
 from sweeps.progress import Remark
@@ -36,9 +45,13 @@ def run_sweep(asked: RunRequest) -> Answer:
     if asked.budget is not None:
         if wanted.repeat is not None:
             raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
+        if asked.force:
+            raise UsageError(
+                "--budget adds blocks to those that are there, and --force sets them aside; "
+                "name another results folder to begin anew"
+            )
         wanted = replace(wanted, interleave=True)
     sweep = choose(wanted)
-    _check_options(asked)
     store = ResultsStore.open(asked.results, create=True)
     if sweep.launcher.elsewhere:
         _refuse_credentials(sweep.chosen)
@@ -99,8 +112,6 @@ def _refuse_credentials(plan: Plan) -> None:
 
 def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | None]:
     """Where the report is, or why there is none: its runs are made, and shown all the same."""
-    from bench.cli.reporting import write_sweep_report
-
     try:
         return str(write_sweep_report(store, sweep).html), None
     except Exception as error:
@@ -118,19 +129,8 @@ def _hint(
 
 
 def _results(store: ResultsStore, plan: Plan) -> str:
-    from bench.cli.results_table import results_table
-    from reports.renderers import terminal
-
     table = results_table(store, plan)
     return "" if table is None else f"\n{terminal.table(table)}"
-
-
-def _check_options(asked: RunRequest) -> None:
-    if asked.budget is not None and asked.force:
-        raise UsageError(
-            "--budget adds blocks to those that are there, and --force sets them aside; "
-            "name another results folder to begin anew"
-        )
 
 
 def run_within(
@@ -185,8 +185,6 @@ def run_missing(
 
     Ctrl-C ends the current run and the rest.
     """
-    from bench.cli.live_display import progress_display
-
     stop = StopRequest()
     with (
         progress_display(sys.stderr) as publish,
@@ -272,3 +270,26 @@ def _outcome_document(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str,
             {"id": cell.id, "rule": cell.rule, "reason": cell.reason} for cell in plan.pruned
         ],
     }
+
+
+def results_table(store: ResultsStore, plan: Plan) -> Table | None:
+    """A row per cell of `plan` with a run, new or from before; None where there is none."""
+    chosen = {cell.id for cell in plan.cells}
+    view = load_sweeps(store, [plan.id])[0]
+    cells = [cell for cell in view.cells if cell.name_without_arm in chosen]
+    if not cells:
+        return None
+    memory = memory_metric([cell for cell in cells if cell.finished])
+    metrics = [STEP_TIME, THROUGHPUT, LOSS]
+    metrics += [] if memory is None else [memory]
+    titles = ("cell", "runs", *(metric.title for metric in metrics))
+    return Table.of(titles, (_row(cell, metrics) for cell in cells))
+
+
+def _row(cell: Cell, metrics: Sequence[Metric]) -> Row:
+    states = Counter(run.record.status.state for run in cell.runs)
+    failed = [run for run in cell.runs if not run.finished]
+    kind: RowKind = "bad" if failed else "plain" if cell.n else "unsteady"
+    counts = ", ".join(f"{count} {state}" for state, count in states.items())
+    numbers = (quantity.amount(cell.value(metric), metric.unit) for metric in metrics)
+    return Row((cell.name, counts, *numbers), kind)

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from bench.cli import console
-from bench.cli.answer import Answer
 from bench.cli.chosen_sweep import pruned_text
-from bench.cli.duration import duration
-from bench.cli.options import DEFAULT_RESULTS
+from bench.cli.console import Answer
+from bench.cli.options import DEFAULT_RESULTS, duration
 from bench.cli.validating import of_validation
 from bench.cli.verbs.read import StatusRequest
 from bench.derive.metrics import MEMORY, METRICS

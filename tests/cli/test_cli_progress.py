@@ -13,9 +13,8 @@ from pathlib import Path, PosixPath
 
 import pytest
 
-from bench.cli.duration import duration
-from bench.cli.live_display import plain, progress_display
-from bench.cli.live_run import LiveRun, read_live_run
+from bench.cli.live_display import LiveRun, plain, progress_display, read_live_run
+from bench.cli.options import duration
 from bench.record import StepSample
 from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.resume import PastRun

@@ -113,7 +113,7 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
         (("schema", "sweeep"), ["extra argument", "mfsdp-bench schema --help"]),
         (("schema", "run"), ["'schema run' was removed", "below base"]),
         (("report", "--format", "matrix"), ["'report --format matrix' was removed", "compare"]),
-        (("report", "--format", "xlsx"), ["'html', 'pr' (mfsdp-bench report"]),
+        (("report", "--format", "xlsx"), ["'html', 'pr'. (mfsdp-bench report"]),
         (("show", "8f3a"), ["'show' was removed: use status RUN"]),
         (("logs", "8f3a", "--rank", "1"), ["'logs' was removed: use status RUN --logs"]),
         (("status", "8f3a", "--logs", "--rank", "1"), ["'status --rank' was removed", "rankN.log"]),

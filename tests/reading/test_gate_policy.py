@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.policies import read_policy
+from bench.cli.judged_sweep import read_policy
 from bench.derive.metrics import JUDGED_IF_MEASURED, default_rules
 from bench.errors import UsageError
 from reports.gates.policy import Policy

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.cli.fuzzing import run_fuzz
+from bench.cli.validating import run_fuzz
 from bench.cli.verbs.check import ValidationRequest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer

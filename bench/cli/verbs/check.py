@@ -68,6 +68,6 @@ class DoctorRequest:
     results: Path = RESULTS
 
 
-@verb("schema", "schemas.show_schema", "schema > sweep.schema.json")
+@verb("schema", "planning.show_schema", "schema > sweep.schema.json")
 class SchemaRequest:
     """Print the JSON Schema of a sweep file."""

@@ -74,7 +74,7 @@ class GateRequest:
     results: Path = RESULTS
 
 
-@verb("baseline noise", "calibrating.run_noise", "baseline noise quickstart", "baseline noise")
+@verb("baseline noise", "baselines.run_noise", "baseline noise quickstart", "baseline noise")
 class NoiseRequest:
     """Measure how far equal code seems to differ here (A/A).
 
