@@ -23,8 +23,7 @@ class Kept(BaseModel):
 class Finding(Kept):
     """The first thing that was wrong. evidence: lines of logs and ledgers that show it.
 
-    look_at: of records up to November 2026, where its cause may be. position: of the rank in a mesh
-    of two axes and its node, as `outer 1, inner 0, on n2`.
+    position: of the rank in a mesh of two axes and its node, as `outer 1, inner 0, on n2`.
     """
 
     parameter: str | None = None
@@ -35,7 +34,6 @@ class Finding(Kept):
     expected: str = ""
     found: str = ""
     evidence: tuple[str, ...] = ()
-    look_at: str = ""
 
     @property
     def place(self) -> str:

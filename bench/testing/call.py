@@ -1,4 +1,4 @@
-"""A function by its address, so that another process can find it and call it."""
+"""What ranks and the server that forks them get: a function by its address, groups, worlds."""
 
 from __future__ import annotations
 
@@ -50,3 +50,34 @@ class FunctionCall:
         sys.modules[self.module] = module
         spec.loader.exec_module(module)
         return module
+
+
+@dataclass(frozen=True)
+class WorkerGroup:
+    """Ranks to fork. core: folder that holds mfsdp_core, None for the checkout's own.
+
+    address: the socket that each connects to. folder: where each writes what it prints.
+    paths: further folders to import from, which come before those of the fork server.
+    """
+
+    ranks: int
+    address: str
+    folder: Path
+    device: str
+    core: Path | None = None
+    paths: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Reap:
+    """Ask how these processes, which have ended or are about to, came to their end."""
+
+    pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class World:
+    """A process group of the first `ranks` ranks. rendezvous: a file of its own."""
+
+    ranks: int
+    rendezvous: str

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 
 from bench.launch.forked_ranks import load_torch
 from bench.launch.process import die_with_parent
-from bench.testing.worker_group import Reap, WorkerGroup
+from bench.testing.call import Reap, WorkerGroup
 
 _ENDING_SECONDS = 2.0
 _POLL_SECONDS = 0.002

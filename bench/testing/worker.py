@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import faulthandler
+import io
 import os
+import pickle
 import signal
 import sys
 import traceback
@@ -15,11 +17,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from bench.launch.process import print_into
-from bench.testing.call import FunctionCall
-from bench.testing.serialization import packed, unpacked
-from bench.testing.worker_group import WorkerGroup, World
+from bench.testing.call import FunctionCall, WorkerGroup, World
 
 _COLLECTIVE_TIMEOUT = timedelta(seconds=300)
 
@@ -106,3 +107,35 @@ def _check_core(core: Path | None) -> None:
     found = Path(str(module.__file__)).resolve()
     if not found.is_relative_to(core.resolve()):
         raise RuntimeError(f"this rank imports {found}; expected mfsdp_core from {core}")
+
+
+def packed(value: Any) -> bytes:
+    """`value` by value: strided CPU tensors as their elements, all else as pickle has it.
+
+    torch pickles every tensor as an archive of its own, which takes ten times as long for the small
+    ones that ranks send by the thousand.
+    """
+    buffer = io.BytesIO()
+    _Packer(buffer, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return buffer.getvalue()
+
+
+def unpacked(content: bytes) -> Any:
+    """What was packed; tensors have memory of their own."""
+    return pickle.loads(content)  # noqa: S301 - from our own ranks
+
+
+class _Packer(pickle.Pickler):
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.layout != torch.strided or value.requires_grad:
+            return NotImplemented
+        if value.device.type != "cpu":
+            return NotImplemented
+        elements = value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+        return _tensor, (bytearray(elements), value.dtype, tuple(value.shape))
+
+
+def _tensor(elements: bytearray, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+    if not elements:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(elements, dtype=dtype).view(shape)

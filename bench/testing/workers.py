@@ -23,11 +23,9 @@ from typing import Any, Literal, Self
 from bench.errors import BenchError
 from bench.launch.code import checkout_root
 from bench.launch.process import signal_name
-from bench.testing.call import FunctionCall
+from bench.testing.call import FunctionCall, Reap, WorkerGroup, World
 from bench.testing.hang_clock import HangClock
-from bench.testing.serialization import unpacked
-from bench.testing.worker import CallResult, log_file, request, stack_file
-from bench.testing.worker_group import Reap, WorkerGroup, World
+from bench.testing.worker import CallResult, log_file, request, stack_file, unpacked
 
 _START_SECONDS = 120.0
 _GRACE_SECONDS = 3.0

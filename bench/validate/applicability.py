@@ -16,13 +16,6 @@ def needs_ranks(needed: int, there: int) -> str:
     return f"needs {needed} ranks, and there are {there}"
 
 
-def not_installed(package: str) -> str | None:
-    """The reason of a case whose optional package is absent; None where it is here."""
-    if locate(package) is not None:
-        return None
-    return f"needs the package {package}, which is not installed here: pip install {package}"
-
-
 def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
     """The reason, in words; None for a case that can run.
 
@@ -39,4 +32,6 @@ def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Mac
     broken = next(broken_rules(run, machine), None)
     if broken is not None:
         return broken[1]
-    return not_installed("safetensors") if case.scenario == "exported" else None
+    if case.scenario == "exported" and locate("safetensors") is None:
+        return "needs the package safetensors, which is not installed here: pip install safetensors"
+    return None

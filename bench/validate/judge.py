@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from bench.engines.mfsdp import node_name
-from bench.validate.case_evidence import CaseEvidence
+from bench.validate.case_evidence import CaseEvidence, NotApplicableError, WrongError
 from bench.validate.cases import SCENARIOS, Case
-from bench.validate.check_verdict import NotApplicableError, WrongError
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.ranks import CallOutcome

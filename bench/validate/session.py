@@ -8,10 +8,13 @@ import itertools
 import os
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from queue import SimpleQueue
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -27,7 +30,6 @@ from bench.validate.fuzz.session import outcome_of
 from bench.validate.judge import judge, settings
 from bench.validate.matrix import AnyCase
 from bench.validate.ranks import CallOutcome, outcome_on
-from bench.validate.worker_pool import side_by_side
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
@@ -172,3 +174,47 @@ def _not_applicable(case: AnyCase, reason: str, settings: dict[str, Any]) -> Cas
         reason=reason,
         settings=settings,
     )
+
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def side_by_side(
+    sets: Sequence[Workers], items: Iterable[Item], body: Callable[[Workers, Item], Result]
+) -> Generator[tuple[Item, Result], None, None]:
+    """`body` for every item on one of the sets of ranks; results in the order of the items.
+
+    A case waits more than it computes, so that two sets keep two cores busy.
+    With one set an item is begun when the next result is asked for. With more, closing the
+    iterator kills the ranks that work ahead.
+    """
+    if len(sets) == 1:
+        for item in items:
+            yield item, body(sets[0], item)
+        return
+    free: SimpleQueue[Workers] = SimpleQueue()
+    for workers in sets:
+        free.put(workers)
+
+    def run(item: Item) -> Result:
+        workers = free.get()
+        try:
+            return body(workers, item)
+        finally:
+            free.put(workers)
+
+    begun: deque[tuple[Item, Future[Result]]] = deque()
+    with ThreadPoolExecutor(len(sets)) as pool:
+        try:
+            for item in items:
+                begun.append((item, pool.submit(run, item)))
+                if len(begun) > len(sets):
+                    yield begun[0][0], begun.popleft()[1].result()
+            while begun:
+                yield begun[0][0], begun.popleft()[1].result()
+        finally:
+            if begun:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for workers in sets:
+                    workers.kill()

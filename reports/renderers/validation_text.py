@@ -141,5 +141,4 @@ def check_lines(check: CheckVerdict) -> list[str]:
     if check.measured:
         lines.append(f"            {check.measured}")
     lines += [f"  evidence  {line}" for line in finding.evidence]
-    lines += [f"  look at   {finding.look_at}"] if finding.look_at else []
     return lines

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from bench.engines.inspection import LocalRows
-from bench.testing.serialization import packed, unpacked
+from bench.testing.worker import packed, unpacked
 from bench.validate.observation import Seen
 from bench.validate.scenario import live_bytes, set_aside
 

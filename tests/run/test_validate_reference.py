@@ -16,8 +16,7 @@ from bench.validate import joining
 from bench.validate.applicability import why_not
 from bench.validate.attribution import attribute
 from bench.validate.cases import Case
-from bench.validate.covering import covering
-from bench.validate.matrix import FACTORS, MESHES, cases, select
+from bench.validate.matrix import FACTORS, MESHES, cases, covering, select
 
 GENERATOR = torch.Generator().manual_seed(5)
 RAW = [

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.validate.worker_pool import side_by_side
+from bench.validate.session import side_by_side
 
 
 @dataclass

@@ -16,9 +16,8 @@ from collections import Counter
 from math import prod
 
 from bench.engines.inspection import BucketContents
-from bench.validate.case_evidence import CaseEvidence
+from bench.validate.case_evidence import CaseEvidence, NotApplicableError, wrong
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.check_verdict import NotApplicableError, wrong
 
 #: Padding of a buffer above what its largest parameter alone would need, asked of any engine.
 PADDING_BUDGET = 0.05

@@ -12,8 +12,7 @@ from bench.engines.inspection import LocalRows
 from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
-from bench.validate.case_evidence import CaseEvidence
-from bench.validate.check_verdict import WrongError, numbers, wrong
+from bench.validate.case_evidence import CaseEvidence, WrongError, numbers, wrong
 from bench.validate.reference import clip_coefficient, norm_of
 
 _NORM_SLACK = 10

@@ -8,9 +8,8 @@ from itertools import pairwise
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
 from bench.spec import POOLS, AllocatorName, MfsdpSettings
-from bench.validate.case_evidence import CaseEvidence
+from bench.validate.case_evidence import CaseEvidence, NotApplicableError, wrong
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
-from bench.validate.check_verdict import NotApplicableError, wrong
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.scenario import NOISE_BYTES
 

@@ -8,9 +8,14 @@ import torch
 from torch import Tensor
 
 from bench.testing.reference import Named, relative
-from bench.validate.case_evidence import CaseEvidence
+from bench.validate.case_evidence import (
+    CaseEvidence,
+    NotApplicableError,
+    WrongError,
+    numbers,
+    wrong,
+)
 from bench.validate.cases import EXPERT_PARALLEL
-from bench.validate.check_verdict import NotApplicableError, WrongError, numbers, wrong
 
 _OTHER_SEED = 8
 _LOSS_SLACK = 20

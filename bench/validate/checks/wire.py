@@ -10,9 +10,8 @@ import torch
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.spec import DtypeName
-from bench.validate.case_evidence import CaseEvidence
+from bench.validate.case_evidence import CaseEvidence, NotApplicableError, wrong
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
-from bench.validate.check_verdict import NotApplicableError, wrong
 from bench.validate.observation import Sent, StepSeen
 from bench.validate.wire_tap import ring_bytes
 
