@@ -178,9 +178,7 @@ def _path(value: str | None, folder: Path) -> Path | None:
 
 def _program(value: str | None, folder: Path) -> Path | None:
     """A bare name is looked up on PATH, anything else is a path."""
-    if value is None or "/" not in value:
-        return None if value is None else Path(value)
-    return _path(value, folder)
+    return Path(value) if value is not None and "/" not in value else _path(value, folder)
 
 
 def _pin(pin: str, folder: Path) -> str:

@@ -70,7 +70,6 @@ class ParityRow:
 class ParityGroup:
     """Cells that should agree. `repeat_spread`: largest difference among runs of one cell."""
 
-    policy: str
     label: str
     reference: Cell
     tolerance: Tolerance
@@ -110,7 +109,7 @@ def parity_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
     groups = []
     for members, policy in zip(grouped.values(), policies, strict=True):
         label = policy if policies.count(policy) == 1 else f"{policy} ({_problem(members[0])})"
-        groups.append(_group(members, policy, label))
+        groups.append(_group(members, label))
     return groups
 
 
@@ -188,13 +187,13 @@ def _relative(head: float, base: float) -> float:
     return abs(head - base) / abs(base)
 
 
-def _group(members: Sequence[Cell], policy: str, label: str) -> ParityGroup:
+def _group(members: Sequence[Cell], label: str) -> ParityGroup:
     reference = choose_reference(members, None, lambda cell: bool(cell.finished)) or members[0]
     repeats = [spread for cell in members if (spread := _repeat_spread(cell)) is not None]
     repeat_spread = max(repeats, default=None)
     tolerance = _calibrated(tolerance_for(reference.resolved), reference, members, repeat_spread)
     rows = tuple(_row(cell, reference, tolerance, alone=len(members) == 1) for cell in members)
-    return ParityGroup(policy, label, reference, tolerance, rows, repeat_spread)
+    return ParityGroup(label, reference, tolerance, rows, repeat_spread)
 
 
 def _calibrated(

@@ -26,8 +26,14 @@ from typing import Literal
 
 from bench.derive.metrics import STEP_TIME, THROUGHPUT, Metric, MetricRule
 from reports.renderers import quantity
-from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
-from reports.statistics.estimate import RatioEstimate, estimate_paired, estimate_unpaired
+from reports.statistics.estimate import (
+    RatioEstimate,
+    adjusted,
+    estimate_paired,
+    estimate_unpaired,
+    smallest_deciding_n,
+    smallest_p,
+)
 from reports.statistics.interval import MOST_EXACT
 
 Verdict = Literal["regressed", "missed", "improved", "equivalent", "inconclusive", "unmeasured"]

@@ -21,8 +21,7 @@ from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
 from reports.gates.cell_samples import CellSamples
 from reports.renderers import quantity
-from reports.statistics.deciding import smallest_deciding_n
-from reports.statistics.estimate import estimate_paired
+from reports.statistics.estimate import estimate_paired, smallest_deciding_n
 
 NOISE_VERSION = 1
 ALPHA = 0.05

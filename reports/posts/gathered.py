@@ -25,7 +25,7 @@ _DOUBTS = ("tradeoff", "claim_mismatch", "unlike_iterations", "unlike_machines",
 
 @dataclass(frozen=True)
 class Delta:
-    """Head against base. Fractions; ratio: of throughput. interval: of the change of time."""
+    """Head against base. Fractions; ratio: of throughput. interval: of the ratio of times."""
 
     head: str
     base: str
@@ -116,7 +116,6 @@ def _measured(measured: Findings) -> list[Delta]:
 
 
 def _of_change(change: Change, judged: Judgement | None) -> Delta:
-    interval = None if judged is None or judged.interval is None else judged.interval
     time = change.time_change
     ratio = change.throughput_ratio
     runs = change.sample_note
@@ -128,7 +127,7 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
         change.base.name,
         time,
         ratio,
-        None if interval is None else (interval[0] - 1, interval[1] - 1),
+        None if judged is None else judged.interval,
         change.memory_change,
         change.loss_difference,
         change.norm_difference,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from reports.comparisons.change import less_one
+from reports.gates.gate_table import interval_text
 from reports.posts.entries import PostEntry
 from reports.posts.gathered import Delta, Gathered
 from reports.renderers import markdown, quantity
@@ -70,14 +71,11 @@ def _in_order(found: Gathered) -> list[PostEntry]:
 
 
 def _row(delta: Delta) -> tuple[str, ...]:
-    interval = "none"
-    if delta.interval is not None:
-        interval = f"{quantity.change(delta.interval[0])} to {quantity.change(delta.interval[1])}"
     return (
         delta.head,
         delta.base,
         _unbroken(quantity.change(delta.time, 2)),
-        _unbroken(interval),
+        _unbroken(interval_text(delta.interval)),
         _unbroken(quantity.change(less_one(delta.ratio), 2)),
         quantity.ratio(delta.ratio),
         _unbroken(quantity.change(delta.memory, 2)),

@@ -88,20 +88,12 @@ def _block(block: Block) -> str:
         case Figure(name, _, caption):
             shown = f"![{escape(caption)}](figures/{name}.svg)"
         case Code(text):
-            shown = code_block(_lines(text), "sh")
+            shown = code_block("\n".join(map(printable, text.splitlines())), "sh")
         case Details(title, text):
-            body = code_block(text, "json")
-            shown = f"<details><summary>{_html(title)}</summary>\n\n{body}\n\n</details>"
+            summary, body = html_escape(printable(title)), code_block(text, "json")
+            shown = f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
     return shown
-
-
-def _lines(text: str) -> str:
-    return "\n".join(printable(line) for line in text.splitlines())
 
 
 def _named(name: str, text: str) -> str:
     return f"**{escape(name)}**: {escape(text)}" if name else escape(text)
-
-
-def _html(text: str) -> str:
-    return html_escape(printable(text))

@@ -54,11 +54,11 @@ def check_table(record: ValidationRecord) -> Table:
     titles = ["check"]
     for engine in record.engines:
         titles += [f"{engine} passed", f"{engine} failed", f"{engine} n/a"]
-    asked = [(case.engine, one.check, one.state) for case in record.cases for one in case.checks]
-    counted = Counter(asked)
+    states_of_checks = [(c.engine, k.check, k.state) for c in record.cases for k in c.checks]
+    counted = Counter(states_of_checks)
     states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
     rows = []
-    for check in dict.fromkeys(check for _, check, _ in asked):
+    for check in dict.fromkeys(check for _, check, _ in states_of_checks):
         counts = [counted[engine, check, state] for engine in record.engines for state in states]
         kind: RowKind = "bad" if any(counts[1::3]) else "plain"
         rows.append(Row((check, *(str(count) if count else _NONE for count in counts)), kind))

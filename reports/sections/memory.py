@@ -126,17 +126,12 @@ def _alive(found: MemoryPeak, shape: ModelShape | None) -> str:
 
 def _live_blocks(findings: Findings) -> list[Block]:
     """What ranks held between two steps, whoever held it."""
-    found = [(cell, live_storage(cell.finished[0].record)) for cell in findings.finished]
-    known = [(cell, live) for cell, live in found if live is not None]
+    read = [(cell, live_storage(cell.finished[0].record)) for cell in findings.finished]
+    known = [(cell, live) for cell, live in read if live is not None]
     if not known:
         return []
     rows = (
-        (
-            cell.name,
-            _makers(live),
-            quantity.binary_bytes(live.bytes_per_rank),
-        )
-        for cell, live in known
+        (c.name, _makers(live), quantity.binary_bytes(live.bytes_per_rank)) for c, live in known
     )
     table = Table.of("cell | largest, by who made it | live", rows, left=2)
     caption = (

@@ -128,16 +128,8 @@ def gradient_sums_section(findings: Findings) -> Section | None:
         logged = [] if audit is None else steady_rows(audit)
         sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
         rows += [
-            (
-                cell.name,
-                str(version or "unknown"),
-                one.axis,
-                one.text,
-                one.sent,
-                one.summed,
-                one.why,
-            )
-            for one in sums
+            (cell.name, str(version or "unknown"), s.axis, s.text, s.sent, s.summed, s.why)
+            for s in sums
         ]
     if not rows:
         return None

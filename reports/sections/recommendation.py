@@ -26,12 +26,13 @@ from reports.comparisons.parity import ParityGroup
 from reports.findings import Findings
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import GateResult, case_of
+from reports.gates.gate_table import interval_text
 from reports.gates.judgement import Judgement, judge_intervals
 from reports.gates.noise import calibrations
 from reports.gates.pairing import Pair
 from reports.gates.policy import DEFAULT_ALPHA, Policy
 from reports.renderers import quantity
-from reports.statistics.deciding import smallest_deciding_n
+from reports.statistics.estimate import smallest_deciding_n
 
 _NONE = "No recommendation: "
 
@@ -118,12 +119,11 @@ def _of_judgement(one: Judgement) -> str:
     runs = quantity.counted(one.n_head, "block") if one.paired else f"n={one.n_head}"
     if one.time_ratio is None or one.throughput_ratio is None:
         return f"{quantity.change(one.change, 2, exact=True)}, {runs}"
-    low, high = one.interval or (math.nan, math.nan)
     return (
         f"time {quantity.change(one.time_ratio - 1)}, throughput "
         f"{quantity.change(one.throughput_ratio - 1)}, ratio {quantity.ratio(one.throughput_ratio)}"
         f"; {quantity.share(1 - DEFAULT_ALPHA, 0)} interval of the time "
-        f"{quantity.change(low - 1)} to {quantity.change(high - 1)}, {runs}"
+        f"{interval_text(one.interval)}, {runs}"
     )
 
 

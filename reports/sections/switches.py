@@ -96,7 +96,7 @@ class SwitchGroup:
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
     """Finished cells that differ in one switch only, group by group, switch by switch."""
-    found = []
+    groups_by_switch = []
     for switch in SWITCHES:
         groups: dict[str, list[Cell]] = {}
         for cell in cells:
@@ -104,14 +104,14 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
                 groups.setdefault(_without(cell, switch), []).append(cell)
         for members in groups.values():
             values = {
-                tuple(cell.resolved.engine.setting(one) for one in switch.settings)
+                tuple(cell.resolved.engine.setting(name) for name in switch.settings)
                 for cell in members
             }
             if len(values) > 1:
                 base = min(members, key=unusual_settings)
                 others = (_difference(cell, base) for cell in members if cell is not base)
-                found.append(SwitchGroup(switch, _difference(base, base), tuple(others)))
-    return found
+                groups_by_switch.append(SwitchGroup(switch, _difference(base, base), tuple(others)))
+    return groups_by_switch
 
 
 def _without(cell: Cell, switch: Switch) -> str:
@@ -189,10 +189,10 @@ def _distances(groups: Sequence[SwitchGroup]) -> list[str]:
         by_dtype.setdefault(group.base.cell.resolved.dtypes.grad_comm, []).append(group)
     sentences = []
     for dtype, same in by_dtype.items():
-        found, switch = [one for group in same for one in group.others], same[0].switch
-        norms = [one.first_grad_norm for one in found if one.first_grad_norm is not None]
-        losses = [one.loss for one in found if one.loss is not None]
-        others = ", ".join(dict.fromkeys(_setting(one.cell, switch) for one in found))
+        apart, switch = [other for group in same for other in group.others], same[0].switch
+        norms = [cell.first_grad_norm for cell in apart if cell.first_grad_norm is not None]
+        losses = [cell.loss for cell in apart if cell.loss is not None]
+        others = ", ".join(dict.fromkeys(_setting(cell.cell, switch) for cell in apart))
         sentences.append(
             f"{switch.title} with {dtype} gradients on the wire: {others} against "
             f"{_setting(same[0].base.cell, switch)}: gradient norm of the first step up to "
@@ -204,17 +204,17 @@ def _distances(groups: Sequence[SwitchGroup]) -> list[str]:
 
 def _agreement(group: SwitchGroup) -> str:
     cells = (group.base, *group.others)
-    broken = [found.cell.name for found in group.others if not found.exact]
+    broken = [other.cell.name for other in group.others if not other.exact]
     same = (
         f"not the same bits in {', '.join(broken)} as in {group.base.cell.name}"
         if broken
         else f"the same bits in {quantity.counted(len(cells), 'cell')}"
     )
     text = f"{group.switch.title}: losses and gradient norms have {same}"
-    peaks = [found for found in cells if found.peak_bytes is not None]
+    peaks = [cell for cell in cells if cell.peak_bytes is not None]
     if not peaks:
         return f"{text}."
-    low, high = (choose(peaks, key=lambda found: found.peak_bytes or 0) for choose in (min, max))
+    low, high = (choose(peaks, key=lambda cell: cell.peak_bytes or 0) for choose in (min, max))
     return (
         f"{text}; memory peak of a step from {quantity.binary_bytes(low.peak_bytes)} "
         f"({low.cell.name}) to {quantity.binary_bytes(high.peak_bytes)} ({high.cell.name})."
@@ -225,22 +225,22 @@ def _table(group: SwitchGroup) -> Table:
     return Table.of(
         f"cell | {group.switch.name} | losses and gradient norms | loss differs by"
         " | grad norm, step 1 | grad norm, any step | memory peak of a step",
-        [_row(found, group) for found in (group.base, *group.others)],
+        [_row(one, group) for one in (group.base, *group.others)],
         left=3,
     )
 
 
-def _row(found: SwitchDifference, group: SwitchGroup) -> Row:
-    is_base = found is group.base
-    verdict = "the same bits" if found.exact else "not the same bits"
-    broken = not is_base and not found.exact and group.switch.must_agree
+def _row(difference: SwitchDifference, group: SwitchGroup) -> Row:
+    is_base = difference is group.base
+    verdict = "the same bits" if difference.exact else "not the same bits"
+    broken = not is_base and not difference.exact and group.switch.must_agree
     texts = (
-        found.cell.name,
-        _setting(found.cell, group.switch),
+        difference.cell.name,
+        _setting(difference.cell, group.switch),
         "compared with" if is_base else verdict,
-        quantity.difference(None if is_base else found.loss),
-        quantity.difference(None if is_base else found.first_grad_norm),
-        quantity.difference(None if is_base else found.grad_norm),
-        quantity.binary_bytes(found.peak_bytes),
+        quantity.difference(None if is_base else difference.loss),
+        quantity.difference(None if is_base else difference.first_grad_norm),
+        quantity.difference(None if is_base else difference.grad_norm),
+        quantity.binary_bytes(difference.peak_bytes),
     )
     return Row(texts, "bad" if broken else "plain")

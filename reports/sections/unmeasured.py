@@ -52,7 +52,7 @@ def _run_row(cell: Cell, run: Run) -> Row:
         cell.name,
         run.kind,
         status.state,
-        reason_of(run),
+        _reason_of(run),
         record.run_id,
         f"{steps} of {record.resolved.train.steps}",
         rank,
@@ -60,7 +60,7 @@ def _run_row(cell: Cell, run: Run) -> Row:
     return Row(texts, "unsteady" if run.kind in ("unsteady", "stopped", "running") else "bad")
 
 
-def reason_of(run: Run) -> str:
+def _reason_of(run: Run) -> str:
     """Why the run has no time, in words."""
     if run.kind == "damaged":
         return "; ".join(run.record.damage or run.record.problems)

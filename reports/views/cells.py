@@ -183,8 +183,8 @@ def make_cell(name: str, members: Iterable[RunRecord], code: str | None = None) 
     superseded.
     """
     ordered = sorted(members, key=_started)
-    asked = [r for r in ordered if r.status.code == code] if code else []
-    newest = next((r for r in reversed(asked or ordered) if r.status.code), ordered[-1])
+    of_code = [r for r in ordered if r.status.code == code] if code else []
+    newest = next((r for r in reversed(of_code or ordered) if r.status.code), ordered[-1])
     by_repeat: dict[int, Run] = {}
     since: dict[int, Run] = {}
     for record in ordered:

@@ -31,7 +31,6 @@ class PlannedArea(_Read):
     """A stretch of every slot of a pool."""
 
     dtype: str
-    elements: int
     bytes: int
 
 
@@ -42,14 +41,11 @@ class PlannedPool(_Read):
     slots: int
     areas: tuple[PlannedArea, ...]
     offsets: tuple[int, ...]
-    slot_bytes: int
-    bytes: int
 
 
 class PoolPlanDocument(_Read):
-    """All of it."""
+    """All of it that is shown."""
 
-    allocator: str
     pools: tuple[PlannedPool, ...] = ()
     units: tuple[PlannedBucket, ...] = ()
 

@@ -57,15 +57,12 @@ POOLED = {
     ],
 }
 PLAN = {
-    "allocator": "max_pool",
     "pools": [
         {
             "role": "compute_weights",
             "slots": 2,
-            "areas": [{"dtype": "float32", "elements": MIB, "bytes": 4 * MIB}],
+            "areas": [{"dtype": "float32", "bytes": 4 * MIB}],
             "offsets": [0],
-            "slot_bytes": 4 * MIB,
-            "bytes": 8 * MIB,
         }
     ],
     "units": [

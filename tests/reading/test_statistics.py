@@ -11,8 +11,13 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.statistics.deciding import adjusted, smallest_deciding_n, smallest_p
-from reports.statistics.estimate import estimate_paired, estimate_unpaired
+from reports.statistics.estimate import (
+    adjusted,
+    estimate_paired,
+    estimate_unpaired,
+    smallest_deciding_n,
+    smallest_p,
+)
 from reports.statistics.interval import MOST_EXACT, Rearrangements, subset_means, swap_means
 
 

@@ -31,13 +31,13 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: importers": (1239, ("bench/importers/",)),
     "bench: cli": (4500, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
-    "sweeps": (3102, ("sweeps/",)),
+    "sweeps": (3100, ("sweeps/",)),
     "reports: nccl": (3746, ("reports/nccl/",)),
-    "reports: compare": (5039, (
+    "reports: compare": (5033, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
-    "reports: report": (6299, (
+    "reports: report": (6275, (
         "reports/__init__.py", "reports/build.py", "reports/history/", "reports/lint/",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
