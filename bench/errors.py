@@ -2,9 +2,14 @@
 
 BenchError                        6  internal
 ├── UsageError                    2  bad input; the message says expected, found, what to change
-│   └── ConfigError               2  a configuration that cannot mean anything
+│   ├── ConfigError                  a configuration that cannot mean anything
+│   ├── NotAResultsFolderError       the path is something else, or of a newer version
+│   ├── StoreLockedError             another runner owns the results folder
+│   └── DamagedRecordError           the run that is wanted cannot be read at all
 ├── UnsupportedError              3  a valid run that cannot run here; a sweep prunes it
-├── NothingMeasuredError          3  no run finished, or nothing could be kept (a full disk)
+├── NothingMeasuredError          3  no run finished, or nothing could be kept
+│   ├── StoreFullError               no space left; what was finished before is safe
+│   └── StoreGoneError               the folder was removed while it was written to
 └── NotComparableError            5  hardware, configuration or schema differ
 """
 
@@ -60,3 +65,23 @@ def first_problem(error: ValidationError) -> str:
     first = error.errors()[0]
     where = ".".join(map(str, first["loc"]))
     return f"{where}: {first['msg']}" if where else first["msg"]
+
+
+class NotAResultsFolderError(UsageError):
+    """The path does not hold results that this version can use."""
+
+
+class StoreLockedError(UsageError):
+    """A second runner on one results folder."""
+
+
+class DamagedRecordError(UsageError):
+    """A run whose `spec.json` cannot be read: nothing says what was measured."""
+
+
+class StoreGoneError(NothingMeasuredError):
+    """A folder that was being written to is not there any more."""
+
+
+class StoreFullError(NothingMeasuredError):
+    """A write failed for lack of space (disk, quota or file size limit)."""

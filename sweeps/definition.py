@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.prepare import ArmRequest
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.conditions import read_condition
 from sweeps.document import KeyPath, YamlDocument, read_document

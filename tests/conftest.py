@@ -29,10 +29,6 @@ with contextlib.suppress(ModuleNotFoundError):  # the oldest torch is tried with
     settings.load_profile("daily")
 
 
-#: Set by `tools.gpu_check` where two ranks were seen to share the one device.
-_SHARES_DEVICE = "MFSDP_GPU_CHECK_SHARES_DEVICE"
-
-
 @pytest.fixture(autouse=True)
 def same_draws_every_time() -> None:
     """What a test draws depends neither on the tests before it nor on the day."""
@@ -113,8 +109,6 @@ def _skip_without_devices(items: list[pytest.Item]) -> None:
     import torch
 
     devices = torch.cuda.device_count()
-    if devices and os.environ.get(_SHARES_DEVICE):
-        devices = max(devices, 2)
     for item in wanted:
         for text in DEVICE_WARNINGS:
             item.add_marker(pytest.mark.filterwarnings(f"ignore:{text}"))

@@ -13,7 +13,7 @@ from bench.cli.gating import load_baseline
 from bench.cli.options import SweepRequest
 from bench.cli.verbs.judge import ListRequest, NoiseRequest, PromoteRequest, SaveRequest
 from bench.errors import UsageError
-from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.prepare import ArmRequest
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline

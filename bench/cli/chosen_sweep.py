@@ -20,12 +20,10 @@ from bench.cli.launchers import (
 )
 from bench.cli.options import LOCAL, MachineRequest, SweepRequest
 from bench.errors import UsageError
-from bench.launch.arm.prepare import PreparedArm, prepare_arms
-from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.prepare import ArmRequest, PreparedArm, prepare_arms
 from bench.launch.code import code_identity
 from bench.launch.run import launch
-from bench.resolve.described import described_machine
-from bench.resolve.machine import Machine
+from bench.resolve.machine import Machine, described_machine
 from bench.store import ResultsStore
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep

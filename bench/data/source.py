@@ -1,7 +1,13 @@
-"""Sources of tokens (a Markov chain has a file of its own), and which one a run asks for."""
+"""Sources of tokens, the same on every machine, and which one a run asks for.
+
+numpy guarantees the raw output of the Philox4x64-10 bit generator (Salmon et al., SC 2011) across
+versions and machines; it does not guarantee what `Generator` methods make of it, so only raw words
+are used, and only with integer arithmetic.
+"""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -9,10 +15,65 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.data.corpus import read_corpus
-from bench.data.markov import MarkovSource
-from bench.data.philox import words
 from bench.errors import UsageError
 from bench.spec import DataSpec
+
+# With more states than this, a short run would learn nothing but which tokens occur at all.
+MAX_STATES: Final = 512
+ENTROPY_BOUND_NATS: Final = 1.75 * math.log(2)
+_BRANCHES: Final = (0,) * 8 + (1,) * 4 + (2,) * 2 + (3,) * 2
+_SUCCESSORS: Final = 4
+_TABLE_STREAM: Final = 1
+_SAMPLE_STREAM: Final = 2
+
+
+class MarkovSource:
+    """A first-order chain over min(vocab, MAX_STATES) tokens spread evenly over the vocabulary.
+
+    Every state has four successors, taken with weights 8, 4, 2, 2 of 16, so a model that has
+    learned the chain reaches at most 1.75 bits = 1.213 nats per token (less where two coincide).
+    """
+
+    def __init__(self, *, vocab: int, seq_len: int, seed: int) -> None:
+        states = min(vocab, MAX_STATES)
+        drawn = words(seed, _TABLE_STREAM, 0, states * _SUCCESSORS) % np.uint64(states)
+        # One row of 16 next states per state: a draw of 4 bits indexes it directly.
+        successors = drawn.reshape(states, _SUCCESSORS).astype(np.int64)
+        self._table: list[int] = successors[:, list(_BRANCHES)].ravel().tolist()
+        self._token = np.arange(states, dtype=np.int64) * (vocab // states)
+        self._seq_len = seq_len
+        self._seed = seed
+
+    @property
+    def states(self) -> int:
+        """Number of tokens that occur."""
+        return len(self._token)
+
+    def sample(self, index: int) -> NDArray[np.int64]:
+        """int64 [seq_len + 1]: a walk from a start state of its own."""
+        drawn = words(self._seed, _SAMPLE_STREAM, index, self._seq_len + 1)
+        state = int(drawn[0]) % self.states
+        # The high bits: the walk is sequential, so it runs over a plain list of small integers.
+        choices = (drawn[1:] >> np.uint64(60)).tolist()
+        walk = [state]
+        table = self._table
+        for choice in choices:
+            state = table[16 * state + choice]
+            walk.append(state)
+        return self._token[walk]
+
+
+_MASK = (1 << 64) - 1
+
+
+def words(seed: int, stream: int, index: int, count: int) -> NDArray[np.uint64]:
+    """`count` words; `stream` keeps the uses of one seed apart, `index` is the sample's number."""
+    key = np.array([seed & _MASK, stream & _MASK], dtype=np.uint64)
+    # Each index owns 2**64 blocks of the counter, so that samples never overlap.
+    counter = np.array([0, index & _MASK, 0, 0], dtype=np.uint64)
+    raw = np.random.Philox(key=key, counter=counter).random_raw(count)
+    return np.asarray(raw, dtype=np.uint64)
+
 
 BYTE_VALUES: Final = 256
 _RANDOM_STREAM: Final = 3

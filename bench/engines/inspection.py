@@ -11,7 +11,7 @@ verdict table lists the check as not applicable with that reason. A class that d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -65,12 +65,6 @@ class BucketContents:
     elements: int
 
 
-class Recorded(Protocol):
-    """What was recorded. races: as text, operations on the same memory that nothing orders."""
-
-    races: Sequence[object]
-
-
 class Inspection(Protocol):
     """What a rank's engine holds. Names are those of the bare model; a tied weight has its first.
 
@@ -117,8 +111,8 @@ class Inspection(Protocol):
         """Start gathering weights that the next forward pass needs. Collective."""
         raise lacks("gathers weights only within its passes and its step")
 
-    def recording(self) -> AbstractContextManager[Recorded]:
-        """Record every operation inside a block, and what it does to memory."""
+    def recording(self) -> AbstractContextManager[Any]:
+        """Record operations inside a block; `races` of what it gives are those nothing orders."""
         raise lacks("does not tell in which order it uses memory")
 
     def finish_gradients(self) -> None:

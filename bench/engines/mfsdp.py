@@ -25,10 +25,10 @@ from torch.distributed.device_mesh import DeviceMesh
 
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.ledger_view import LedgerView
 from bench.engines.local_tensor import local_tensor
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer
+from bench.engines.protocol import LedgerView
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
 from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
@@ -153,7 +153,7 @@ class MfsdpEngine(StockEngine):
         return transports
 
     def ledger(self) -> LedgerView:
-        """The core's own; see `bench.engines.ledger_view`."""
+        """The core's own; see `bench.engines.protocol.LedgerView`."""
         ledger: LedgerView = self.model.ledger
         return ledger
 

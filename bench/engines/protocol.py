@@ -10,8 +10,8 @@ from `Engine` leaves out what it does not know: those methods say so here.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -79,3 +79,51 @@ class Engine(Protocol):
 
 
 EngineFactory = Callable[[nn.Module, ResolvedRun, torch.device], Engine]
+
+
+class Booked(Protocol):
+    """Bytes taken or given back; fields as in `bench.record.MemoryChange`."""
+
+    @property
+    def category(self) -> str:
+        """As `compute_weights`."""
+
+    @property
+    def count_bytes(self) -> int:
+        """Negative: given back."""
+
+    @property
+    def bucket(self) -> str:
+        """As `layers.0/0`."""
+
+    @property
+    def role(self) -> str:
+        """What the bucket's buffer is for."""
+
+    @property
+    def in_pool(self) -> bool:
+        """Whether the bytes are part of a pool's."""
+
+
+class LedgerView(Protocol):
+    """What is held now, by buffer and by category, and every change from now on."""
+
+    def alive(self) -> Sequence[Booked]:
+        """Buffers that exist now."""
+
+    def bytes_by_category(self) -> dict[str, int]:
+        """Bytes held now; more than the buffers add up to where something is only measured."""
+
+    def subscribe(self, subscriber: Callable[[Booked], None]) -> Callable[[], None]:
+        """Be told every change; the returned function ends that."""
+
+
+@runtime_checkable
+class HasLedger(Protocol):
+    """An engine whose memory can be followed through a step, since it books every buffer.
+
+    What torch's own engines hold can be measured, and no more.
+    """
+
+    def ledger(self) -> LedgerView:
+        """Its account of buffers."""

@@ -9,29 +9,93 @@ ended with 0.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from bench.launch.command import WORKER_MODULE
-from bench.launch.deaths import Deaths
 from bench.launch.forked_ranks import fork_ranks, load_torch, name_callers_cheaply
-from bench.launch.local.kernel_memory import out_of_memory_kills
+from bench.launch.local.process_tree import ask_for_stacks, out_of_memory_kills
 from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
 from bench.launch.remote_end import watch_if_elsewhere
 from bench.launch.rendezvous import Rendezvous, node_number
 
+_LOOK_SECONDS = 0.05
+_CATCH_UP_SECONDS = 5.0
+
+
+class Deaths:
+    """When each child of this process died, watched by a thread until `expected` were seen.
+
+    torchrun looks at its ranks a few times per second and ends the rest as soon as one has failed:
+    afterwards several ranks have a signal for an exit code, in no order. A process descriptor
+    becomes readable at the moment of death. On a kernel without them this stays empty.
+    """
+
+    def __init__(self, expected: int) -> None:
+        self._expected = expected
+        self._seconds: dict[int, float] = {}
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def of_all(self) -> dict[int, float]:
+        """Process id -> Unix time of its end, once all children have ended; {} if none is known.
+
+        Waits for the thread: on a busy machine the children may be reaped before it has run.
+        """
+        self._thread.join(_CATCH_UP_SECONDS)
+        return dict(self._seconds)
+
+    def _watch(self) -> None:
+        poll = select.poll()
+        pid_of: dict[int, int] = {}  # descriptor -> process id
+        known: set[int] = set()
+        # Any OSError: no descriptors on this kernel, or none left.
+        with contextlib.suppress(OSError, psutil.Error, AttributeError):
+            while len(known) < self._expected or pid_of:
+                if len(known) < self._expected:
+                    for pid in _children() - known:
+                        known.add(pid)
+                        descriptor = os.pidfd_open(pid)
+                        pid_of[descriptor] = pid
+                        poll.register(descriptor, select.POLLIN)
+                wait = _LOOK_SECONDS * 1000 if len(known) < self._expected else None
+                ended = poll.poll(wait)
+                now = time.time()
+                for descriptor, _ in ended:
+                    poll.unregister(descriptor)
+                    self._seconds[pid_of.pop(descriptor)] = now
+                    os.close(descriptor)
+
+
+def _children() -> set[int]:
+    """By the kernel's own list: psutil reads about every process of the machine."""
+    lists = list(Path("/proc/self/task").glob("*/children"))
+    if not lists:  # a kernel without such lists
+        return {child.pid for child in psutil.Process().children()}
+    found: set[int] = set()
+    for file in lists:
+        with contextlib.suppress(OSError):  # of a thread that has just ended
+            found.update(map(int, file.read_text(encoding="utf-8").split()))
+    return found
+
+
 OUTCOME_FILE = "agent.json"
 OUTCOME_GLOB = "agent*.json"
 
 # torchrun asks the kernel about its children this often. Ten times per second is its default; a
-# failed rank is noticed soon enough at five, and beside a measurement less is better.
+# failed rank is noticed soon enough at five, and during a measurement less is better.
 _MONITOR_INTERVAL_SECONDS = 0.2
 
 
@@ -60,8 +124,6 @@ def node_file(name: str, node: int) -> str:
 
 
 def _ask_for_stacks() -> None:
-    from bench.launch.local.process_tree import ask_for_stacks
-
     ask_for_stacks(os.getpid())
 
 

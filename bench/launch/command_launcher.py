@@ -189,11 +189,6 @@ class CommandJob:
         while not self._over.wait(SIGN_OF_LIFE_SECONDS):
             self._files.live()
 
-    @property
-    def id(self) -> str:
-        """Process ids of the commands."""
-        return " ".join(str(client.pid) for client in self._clients.values())
-
     def wait(self, seconds: float) -> JobState:
         """It ends with the last command, or a few seconds after the first that fails."""
         deadline = time.monotonic() + seconds

@@ -34,8 +34,8 @@ class Order:
 class JobState:
     """How a job is.
 
-    detail: how the launcher says that it ended. exit_code: of the agent (-N:
-    signal N), once it has ended. state: the launcher's own verdict on the end (a time limit, a lost
+    detail: how the launcher says that it ended. exit_code: of the agent (-N: signal N), once it has
+    ended. state: the launcher's own verdict on the end (a time limit, a lost
     node), None where the ranks' own reports decide. kernel_oom_kills: processes that the kernel
     ended for lack of memory while the job ran.
     """
@@ -68,10 +68,6 @@ class Symptoms:
 
 class Job(Protocol):
     """The processes of one run."""
-
-    @property
-    def id(self) -> str:
-        """What the launcher finds the job by: kept in the status of the run."""
 
     def wait(self, seconds: float) -> JobState:
         """Block until the job has ended, at most `seconds`; how it is then."""

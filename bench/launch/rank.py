@@ -2,7 +2,7 @@
 
 `python -m bench.launch.rank WORKER_MODULE RUN_DIR`, started by torch.distributed.run. The worker
 module then runs as `python -m WORKER_MODULE RUN_DIR` would. SIGUSR1 writes the Python stacks of all
-threads into the log: the launcher asks for them before it ends a rank that hangs.
+threads into the log: the launcher asks for them before it ends a rank that hangs. Torch-free.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ import os
 import runpy
 import signal
 import sys
+import time
 import traceback
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, Literal, NoReturn
 
+from bench.errors import UnsupportedError
 from bench.launch.nccl_logs import give_nccl_a_log
 from bench.launch.process import (
     AGENT_PID_VARIABLE,
@@ -24,6 +26,51 @@ from bench.launch.process import (
     end_by_signal_alone,
     print_into,
 )
+from bench.store.atomic import write_json_atomically
+from bench.store.layout import FAILURE, rank_file
+
+FailureKind = Literal["out_of_memory", "nan", "unsupported", "crashed"]
+
+# Classes are recognised by name: torch and the loop may be what could not be imported.
+_KIND_BY_CLASS: Final[dict[str, FailureKind]] = {
+    "OutOfMemoryError": "out_of_memory",
+    "MemoryError": "out_of_memory",
+    "NonFiniteLossError": "nan",
+}
+# torch's CPU allocator, cuBLAS, cuDNN and NCCL make torch raise a plain RuntimeError.
+_OUT_OF_MEMORY_WORDS: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    "out of memory",
+    "cublas_status_alloc_failed",
+    "cudnn_status_alloc_failed",
+    "failed to cuda calloc",
+)
+
+
+def failure_kind(error: BaseException) -> FailureKind:
+    """Class of a failure; `crashed` is everything that is not one of the known kinds."""
+    for base in type(error).__mro__:
+        if base.__name__ in _KIND_BY_CLASS:
+            return _KIND_BY_CLASS[base.__name__]
+    if isinstance(error, UnsupportedError | NotImplementedError):
+        return "unsupported"
+    message = str(error).lower()
+    if isinstance(error, RuntimeError) and any(word in message for word in _OUT_OF_MEMORY_WORDS):
+        return "out_of_memory"
+    return "crashed"
+
+
+def write_failure(run_dir: Path, rank: int, error: BaseException) -> None:
+    """Write `failure.rank<N>.json`; by `time_seconds` (Unix) a reader finds who failed first."""
+    document = {
+        "kind": failure_kind(error),
+        "message": f"{type(error).__name__}: {error}",
+        "traceback": "".join(traceback.format_exception(error)),
+        "rank": rank,
+        "time_seconds": time.time(),
+    }
+    write_json_atomically(run_dir / rank_file(FAILURE, rank), document)
 
 
 def main(arguments: list[str]) -> None:
@@ -40,8 +87,6 @@ def main(arguments: list[str]) -> None:
     try:
         runpy.run_module(worker_module, run_name="__main__", alter_sys=True)
     except Exception as error:
-        from bench.launch.failure import write_failure
-
         # The folder may be what failed (a full disk); the exit code still says that the run failed.
         with contextlib.suppress(Exception):
             write_failure(Path(run_dir), rank, error)

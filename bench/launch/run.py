@@ -9,21 +9,20 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from bench.errors import StoreGoneError
 from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code import RankCode, own_code
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
 from bench.launch.command import WORKER_MODULE
 from bench.launch.departure import departure
 from bench.launch.environment import collect_environment
-from bench.launch.heartbeat import Heartbeat
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
-from bench.launch.watch import Limits, Watch
+from bench.launch.watch import Heartbeat, Limits, Watch
 from bench.record import STOPPED, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
-from bench.store.errors import StoreGoneError
 from bench.store.layout import MEMORY
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now

@@ -11,8 +11,7 @@ from __future__ import annotations
 from time import perf_counter
 from typing import Any, Final
 
-from bench.engines.ledger_view import Booked, HasLedger, LedgerView
-from bench.engines.protocol import Engine
+from bench.engines.protocol import Booked, Engine, HasLedger, LedgerView
 from bench.meters.saved_activations import SavedActivations
 from bench.record import MemoryChange, MemoryTimeline
 

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from bench.models.decoder import Decoder
 from bench.models.expert_parallel import spread
@@ -13,8 +21,14 @@ from bench.models.initialisation import give_resets, materialise
 from bench.models.llama import Llama
 from bench.models.low_precision import exchange_layers
 from bench.models.meshes import EXPERT, TENSOR, mesh_of
-from bench.models.tensor_parallel import cut
-from bench.spec import SHARDED, ModelShape, Recompute, ResolvedRun, known_engine
+from bench.spec import (
+    SHARDED,
+    TENSOR_PARALLEL_DIMS,
+    ModelShape,
+    Recompute,
+    ResolvedRun,
+    known_engine,
+)
 
 
 def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, MakeBatch | None]:
@@ -46,7 +60,7 @@ def _is_drawn_by_unit(resolved: ResolvedRun) -> bool:
 
 
 def _split(model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
-    """Leave this rank its part, beside tensor or expert parallelism."""
+    """Leave this rank its part, of tensor or expert parallelism."""
     engine, ranks = resolved.engine, resolved.launch.ranks
     if engine.tensor_parallel > 1:
         size = engine.tensor_parallel
@@ -82,3 +96,28 @@ def model_on_meta(shape: ModelShape, *, recompute: Recompute, seed: int) -> Deco
 def empty_model(shape: ModelShape, recompute: Recompute = "none") -> Decoder:
     """The module of `shape` on torch's default device, values undefined."""
     return Llama(shape, recompute) if shape.hybrid is None else Hybrid(shape, recompute)
+
+
+def cut(model: Decoder, mesh: DeviceMesh) -> None:
+    """Leave this rank its part of every matrix of a Llama, in place, by torch's own styles.
+
+    As in Megatron-LM (arXiv:1909.08053): query, key, value, gate and up are cut by their outputs,
+    the matrices behind them by their inputs, embedding and head by the vocabulary. Norms stay
+    whole, and so do activations between layers, which each pass sums twice per layer over the
+    group. Collective over the group of `mesh`.
+    """
+    group = mesh[TENSOR]
+    in_layers = {name: _style(name) for name in TENSOR_PARALLEL_DIMS if "." in name}
+    for layer in model.layers:
+        parallelize_module(layer, group, in_layers)
+    parallelize_module(model, group, {name: _style(name) for name in ("embedding", "head")})
+    model.tie()
+    model.tensor_mesh = mesh  # type: ignore[assignment]
+
+
+def _style(name: str) -> ParallelStyle:
+    if name == "embedding":
+        return RowwiseParallel(input_layouts=Replicate())
+    if name == "head":
+        return ColwiseParallel(output_layouts=Replicate())
+    return ColwiseParallel() if TENSOR_PARALLEL_DIMS[name] == 0 else RowwiseParallel()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bench.store.errors import (
+from bench.errors import (
     DamagedRecordError,
     NotAResultsFolderError,
     StoreFullError,

@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError
-from bench.store.errors import StoreFullError, StoreGoneError
+from bench.errors import StoreFullError, StoreGoneError, UsageError
 
 # EFBIG is a file size limit (ulimit -f): to the writer it is the same as a full disk.
 _NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})

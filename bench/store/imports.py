@@ -17,10 +17,9 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from bench.errors import UsageError
+from bench.errors import DamagedRecordError, UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically, write_text_atomically
 from bench.store.digest import changed_files, with_digest
-from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import FileLock
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 

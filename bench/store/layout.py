@@ -26,10 +26,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from bench.errors import UsageError
+from bench.errors import NotAResultsFolderError, UsageError
 from bench.record import SCHEMA_VERSION
 from bench.store.atomic import reporting_failed_writes, write_text_atomically
-from bench.store.errors import NotAResultsFolderError
 
 SCHEMA = "SCHEMA"
 RUNS = "runs"

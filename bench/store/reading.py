@@ -14,7 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from bench.errors import first_problem
+from bench.errors import DamagedRecordError, first_problem
 from bench.record import (
     FINISHED_GOOD,
     SCHEMA_VERSION,
@@ -27,7 +27,6 @@ from bench.record import (
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.digest import DIGEST, changed_files
-from bench.store.errors import DamagedRecordError
 from bench.store.file_lock import holder_of, is_locked
 from bench.store.samples import read_samples
 

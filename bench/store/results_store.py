@@ -10,13 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.errors import UsageError
+from bench.errors import DamagedRecordError, StoreLockedError, UsageError
 from bench.record import RunOutline, RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
 from bench.store.documents import NamedDocuments
-from bench.store.errors import DamagedRecordError, StoreLockedError
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.imports import Imports
 from bench.store.reading import read_json_object, read_outline, read_record, read_status

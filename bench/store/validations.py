@@ -9,9 +9,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from bench.errors import UsageError
+from bench.errors import DamagedRecordError, UsageError
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
-from bench.store.errors import DamagedRecordError
 from bench.verdict import ValidationRecord
 
 PREFIX = "validation-"

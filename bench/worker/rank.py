@@ -35,10 +35,9 @@ from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.issued_note import IssuedNote
-from bench.worker.memory_report import memory_report
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.rank_process import RankProcess, process_group
-from bench.worker.runtime_report import runtime_report
+from bench.worker.reports import memory_report, runtime_report
 
 
 def run_rank(run_dir: Path) -> None:

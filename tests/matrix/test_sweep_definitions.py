@@ -11,7 +11,7 @@ from sweep_texts import parse_sweep
 
 import sweeps
 from bench.resolve import Machine
-from bench.resolve.described import described_machine
+from bench.resolve.machine import described_machine
 from sweeps.definition import load_sweep
 from sweeps.matrix import expand
 from sweeps.plan import Plan

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch.distributed as dist
 from torch.distributed.tensor import debug
 
-from bench.launch.failure import write_failure
+from bench.launch.rank import write_failure
 from bench.worker.rank import run_rank
 
 

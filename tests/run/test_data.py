@@ -14,8 +14,7 @@ import torch
 
 from bench.data.batches import Batches, token_batches
 from bench.data.corpus import read_corpus
-from bench.data.markov import ENTROPY_BOUND_NATS, MAX_STATES, MarkovSource
-from bench.data.source import TextSource, build_source
+from bench.data.source import ENTROPY_BOUND_NATS, MAX_STATES, MarkovSource, TextSource, build_source
 from bench.errors import UsageError
 from bench.spec import DataSpec
 

@@ -18,7 +18,7 @@ from bench.fit.prediction import predict
 from bench.fit.search import fewest_gpus, search
 from bench.fit.trace import trace
 from bench.fit.verdict import HEADROOM_BYTES, Verdict
-from bench.resolve.described import described_machine
+from bench.resolve.machine import described_machine
 from bench.spec import RunSpec
 
 MFSDP = ZERO3

@@ -13,9 +13,8 @@ import pytest
 from git_repository import git
 
 from bench.errors import UsageError
-from bench.launch.arm.prepare import PreparedArm, prepare_arms
-from bench.launch.arm.request import ArmRequest
-from bench.launch.arm.unknown_settings import unknown_settings
+from bench.launch.arm.prepare import ArmRequest, PreparedArm, prepare_arms
+from bench.launch.arm.probe import unknown_settings
 from bench.launch.code import checkout_root, code_identity, expected_code
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec

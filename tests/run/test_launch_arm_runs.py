@@ -15,8 +15,7 @@ from git_repository import git
 from launched_runs import launched
 
 from bench.derive.blocks import complete_blocks, is_interleaved
-from bench.launch.arm.prepare import prepare_arms
-from bench.launch.arm.request import ArmRequest
+from bench.launch.arm.prepare import ArmRequest, prepare_arms
 from bench.launch.code import RankCode, checkout_root
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere

@@ -10,14 +10,14 @@ import time
 
 import pytest
 
-from bench.launch.deaths import Deaths
+from bench.launch.agent import Deaths
 
 pytestmark = pytest.mark.processes
 
 # A process of its own: pytest has other children.
 PROGRAM = """
 import contextlib, os, subprocess, sys, time
-from bench.launch.deaths import Deaths
+from bench.launch.agent import Deaths
 
 def watched():
     links = 0

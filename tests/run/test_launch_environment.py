@@ -14,8 +14,8 @@ from bench.launch.code import own_code
 from bench.launch.command import WORKER_MODULE, agent_command
 from bench.launch.environment import collect_environment, shown_variables
 from bench.launch.git import git_state
-from bench.launch.heartbeat import Heartbeat
 from bench.launch.protocol import Order
+from bench.launch.watch import Heartbeat
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
 from bench.worker.rank_process import RankProcess

@@ -10,7 +10,7 @@ import pytest
 from small_runs import RUN
 
 from bench.launch.first_to_break import RankFailure
-from bench.launch.local.kernel_memory import out_of_memory_kills
+from bench.launch.local.process_tree import out_of_memory_kills
 from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence
 from bench.launch.process import signal_name
 from bench.launch.protocol import JobState

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from bench.meters.phases import PhaseMeter, cuda_event
-from bench.meters.ranges import Ranges
+from bench.meters.torch_trace import Ranges
 
 
 class Device:

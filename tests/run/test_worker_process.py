@@ -17,12 +17,12 @@ from small_runs import small_run
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from bench.errors import UnsupportedError, UsageError
-from bench.launch.failure import failure_kind
 from bench.launch.process import AGENT_PID_VARIABLE
+from bench.launch.rank import failure_kind
 from bench.loop import NonFiniteLossError
 from bench.store.reading import read_spec
 from bench.worker.rank_process import RankProcess
-from bench.worker.runtime_report import attention_kernel, nccl_version
+from bench.worker.reports import attention_kernel, nccl_version
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from bench.launch.command import agent_command, rank_environment
-from bench.launch.local.kernel_memory import out_of_memory_kills
 from bench.launch.local.process_tree import (
     ask_for_stacks,
     end_run,
+    out_of_memory_kills,
     process_state,
     rank_states,
     start_detached,
@@ -56,11 +56,6 @@ class LocalJob:
     def _wait_for_agent(self) -> None:
         self._agent.wait()
         self._ended.set()
-
-    @property
-    def id(self) -> str:
-        """Process id of the agent, or of the command."""
-        return str(self._agent.pid)
 
     def wait(self, seconds: float) -> JobState:
         """Sleeps in the kernel: nothing runs beside a measurement."""

@@ -139,3 +139,26 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 def _signal(process: psutil.Process, number: signal.Signals) -> None:
     with contextlib.suppress(psutil.Error):
         process.send_signal(number)
+
+
+_COUNTERS = (Path("/proc/vmstat"), Path("/sys/fs/cgroup/memory.events"))
+
+
+def out_of_memory_kills(counters: tuple[Path, ...] = _COUNTERS) -> int:
+    """Processes that the kernel has ended for lack of memory; 0 if no counter can be read.
+
+    The largest is taken: a container's own count and the machine's include the same kills.
+    """
+    return max((_count(path) for path in counters), default=0)
+
+
+def _count(path: Path) -> int:
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return 0
+    for line in lines:
+        name, _, value = line.partition(" ")
+        if name == "oom_kill" and value.strip().isdecimal():
+            return int(value)
+    return 0
