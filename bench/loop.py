@@ -55,15 +55,15 @@ class StepOutcome:
     learning_rate: float
 
 
-class Marked(Protocol):
-    """Somebody who is told when the parts of a step begin."""
+class PhaseListener(Protocol):
+    """Who hears when the parts of a step begin."""
 
-    def mark(self, name: str) -> None:
+    def on_phase(self, name: str) -> None:
         """One does: `microbatch N` (from 1), `clip` or `update`."""
 
 
 class TrainingLoop:
-    """Runs the steps of `resolved` on this rank; `marked` is told of the parts of each."""
+    """Runs the steps of `resolved` on this rank; `listeners` hear of the parts of each."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class TrainingLoop:
         *,
         device: torch.device,
         sink: SampleSink,
-        marked: Sequence[Marked] = (),
+        listeners: Sequence[PhaseListener] = (),
     ) -> None:
         self._engine = engine
         self._batches = batches
@@ -85,7 +85,7 @@ class TrainingLoop:
         self.setup_peaks: dict[str, int] | None = None
         self._cpu = CpuMeter()
         self._sink = sink
-        self._marked = marked
+        self._listeners = listeners
         self._wire_bytes = 0
         self._step = 0
         self.phases = PhaseMeter.of(device)
@@ -171,8 +171,8 @@ class TrainingLoop:
     def _mark(self, part: str, number: str = "") -> None:
         """Phases add up the parts of one name."""
         self.phases.mark(part)
-        for one in self._marked:
-            one.mark(part + number)
+        for listener in self._listeners:
+            listener.on_phase(part + number)
 
     def _accumulate(self, microbatches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
         """Forward and backward of all microbatches; the mean of their losses."""

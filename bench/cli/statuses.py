@@ -22,7 +22,7 @@ from bench.errors import UsageError
 from bench.launch.code import code_identity
 from bench.record import RunOutline, RunRecord, RunStatus
 from bench.store import ResultsStore
-from bench.store.validations import PREFIX as VALIDATION
+from bench.store.documents import PREFIX as VALIDATION
 from reports.renderers import quantity
 from sweeps.blocks import planned_runs
 from sweeps.plan import Plan

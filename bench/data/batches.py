@@ -19,7 +19,7 @@ from bench.spec import ResolvedRun
 
 
 class Batches:
-    """One rank's microbatches, built when asked for."""
+    """One rank's microbatches, built when needed."""
 
     def __init__(
         self,

@@ -101,7 +101,7 @@ class Fsdp2Engine(StockEngine):
         """Sharded tensors as measured; gathered weights by the schedule; buffers as allocated.
 
         Gathered weights: the root, and of the layers `gathered_at_once`. Communication: the largest
-        gather plus the largest reduction (input and output), as fully_shard asked for them.
+        gather plus the largest reduction (input and output), as fully_shard requested them.
         """
         root, layers = self._unit_bytes
         communication = self._all_gather.largest_bytes + self._reduce_scatter.largest_bytes

@@ -28,7 +28,7 @@ from bench.engines.optimizer import (
     optimizer_state_bytes,
     set_learning_rate,
 )
-from bench.engines.protocol import UNTOLD
+from bench.engines.protocol import UNREPORTED
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.models.meshes import DATA, OUTER, mesh_of
@@ -111,8 +111,8 @@ class MegatronFsdpEngine(StockEngine):
         return clip_shards(local, max_norm, _sharded_over(found)) if found else None
 
     def memory_by_category(self) -> dict[str, int | None]:
-        """Shards that the optimizer sees; its buffers for computing and sending are not told."""
-        return UNTOLD | {
+        """Shards that the optimizer sees; buffers for computing and sending are not reported."""
+        return UNREPORTED | {
             "main_weights": sum(local_tensor(p.data).nbytes for p in self.parameters),
             "optimizer_state": optimizer_state_bytes(self.optimizer),
         }
@@ -165,7 +165,7 @@ def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:
 
 
 def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
-    """One mesh dimension, or two where an outer data-parallel axis is asked for."""
+    """One mesh dimension, or two where an outer data-parallel axis is wanted."""
     mesh = mesh_of(device, dist.get_world_size(), outer=engine.outer_size)
     own = {"device_mesh": mesh, "dp_shard_dim": DATA}
     if engine.outer_size == 1:

@@ -121,7 +121,7 @@ class MfsdpEngine(StockEngine):
             self.model.param_and_grad_buffer.manual_buffer_registration()
 
     def close(self) -> None:
-        """Take back what NCCL was told of, before the process group goes."""
+        """Take back what was registered with NCCL, before the process group goes."""
         self.model.param_and_grad_buffer.close()
 
     def memory_by_category(self) -> dict[str, int]:
@@ -143,7 +143,7 @@ class MfsdpEngine(StockEngine):
         return plan
 
     def buffer_registration(self) -> dict[str, Any] | None:
-        """What NCCL has registered, group by group; None where nothing was asked for."""
+        """What NCCL has registered, group by group; None where nothing was to be."""
         registration: dict[str, Any] | None = self.model.buffer_registration
         return registration
 
@@ -284,7 +284,7 @@ def check_nodes(nodes: Sequence[str]) -> None:
 
 
 def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | None:
-    """A second group over the ranks of the inner axis, for gathers alone, where it is asked for.
+    """A second group over the ranks of the inner axis, for gathers alone, where it is wanted.
 
     Collective: every rank makes the groups of all inner axes, in the same order.
     """

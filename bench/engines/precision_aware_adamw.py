@@ -5,7 +5,7 @@ be the weight's, keeps its moments in a dtype of their own, and computes in FP32
 weights). `master_weights` makes it keep a second, full-precision copy of every weight, which is a
 waste where the sharded weights are the main weights already (NVIDIA/Megatron-LM#4133).
 
-[Note: remainders] `store_remainders` keeps, beside a BF16 weight, the lower half of the FP32 weight
+[Note: remainders] `store_remainders` keeps, with a BF16 weight, the lower half of the FP32 weight
 that it was rounded from, as a signed 16-bit integer: FP32 bits are 65536 * the weight's + it. So
 two bytes more train as FP32 weights do, where a copy takes four. A tie rounds away from zero, and
 not to even as elsewhere. Transformer Engine's FusedAdam names it `store_param_remainders`.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from bench.spec import ResolvedRun
 
-UNTOLD: Final[dict[str, int | None]] = dict.fromkeys(
+UNREPORTED: Final[dict[str, int | None]] = dict.fromkeys(
     ("compute_weights", "gradients", "communication_buffers")
 )
 """Memory besides shards and optimizer state, of engines whose package does not report it."""
@@ -115,7 +115,7 @@ class LedgerView(Protocol):
         """Bytes held now; more than the buffers add up to where something is only measured."""
 
     def subscribe(self, subscriber: Callable[[Booked], None]) -> Callable[[], None]:
-        """Be told every change; the returned function ends that."""
+        """Call it with every change; the returned function ends that."""
 
 
 @runtime_checkable

@@ -1,4 +1,4 @@
-"""Engines by name, imported only when asked for: a ddp run never loads the code of another."""
+"""Engines by name, imported only when needed: a ddp run never loads the code of another."""
 
 from __future__ import annotations
 

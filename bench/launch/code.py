@@ -192,7 +192,7 @@ def code_identity(resolved: ResolvedRun, code: RankCode | None = None) -> str:
 
 
 def _added(code: RankCode, engine: str) -> list[str]:
-    """What an arm has beside a checkout; no path: the same code hashes the same anywhere."""
+    """What an arm has besides a checkout; no path: the same code hashes the same anywhere."""
     pinned = code.pinned
     if pinned is None or not (pinned.packages or pinned.distributions):
         return []

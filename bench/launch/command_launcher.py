@@ -36,7 +36,7 @@ _LAST_WORDS_SECONDS: Final = 5.0
 _END_SECONDS: Final = 15.0
 _KILLED: Final = 128 + 9
 _PORTS: Final = (20_000, 32_000)
-#: Of the environment here, what is for the ranks: all else is as it is on each host.
+#: Of the environment here, what is for the ranks: all else is each host's own.
 _HANDED_DOWN: Final = re.compile(r"PYTHONPATH|(NCCL|GLOO|TORCH)_\w+")
 _PLAIN: Final = re.compile(r"[\w./+@=:,-]+")
 _NODE_NUMBER: Final = """\

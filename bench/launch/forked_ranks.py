@@ -56,8 +56,8 @@ def fork_ranks() -> None:
             after_the_module = args[args.index("-m") + 2 :]
             return ForkedRank(after_the_module, env)
 
-    def handler(**asked: Any) -> ForkingHandler:
-        return ForkingHandler(**asked)
+    def handler(**arguments: Any) -> ForkingHandler:
+        return ForkingHandler(**arguments)
 
     if hasattr(elastic, "get_subprocess_handler"):
         elastic.get_subprocess_handler = handler

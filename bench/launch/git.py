@@ -61,12 +61,12 @@ def git_state(root: Path) -> dict[str, Any]:
 
     dirty_hash covers the difference to the commit and the names and contents of untracked files
     that git does not ignore; None for a clean tree. Untracked files that are no code, as a sweep
-    file or a log that lies beside it, or what Python has compiled, change nothing.
+    file or a log next to it, or what Python has compiled, change nothing.
     """
     ask = partial(_run, root, seconds=_STATE_SECONDS)
     changes = untracked = b""
     try:
-        # A clean tree needs no other question, and this is asked at the start of every run.
+        # A clean tree needs no other question, and this one comes at the start of every run.
         form = ("--porcelain=v2", "--branch", "-z", "--no-renames", "--untracked-files=all")
         lines = ask("--no-optional-locks", "status", *form).stdout.split(b"\0")
         commit = next((line[len(_COMMIT) :] for line in lines if line.startswith(_COMMIT)), b"(")

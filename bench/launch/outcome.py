@@ -44,7 +44,7 @@ class EndEvidence:
     """What is known after all processes are gone.
 
     failures: of the ranks that reported one, or that torchrun saw fail; the earliest report first.
-    agent_signal: what the agent was asked to end by, None if it was not. agent_place: `on HOST`,
+    agent_signal: the signal that the agent got, None if it was not. agent_place: `on HOST`,
     if not on this one. agent_gone: it left no report, but those of other nodes did.
     """
 
@@ -153,8 +153,8 @@ def _broken(evidence: EndEvidence) -> Outcome | None:
     """The rank that broke first; None if the agent was ended, and took its ranks with it."""
     first = first_to_break(evidence.failures)
     code = evidence.agent_exit_code
-    asked = evidence.agent_signal is not None or evidence.agent_gone
-    agent_ended = asked or (code is not None and code < 0)
+    was_ended = evidence.agent_signal is not None or evidence.agent_gone
+    agent_ended = was_ended or (code is not None and code < 0)
     if first is None or (agent_ended and first.lost_a_peer):
         return None
     if first.report is not None:

@@ -1,4 +1,4 @@
-"""What makes a rank a good child: it cannot outlive who started it, and ends when told to.
+"""What makes a rank a good child: it cannot outlive who started it, and ends on request.
 
 Imports nothing slow.
 

@@ -73,7 +73,7 @@ class Job(Protocol):
         """Block until the job has ended, at most `seconds`; how it is then."""
 
     def cancel(self, grace_seconds: float) -> None:
-        """End every process: asked first, killed after `grace_seconds`; returns when all are gone.
+        """End every process, by force after `grace_seconds`; returns when all are gone.
 
         Also after the job has ended by itself: for what its ranks left behind.
         """

@@ -14,7 +14,7 @@ from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code import RankCode, own_code
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
 from bench.launch.command import WORKER_MODULE
-from bench.launch.departure import departure
+from bench.launch.desync import desync
 from bench.launch.environment import collect_environment
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
@@ -71,7 +71,7 @@ def launch(
         except Exception as error:
             _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
             raise
-        outcome = _judged(folder, outcome)
+        outcome = _unless_unstable(folder, outcome)
         proofs = read_proofs(folder, ranks)
         keep_proofs(folder, proofs)
         return _write_final(folder, outcome, verdict(proofs, ranks))
@@ -101,7 +101,7 @@ def _run(
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
     if outcome is not None:
-        return _with_departure(replace(outcome, exit_code=end.exit_code), folder)
+        return _with_desync(replace(outcome, exit_code=end.exit_code), folder)
     if end.state is not None:
         return Outcome(end.state, end.detail, None, end.exit_code)
     steps = order.resolved.train.steps
@@ -110,14 +110,14 @@ def _run(
             folder, heartbeat, steps if end.exit_code == 0 else None, limits.late_seconds
         )
     evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
-    return _with_departure(classify(evidence), folder)
+    return _with_desync(classify(evidence), folder)
 
 
-def _with_departure(outcome: Outcome, folder: RunFolder) -> Outcome:
+def _with_desync(outcome: Outcome, folder: RunFolder) -> Outcome:
     """Where a rank stood still, or a watchdog ended it: what each had issued."""
     if outcome.state not in ("hang", "timeout") and outcome.exit_code != -signal.SIGABRT:
         return outcome
-    said = departure(folder.logs_path)
+    said = desync(folder.logs_path)
     return replace(outcome, reason=f"{outcome.reason}; {said}") if said else outcome
 
 
@@ -166,8 +166,8 @@ def _note_interruption(folder: RunFolder, outcome: Outcome | None) -> None:
             folder.write_status(folder.status.model_copy(update={"reason": outcome.reason}))
 
 
-def _judged(folder: RunFolder, outcome: Outcome) -> Outcome:
-    """`unstable` instead of `ok` where no steady state was reached; keeps the summary beside it."""
+def _unless_unstable(folder: RunFolder, outcome: Outcome) -> Outcome:
+    """`unstable` instead of `ok` where no steady state was reached; keeps the summary."""
     if outcome.state != "ok":
         return outcome
     from bench.derive.summary import summarise

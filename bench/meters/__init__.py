@@ -1,1 +1,1 @@
-"""Meters: what is read beside the clock. Each is read between steps, outside the timed interval."""
+"""Meters: what is read besides the clock, between steps, outside the timed interval."""

@@ -1,7 +1,7 @@
 """Clocks, power, throttling and errors of this rank's CUDA device.
 
 From NVML by its binding `pynvml`; without it they are unknown, with the reason. NVML answers in
-tens of microseconds. It is asked before the first step and after every step, never within one: the
+tens of microseconds. It is read before the first step and after every step, never within one: the
 device is idle then, so power and throttling are differences of counters, where it counts them.
 """
 

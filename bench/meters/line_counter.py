@@ -1,6 +1,6 @@
 """Counts the Python lines that an engine's own files execute, by function: loops that call nothing.
 
-By the trace function of threads, on every version of Python: it is told each line that begins, and
+By the trace function of threads, on every version of Python: it hears of each line that begins, and
 each jump back on a line.
 """
 

@@ -43,7 +43,7 @@ class TimelineMeter:
         elif step == RECORDED_STEP:
             self._end(step)
 
-    def mark(self, name: str) -> None:
+    def on_phase(self, name: str) -> None:
         """A part of the step begins."""
         if self._stop is not None:
             self._marks.append((self._now(), name))

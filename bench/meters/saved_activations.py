@@ -27,7 +27,7 @@ class SavedActivations:
         self._alive_bytes = 0
         self.peak_bytes = 0
         self._hooks: saved_tensors_hooks | None = None
-        #: Told every change of the bytes that are alive, while there is one.
+        #: Called with every change of the bytes that are alive, while there is one.
         self.observer: Callable[[int], None] | None = None
 
     @property
@@ -46,7 +46,7 @@ class SavedActivations:
             hooks.__exit__(*failure)
 
     def _pack(self, tensor: Tensor) -> _Saved:
-        # Asked anew for every tensor: a sharding engine gives its parameters new storage as it
+        # Looked up anew for every tensor: a sharding engine gives its parameters new storage as it
         # gathers them, and freed storage is handed to activations.
         if _address(tensor) in {_address(local_tensor(p.data)) for p in self._model.parameters()}:
             return _Saved(tensor, None)

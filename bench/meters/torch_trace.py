@@ -106,7 +106,7 @@ class TorchTrace:
         """None for a run without a trace."""
         return cls(path, device, engine) if resolved.measure.profile == "torch" else None
 
-    def mark(self, name: str) -> None:
+    def on_phase(self, name: str) -> None:
         """A part of a step begins."""
         if self._running:
             self._ranges.mark(name)

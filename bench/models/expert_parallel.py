@@ -57,15 +57,15 @@ class ExpertExchange:
         """
         ranks = self._group.size()
         sent = torch.tensor(counts, device=rows.device)
-        asked = torch.empty_like(sent)
-        dist.all_to_all_single(asked, sent, group=self._group)
-        asked = asked.view(ranks, -1)
-        sends, receives = sent.view(ranks, -1).sum(1).tolist(), asked.sum(1).tolist()
+        wanted = torch.empty_like(sent)
+        dist.all_to_all_single(wanted, sent, group=self._group)
+        wanted = wanted.view(ranks, -1)
+        sends, receives = sent.view(ranks, -1).sum(1).tolist(), wanted.sum(1).tolist()
         arrived = _AllToAll.apply(rows, sends, receives, self._group)
         # They lie by rank and then by expert.
-        expert = torch.arange(asked.shape[1], device=rows.device).repeat(ranks)
-        order = expert.repeat_interleave(asked.flatten()).argsort(stable=True)
-        answers = answer(arrived[order], asked.sum(0).tolist())
+        expert = torch.arange(wanted.shape[1], device=rows.device).repeat(ranks)
+        order = expert.repeat_interleave(wanted.flatten()).argsort(stable=True)
+        answers = answer(arrived[order], wanted.sum(0).tolist())
         back = torch.empty_like(order).scatter_(
             0, order, torch.arange(order.numel(), device=rows.device)
         )

@@ -1,4 +1,4 @@
-"""From what the user asked for to a run that can start, or to a reason why not. Torch-free."""
+"""From what the user wants to a run that can start, or to a reason why not. Torch-free."""
 
 from __future__ import annotations
 

@@ -57,7 +57,7 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
 
 
 def _sums_elsewhere(engine: EngineSpec, dtypes: ResolvedDtypes) -> Iterator[str]:
-    """What cannot add up as asked, and the setting that can."""
+    """What cannot add up as wanted, and the setting that can."""
     wire, total = dtypes.grad_comm, dtypes.reduce
     if total in (None, wire):
         return

@@ -66,7 +66,7 @@ def _strategy_not_offered(run: ResolvedRun) -> str | None:
 
 def _switch_not_offered(engine: EngineSpec) -> str | None:
     """Another engine's switch, which would be ignored, and the cell mislabelled."""
-    asked = [f"{switch}={value}" for switch, value in engine.foreign]
+    unknown = [f"{switch}={value}" for switch, value in engine.foreign]
     owners = {
         row.name
         for row in engine_rows()
@@ -77,12 +77,12 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         outer = [(name, getattr(engine, name)) for name in ("outer_strategy", "outer_size")]
         defaults = EngineSpec()
         found = [f"{name}={value}" for name, value in outer if value != getattr(defaults, name)]
-        asked = found + asked
+        unknown = found + unknown
         owners |= {row.name for row in engine_rows() if found and row.outer_axis}
-    if not asked:
+    if not unknown:
         return None
     return (
-        f"engine {engine.name} has no {', '.join(asked)}: these are switches of"
+        f"engine {engine.name} has no {', '.join(unknown)}: these are switches of"
         f" {' and '.join(sorted(owners))}"
     )
 
@@ -113,7 +113,7 @@ def outer_axis(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
 
 
 def other_axes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
-    """Tensor and expert parallelism: who shards beside them, and models that they cut evenly."""
+    """Tensor and expert parallelism: which engines have them, and models that they cut evenly."""
     row = known_engine(run.engine.name)
     for name in ("tensor_parallel", "expert_parallel"):
         size = run.engine.setting(name)

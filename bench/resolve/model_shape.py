@@ -51,11 +51,11 @@ def resolve_shape(model: ModelSpec) -> ModelShape | None:
 
 def _refuse_two_models(model: ModelSpec) -> None:
     """A preset, a configuration and a factory exclude each other."""
-    asked = [name for name in ("config", "factory") if getattr(model, name) is not None]
-    asked += ["preset"] if model.preset != ModelSpec().preset else []
-    if len(asked) > 1:
+    named = [name for name in ("config", "factory") if getattr(model, name) is not None]
+    named += ["preset"] if model.preset != ModelSpec().preset else []
+    if len(named) > 1:
         raise ConfigError(
-            f"model.{asked[0]}: {' and '.join(asked)} each name a model; keep one of them"
+            f"model.{named[0]}: {' and '.join(named)} each name a model; keep one of them"
         )
     if model.factory is None:
         return
@@ -73,11 +73,11 @@ def _refuse_two_models(model: ModelSpec) -> None:
 
 
 def _refuse_hybrid_fields(model: ModelSpec) -> None:
-    asked = [name for name in _REPLACEABLE_IN_HYBRIDS if getattr(model, name) is not None]
-    if asked:
+    named = [name for name in _REPLACEABLE_IN_HYBRIDS if getattr(model, name) is not None]
+    if named:
         hybrids = [name for name, shape in PRESETS.items() if shape.hybrid is not None]
         raise ConfigError(
-            f"model.{asked[0]}: {model.preset} is a Llama, whose layers are all alike; choose a"
+            f"model.{named[0]}: {model.preset} is a Llama, whose layers are all alike; choose a"
             f" hybrid preset ({', '.join(hybrids)}), or leave the field out"
         )
 

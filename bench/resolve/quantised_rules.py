@@ -19,21 +19,21 @@ RECIPES: Final = {
     "torch": ("",),
     "transformer_engine": ("current", "delayed", "block", "mxfp8", "nvfp4"),
 }
-#: What Transformer Engine is asked about a recipe.
+#: What Transformer Engine says about a recipe.
 _CHECKS: Final = {
     "block": "is_fp8_block_scaling_available",
     "mxfp8": "is_mxfp8_available",
     "nvfp4": "is_nvfp4_available",
 }
 #: The compute capability from which Transformer Engine has a recipe (its documentation, FP8 and FP4
-#: recipes), for devices that are not here to be asked.
+#: recipes), for devices that are not here.
 _CAPABILITY: Final = {"block": (9, 0), "mxfp8": (10, 0), "nvfp4": (10, 0)}
 _FP8_CAPABILITY = (8, 9)
 _FACTOR = 16
 
 
 def resolve_linear(model: ModelSpec) -> LinearLayers:
-    """The layers that are asked for, with the package's first recipe where none is named."""
+    """The layers that are wanted, with the package's first recipe where none is named."""
     recipe = model.linear_recipe or RECIPES[model.linear][0]
     return LinearLayers(kind=model.linear, recipe=recipe, quantised_weights=model.quantised_weights)
 
@@ -164,7 +164,7 @@ def _needs_capability(linear: LinearLayers, machine: Machine) -> str | None:
 def _reason(check: str) -> str | None:
     """Why the installed Transformer Engine cannot, None where it can.
 
-    Asked in a process of its own, since it loads torch and looks at the device.
+    Found in a process of its own, since it loads torch and looks at the device.
     """
     program = (
         f"from transformer_engine.pytorch import {check} as check\n"

@@ -45,7 +45,7 @@ def resolve(spec: RunSpec, machine: Machine) -> ResolvedRun:
 
 
 def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
-    """The choices alone: whether any machine can run the result is not asked.
+    """The choices alone: whether any machine can run the result is not checked.
 
     Raises:
         ConfigError: the spec is wrong on every machine.

@@ -1,4 +1,4 @@
-"""Why a valid run cannot run here: rules by topic, in the order in which they are asked.
+"""Why a valid run cannot run here: rules by topic, in the order in which they are checked.
 
 What no machine could do comes first, then what is not built, then what this machine lacks, so that
 the printed reason is the one that would survive a move to a larger machine.
@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from bench.resolve import (
+    core_rules,
     device_rules,
     dtype_rules,
     engine_rules,
-    graph_rules,
-    nccl_rules,
     quantised_rules,
 )
 from bench.resolve.machine import Machine
@@ -31,10 +30,10 @@ RULES: Final[tuple[Topic, ...]] = (
     engine_rules.optimizers,
     quantised_rules.recipes,
     dtype_rules.dtypes,
-    nccl_rules.user_buffers,
-    nccl_rules.nccl_settings,
-    nccl_rules.pools,
-    graph_rules.graphs,
+    core_rules.user_buffers,
+    core_rules.nccl_settings,
+    core_rules.pools,
+    core_rules.graphs,
     quantised_rules.layers,
     engine_rules.installed,
     device_rules.this_machine,

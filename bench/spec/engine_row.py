@@ -53,9 +53,9 @@ class DtypePolicies:
 
     main: dtypes of main weights; None is any. gradients_as_main: gradients have the dtype of the
     main weights. autocast: compute dtypes that it reaches from fp32 main weights by autocast; None
-    says that it casts by itself, to any. wire: dtypes it can send gradients in beside their own;
+    says that it casts by itself, to any. wire: dtypes it can send gradients in besides their own;
     None is any, () says that it sends nothing. sums: whether it adds up what ranks send in a dtype
-    that holds more than the wire's, if asked; else in the wire's, as torch's collectives do.
+    that holds more than the wire's, if wanted; else in the wire's, as torch's collectives do.
     sends_as_computed: gradients travel in the compute dtype alone.
     """
 
@@ -72,14 +72,14 @@ class EngineRow:
     """One engine.
 
     factory: `package.module:name`, called with a model, a `ResolvedRun` and a device; loaded
-    in the ranks alone. settings: its own, beside those of `SHARED_SETTINGS`. strategies: the first
+    in the ranks alone. settings: its own, besides those of `SHARED_SETTINGS`. strategies: the first
     one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
     hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways
-    to split a model that it shards beside. one_process: it has no process group, and one rank
+    to split a model that it shards as well. one_process: it has no process group, and one rank
     consumes the whole global batch. devices: what it runs on.
     needs: modules that must be installed. install: the command that does it. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
-    package. torch_code: those of torch, and of packages that are installed beside it. colour: in
+    package. torch_code: those of torch, and of packages that are installed with it. colour: in
     figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
     the meta device, and draws and shards one unit after another. established: a reference that the
     numerics of others may be compared with.

@@ -1,4 +1,4 @@
-"""The model of a run: as asked for, and as an architecture with nothing left open."""
+"""The model of a run: as requested, and as an architecture with nothing left open."""
 
 from __future__ import annotations
 

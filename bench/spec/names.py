@@ -35,7 +35,7 @@ DEFAULT_TRANSPORT: TransportName = "auto"
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8"]
 GatherPrecisionName = Literal["recipe", "compute"]
 Profile = Literal["none", "memory", "torch"]
-#: Ways to split a model over ranks beside its data.
+#: Ways to split a model over ranks besides its data.
 ParallelismName = Literal["tensor_parallel", "expert_parallel"]
 #: Who computes the projections of a Llama.
 LinearName = Literal["torch", "transformer_engine"]
@@ -67,7 +67,7 @@ class Frozen(BaseModel):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, core: Any, handler: Any) -> dict[str, Any]:
-        """With the texts, which are read from the source only when a schema is asked for.
+        """With the texts, which are read from the source only when a schema is wanted.
 
         pydantic's own `use_attribute_docstrings` reads them when the class is made: a fifth of
         what importing the command line takes, in every rank too.

@@ -1,7 +1,7 @@
 """Files that are either the old version or the new one, never half of one.
 
 A reader, a crash or a full disk between any two lines here leaves the old file in place: the new
-content is written beside it, forced to disk, and renamed over it.
+content is written to another file, forced to disk, and renamed over it.
 """
 
 from __future__ import annotations

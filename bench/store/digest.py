@@ -22,7 +22,7 @@ _FREE = (".", SUMMARY, TRACE)
 
 
 def with_digest(keeper: Path, document: dict[str, Any]) -> dict[str, Any]:
-    """`document`, to be written to `keeper`, with the digest of it and of the files beside it."""
+    """`document`, to be written to `keeper`, with the digest of it and of the other files there."""
     return document | {DIGEST: dict(_hashes(keeper, document))}
 
 

@@ -1,4 +1,4 @@
-"""Runs of other frameworks in a results folder: beside measured ones, and never among them.
+"""Runs of other frameworks in a results folder, never among measured ones.
 
 imports/<name>/workload.json   workload and provenance
 steps.jsonl       one `ImportedStep` per line

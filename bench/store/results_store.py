@@ -15,12 +15,11 @@ from bench.record import RunOutline, RunRecord, RunStatus
 from bench.spec import ResolvedRun
 from bench.store import layout
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
-from bench.store.documents import NamedDocuments
+from bench.store.documents import NamedDocuments, Validations
 from bench.store.file_lock import FileLock, holder_of
 from bench.store.imports import Imports
 from bench.store.reading import read_json_object, read_outline, read_record, read_status
 from bench.store.run_folder import RunFolder, utc_now
-from bench.store.validations import Validations
 
 _MAX_NAMED_RUNS = 10
 

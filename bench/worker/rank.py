@@ -33,8 +33,8 @@ from bench.store.layout import (
 )
 from bench.store.reading import read_spec
 from bench.store.samples import node_file
+from bench.worker.collective_log import CollectiveLog
 from bench.worker.counting import count_steps, gathered, is_compiled
-from bench.worker.issued_note import IssuedNote
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.rank_process import RankProcess, process_group
 from bench.worker.reports import memory_report, runtime_report
@@ -68,15 +68,15 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
         recorder = TimelineMeter.of(engine, profile.activations if profile is not None else None)
     trace = TorchTrace.of(resolved, run_dir / own_file(TRACE), process.device, engine)
     evidence = NcclEvidence.of(resolved, run_dir, process.rank)
-    note = IssuedNote(engine, run_dir / LOGS / own_file(ISSUED))
-    with note, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
+    collectives = CollectiveLog(engine, run_dir / LOGS / own_file(ISSUED))
+    with collectives, SampleSink(run_dir / node_file(process.node), process.rank) as sink:
         loop = TrainingLoop(
             engine,
             batches,
             resolved,
             device=process.device,
             sink=sink,
-            marked=[one for one in (recorder, trace) if one is not None],
+            listeners=[one for one in (recorder, trace) if one is not None],
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)

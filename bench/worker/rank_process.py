@@ -47,7 +47,7 @@ class RankProcess:
 
 
 def _device(launch: LaunchSpec) -> torch.device:
-    """Local ranks in turn over the devices that the launch uses."""
+    """Local ranks round-robin over the devices that the launch uses."""
     if launch.device == "cpu":
         return torch.device("cpu")
     used = min(torch.cuda.device_count(), -(-launch.ranks // launch.ranks_per_device))

@@ -101,7 +101,7 @@ def memory_report(
     profile: MemoryProfile | None,
     timeline: MemoryTimeline | None = None,
 ) -> dict[str, Any]:
-    """Bytes by category, null where one is held and not told, and the peaks of the allocators.
+    """Bytes by category, null where one is held and not reported, and the peaks of the allocators.
 
     `pool_plan`: buckets, padding and pools as the engine planned them, null where it does not say.
     `ledger`: the most that was held at one moment of that step, and by which categories; null

@@ -30,7 +30,7 @@ from bench.engines.optimizer import (
     optimizer_state_bytes,
     set_learning_rate,
 )
-from bench.engines.protocol import UNTOLD, Engine
+from bench.engines.protocol import UNREPORTED, Engine
 from bench.errors import UnsupportedError
 from bench.spec import DtypeName, ResolvedRun, StrategyName
 from examples.engines import refuse_others
@@ -110,7 +110,7 @@ class DeepSpeedEngine(Engine):
         """Main weights and optimizer state of this rank; DeepSpeed does not say the rest."""
         weights = sum(shard.rows.nbytes for shard in self.inspected.weights().values())
         state = optimizer_state_bytes(self.engine.basic_optimizer)
-        return UNTOLD | {"main_weights": weights, "optimizer_state": state}
+        return UNREPORTED | {"main_weights": weights, "optimizer_state": state}
 
     def inspection(self) -> DeepSpeedInspection:
         """For `mfsdp-bench validate`."""

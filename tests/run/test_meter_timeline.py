@@ -49,7 +49,7 @@ def steps(count: int) -> tuple[ScriptedLedger, TimelineMeter, list[int]]:
     watched = []
     for step in range(1, count + 1):
         for part, sizes in {"microbatch 1": (16, -16), "update": (4,)}.items():
-            meter.mark(part)
+            meter.on_phase(part)
             for size in sizes:
                 ledger.book(size)
         if ledger.subscribers:

@@ -33,7 +33,7 @@ def installed_packages(pins: tuple[str, ...], python: str, cache: Path, who: str
     folder = cache / "packages" / name
     if folder.is_dir():
         return folder
-    # Beside its final place, so that an interrupted installation is never taken for a whole one.
+    # Next to its final place, so that an interrupted installation is never taken for a whole one.
     unfinished = folder.with_name(f".{name}.{os.getpid()}.{secrets.token_hex(2)}")
     unfinished.mkdir(parents=True)
     try:

@@ -1,4 +1,4 @@
-"""From what arms are asked to be to the code that their ranks will run, or one clear refusal."""
+"""From what is wanted of arms to the code that their ranks will run, or one clear refusal."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from bench.store.file_lock import FileLock, holder_of
 class ArmRequest:
     """One named side of a comparison.
 
-    git: a ref of `repo` (None: the repository of this checkout). checkout: a folder as it is.
-    With neither, the working tree that this process runs from, as it is. python: interpreter of
+    git: a ref of `repo` (None: the repository of this checkout). checkout: a folder, unchanged.
+    With neither, the working tree that this process runs from. python: interpreter of
     the ranks. packages: what pip installs for this arm alone, as pip understands it. settings: of
     a run, full path to value, that this arm's runs have on top of their cell's.
     """
@@ -97,7 +97,7 @@ def prepare_arms(
         cache: a folder of the results folder.
 
     Raises:
-        UsageError: an arm cannot be what it is asked to be. Nothing has been run.
+        UsageError: an arm cannot be what is wanted. Nothing has been run.
         StoreFullError: no space.
     """
     for request in requests:

@@ -48,7 +48,7 @@ def probe(
     Raises:
         UsageError: the interpreter cannot run ranks, or is of another record format.
     """
-    asked = {
+    questions = {
         "arm": code.arm,
         "needed": _NEEDED,
         "versions": PACKAGES,
@@ -61,17 +61,17 @@ def probe(
         },
         "distributions": list(distributions),
     }
-    answer = _ask(code, asked)
+    answer = _ask(code, questions)
     _check(code, answer)
     return answer
 
 
-def _ask(code: RankCode, asked: dict[str, Any]) -> dict[str, Any]:
+def _ask(code: RankCode, questions: dict[str, Any]) -> dict[str, Any]:
     variables = {"PYTHONSAFEPATH": "1", "PYTHONPATH": python_path(code, os.environ)}
     try:
         done = subprocess.run(
             [code.python, "-m", "mfsdp_bench_rank", "--probe"],
-            input=json.dumps(asked),
+            input=json.dumps(questions),
             env=os.environ | variables,
             capture_output=True,
             text=True,
@@ -124,7 +124,7 @@ def unknown_settings(
         who: begins the message of an error.
 
     Raises:
-        UsageError: the arm cannot run a cell as it is meant.
+        UsageError: the arm cannot run a cell as meant.
     """
     unknown: set[SettingPath] = set()
     for cell, problems in unreadable.items():
@@ -171,7 +171,7 @@ def _is_default(resolved: ResolvedRun, path: SettingPath) -> bool:
 
 
 def _owner(resolved: ResolvedRun, path: SettingPath) -> Any:
-    """What holds the last part of `path`; an engine's own settings are written beside the others.
+    """What holds the last part of `path`; an engine's own settings are written among the others.
 
     Raises:
         AttributeError: nothing does.

@@ -34,7 +34,7 @@ class LocalLauncher:
 class LocalJob:
     """The agent of one run, everything below it, and a thread that waits for its end.
 
-    variables: for the environment of the agent, beside those of the run. command: what starts it.
+    variables: for the environment of the agent, added to those of the run. command: what starts it.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class LocalJob:
         self._ended.set()
 
     def wait(self, seconds: float) -> JobState:
-        """Sleeps in the kernel: nothing runs beside a measurement."""
+        """Sleeps in the kernel: nothing runs during a measurement."""
         if not self._ended.wait(seconds) and self._agent.poll() is None:
             return JobState("running")
         kills = out_of_memory_kills() - self._kills_before

@@ -232,14 +232,14 @@ def _package_difference(name: str, wanted: dict[str, Any], found: dict[str, Any]
 
 def probe() -> None:
     """Answer the questions on stdin about this interpreter, as JSON on stdout."""
-    asked = json.load(sys.stdin)
-    missing = [name for name in asked["needed"] if origin(name) is None]
+    questions = json.load(sys.stdin)
+    missing = [name for name in questions["needed"] if origin(name) is None]
     answer = {
-        **collect(asked),
+        **collect(questions),
         "missing": missing,
         "versions": {
             name: version
-            for name in asked["versions"]
+            for name in questions["versions"]
             if (version := distribution(name)["version"])
         },
         "schema_version": None,
@@ -248,7 +248,7 @@ def probe() -> None:
     }
     if not missing:
         try:
-            answer |= _read_specs(asked["specs"])
+            answer |= _read_specs(questions["specs"])
         except Exception as error:
             answer["error"] = f"{type(error).__name__}: {error}"
     json.dump(answer, sys.stdout)

@@ -4,7 +4,7 @@ Ranks that disagree about a collective wait for each other. gloo raises in the e
 says in which unit. NCCL's watchdog ends the process from a thread of its own, and nobody gets to
 say anything any more. So a thread that sleeps looks at the count of collectives, which the engine
 keeps anyway; where it stands still, it writes down the last ones, before anybody gives up. The
-launcher compares the ranks' files (`bench.launch.departure`).
+launcher compares the ranks' files (`bench.launch.desync`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_SECONDS: Final = 2.0
 _NAMED: Final = 512
 
 
-class IssuedNote:
+class CollectiveLog:
     """Writes `path` while the block runs; an engine that counts no collectives leaves none."""
 
     def __init__(self, engine: Any, path: Path, look_seconds: float = _LOOK_SECONDS) -> None:
@@ -35,7 +35,7 @@ class IssuedNote:
         self._path = path
         self._look_seconds = look_seconds
         self._ends = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="issued-note", daemon=True)
+        self._thread = threading.Thread(target=self._watch, name="collective-log", daemon=True)
 
     def __enter__(self) -> Self:
         if hasattr(self._engine, "latest_collectives"):

@@ -1,6 +1,6 @@
 """The first collective in which ranks that wait for each other differ.
 
-Each rank that hangs has written what it issued (`bench.worker.issued_note`). Torch-free.
+Each rank that hangs has written what it issued (`bench.worker.collective_log`). Torch-free.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class Issued:
     unfinished: str = ""
 
 
-def departure(logs: Path) -> str:
+def desync(logs: Path) -> str:
     """In a sentence; empty if no rank has left such a file."""
-    return told(read_issued(logs))
+    return describe(read_issued(logs))
 
 
 def read_issued(logs: Path) -> dict[int, Issued]:
@@ -45,7 +45,7 @@ def read_issued(logs: Path) -> dict[int, Issued]:
     return dict(sorted(found.items()))
 
 
-def told(ranks: Mapping[int, Issued]) -> str:
+def describe(ranks: Mapping[int, Issued]) -> str:
     """The first collective that ranks do not share, and who issued what."""
     if not ranks:
         return ""

@@ -1,4 +1,4 @@
-"""Ranks that came apart are told by name, with the unit, also where a watchdog ends the process."""
+"""Ranks that came apart are named, with the unit, also where a watchdog ends the process."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from launched_runs import launched
 
-from bench.launch.departure import Issued, departure, told
+from bench.launch.desync import Issued, describe, desync
 from bench.resolve import Machine, resolve
 from bench.spec import EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
-from bench.worker.issued_note import IssuedNote
+from bench.worker.collective_log import CollectiveLog
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.events import Event
 
@@ -50,7 +50,7 @@ ALIKE = {1: "all_gather of a/0 (inner)", 2: "all_gather of b/0 (inner)"}
 def test_the_first_collective_that_ranks_do_not_share_is_named(
     ranks: dict[int, Issued], said: str
 ) -> None:
-    assert said in told(ranks)
+    assert said in describe(ranks)
 
 
 class _Counting:
@@ -80,9 +80,9 @@ def test_a_rank_that_stands_still_leaves_a_note_and_takes_it_back_when_it_goes_o
     engine, path = _Counting(), tmp_path / "issued.rank3.json"
     for bucket in "abc":
         engine.issue(bucket)
-    with IssuedNote(engine, path, look_seconds=0.01):
+    with CollectiveLog(engine, path, look_seconds=0.01):
         _until(path, True)
-        assert departure(tmp_path) == "rank 3 has issued 3 collectives, c last"
+        assert desync(tmp_path) == "rank 3 has issued 3 collectives, c last"
         engine.issue("d")
         _until(path, False)
 
