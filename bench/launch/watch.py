@@ -21,12 +21,14 @@ class Heartbeat:
         folder: of the run; its sample files need not exist yet.
         ranks: of the run.
         now_seconds: a monotonic clock's reading at the start.
+
+    steps: that each rank has finished.
     """
 
     def __init__(self, folder: Path, ranks: int, now_seconds: float) -> None:
         self._folder = folder
         self._read_bytes: dict[Path, int] = {}
-        self._lines = [0] * ranks
+        self.steps = [0] * ranks
         self._grown_seconds = [now_seconds] * ranks
         self.last_growth_seconds = now_seconds
 
@@ -34,8 +36,8 @@ class Heartbeat:
         """Look at the files; remembers `now_seconds` for those ranks that have added lines."""
         for file in self._folder.glob(GLOB):
             for rank, lines in lines_by_rank(self._new_lines(file)).items():
-                if lines and rank < len(self._lines):
-                    self._lines[rank] += lines
+                if lines and rank < len(self.steps):
+                    self.steps[rank] += lines
                     self._grown_seconds[rank] = self.last_growth_seconds = now_seconds
 
     def _new_lines(self, file: Path) -> bytes:
@@ -53,24 +55,9 @@ class Heartbeat:
         self._read_bytes[file] = known + len(whole)
         return whole
 
-    @property
-    def steps(self) -> list[int]:
-        """Finished steps of each rank."""
-        return list(self._lines)
-
     def silent_seconds(self, now_seconds: float) -> list[float]:
         """Time since each rank's last line, or since the start."""
         return [now_seconds - grown for grown in self._grown_seconds]
-
-    @property
-    def finished_steps(self) -> int:
-        """Steps that all ranks have finished."""
-        return min(self.steps)
-
-    @property
-    def started(self) -> bool:
-        """True once any rank has finished a step."""
-        return any(self.steps)
 
     @property
     def folder_is_gone(self) -> bool:
@@ -128,8 +115,8 @@ class Watch:
             job = self._job.wait(self._limits.tick_seconds)
             now = time.monotonic()
             self._heartbeat.poll(now)
-            if on_step is not None and self._heartbeat.finished_steps > reported:
-                reported = self._heartbeat.finished_steps
+            if on_step is not None and (finished := min(self._heartbeat.steps)) > reported:
+                reported = finished
                 on_step(reported)
             if job.phase == "ended" and (job.exit_code == 0 or not stop.is_set()):
                 return None
@@ -154,7 +141,7 @@ class Watch:
                 self._heartbeat.rank_behind() if silent_seconds > _STUCK_SECONDS else None,
             )
         allowed = self._launch.hang_seconds
-        if not self._heartbeat.started:
+        if not any(self._heartbeat.steps):
             allowed += self._limits.startup_allowance_seconds
         if now - self._heartbeat.last_growth_seconds > allowed:
             return self._hang(allowed, now)

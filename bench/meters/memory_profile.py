@@ -30,11 +30,12 @@ class MemoryProfile:
     allocator keeps its own peak, and the profiler stays off.
 
     allocator_peak_bytes: with set-up; steps_peak_bytes: from `watch` on, what set-up left included.
+    activations: the account of saved tensors; None before `watch`.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._profile: profile | None = None
-        self._activations: SavedActivations | None = None
+        self.activations: SavedActivations | None = None
         self.allocator_peak_bytes: int | None = None
         self.steps_peak_bytes: int | None = None
         if device.type == "cpu":
@@ -44,15 +45,10 @@ class MemoryProfile:
 
     def watch(self, model: nn.Module) -> None:
         """Follow what autograd saves from now on; `model` says which storages are weights."""
-        self._activations = SavedActivations(model)
-        self._activations.__enter__()
+        self.activations = SavedActivations(model)
+        self.activations.__enter__()
         with record_function(_STEPS_BEGIN):
             pass
-
-    @property
-    def activations(self) -> SavedActivations | None:
-        """The account of saved tensors; None before `watch`."""
-        return self._activations
 
     def after_step(self, step: int) -> None:
         """Callback of the loop: ends the recording in time."""
@@ -61,8 +57,8 @@ class MemoryProfile:
 
     def stop(self) -> None:
         """End the recording; later calls do nothing."""
-        if self._activations is not None:
-            self._activations.__exit__(None, None, None)
+        if self.activations is not None:
+            self.activations.__exit__(None, None, None)
         if self._profile is not None:
             recorded, self._profile = self._profile, None
             recorded.stop()
@@ -71,7 +67,7 @@ class MemoryProfile:
     @property
     def activations_peak_bytes(self) -> int | None:
         """Most that autograd kept at once; None if no model was watched."""
-        return None if self._activations is None else self._activations.peak_bytes
+        return None if self.activations is None else self.activations.peak_bytes
 
 
 def _count_frees_of_all_threads() -> None:

@@ -18,22 +18,18 @@ class SavedActivations:
     """Context: follows saved tensors from the moment they are saved until their graph is freed.
 
     Two views of one storage count once. Parameters do not count: they are weights. Copies of
-    weights that autocast makes do count, because they live as long as activations do.
+    weights that autocast makes do count, because they live as long as activations do. alive_bytes:
+    what autograd keeps now.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._holders: dict[int, int] = {}
-        self._alive_bytes = 0
+        self.alive_bytes = 0
         self.peak_bytes = 0
         self._hooks: saved_tensors_hooks | None = None
         #: Called with every change of the bytes that are alive, while there is one.
         self.observer: Callable[[int], None] | None = None
-
-    @property
-    def alive_bytes(self) -> int:
-        """What autograd keeps now."""
-        return self._alive_bytes
 
     def __enter__(self) -> Self:
         self._hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
@@ -57,8 +53,8 @@ class SavedActivations:
         holders = self._holders.get(address, 0)
         self._holders[address] = holders + 1
         if holders == 0:
-            self._alive_bytes += size_bytes
-            self.peak_bytes = max(self.peak_bytes, self._alive_bytes)
+            self.alive_bytes += size_bytes
+            self.peak_bytes = max(self.peak_bytes, self.alive_bytes)
             if self.observer is not None:
                 self.observer(size_bytes)
 
@@ -67,7 +63,7 @@ class SavedActivations:
         self._holders[address] -= 1
         if self._holders[address] == 0:
             del self._holders[address]
-            self._alive_bytes -= size_bytes
+            self.alive_bytes -= size_bytes
             if self.observer is not None:
                 self.observer(-size_bytes)
 

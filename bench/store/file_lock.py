@@ -60,11 +60,6 @@ class FileLock:
             os.close(self._descriptor)
             self._descriptor = None
 
-    @property
-    def held(self) -> bool:
-        """True while this object holds the lock."""
-        return self._descriptor is not None
-
 
 def _without_locks(path: Path, error: OSError) -> OSError | UsageError:
     if error.errno not in _NO_LOCKS:

@@ -163,17 +163,6 @@ def _lives_elsewhere(path: Path) -> bool:
     return time.time() - newest < _SILENT_SECONDS
 
 
-def read_failures(path: Path, problems: list[str]) -> dict[int, dict[str, Any]]:
-    """`failure.rank<N>.json` of every rank that left a readable one."""
-    failures: dict[int, dict[str, Any]] = {}
-    for file in sorted(path.glob(layout.FAILURE_GLOB)):
-        rank = layout.rank_of(file)
-        document = read_json_object(file, problems)
-        if rank is not None and document is not None:
-            failures[rank] = document
-    return failures
-
-
 def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
     """The JSON object in `file`; None if it is absent, or damaged (then `problems` grows)."""
     try:

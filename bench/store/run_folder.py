@@ -22,7 +22,7 @@ from bench.store.atomic import (
 )
 from bench.store.digest import with_digest
 from bench.store.file_lock import FileLock
-from bench.store.reading import read_failures, read_json_object
+from bench.store.reading import read_json_object
 
 
 def utc_now() -> str:
@@ -101,8 +101,12 @@ class RunFolder:
         return read_json_object(self.path / layout.RUNTIME, []) or {}
 
     def read_failures(self) -> dict[int, dict[str, Any]]:
-        """`failure.rank<N>.json` of every rank that left one."""
-        return read_failures(self.path, [])
+        """`failure.rank<N>.json` of every rank that left a readable one."""
+        found = {
+            layout.rank_of(file): read_json_object(file, [])
+            for file in sorted(self.path.glob(layout.FAILURE_GLOB))
+        }
+        return {rank: one for rank, one in found.items() if rank is not None and one is not None}
 
     def close(self) -> None:
         """Give up ownership. A run whose status still says running now reads as interrupted."""
