@@ -153,6 +153,7 @@ def test_fsdp2_gathers_the_root_and_two_layers_at_most_and_reduces_a_layer(cells
     assert found["communication_buffers"] == 2 * LAYER + 2 * LAYER + 2 * LAYER // 2
 
 
+@pytest.mark.nightly  # as its cell is
 def test_simple_fsdp_that_gathers_again_has_one_weight_whole_at_a_time(cells):
     found = ledger(cells["simple_fsdp-optim_grads_params"])
     assert found["compute_weights"] == 4 * 512 * 128  # that of a feed-forward layer
