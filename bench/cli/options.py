@@ -50,11 +50,6 @@ def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any
     return _Parameter(default, typer.Argument(metavar=metavar, help=help))
 
 
-def required(flag: str, help: str) -> Any:
-    """An option that has to be given."""
-    return option(flag, help, dataclasses.MISSING)
-
-
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 def request(takes: type[T]) -> type[T]:
     """A frozen dataclass whose fields are parameters, or classes that hold some."""
@@ -78,7 +73,6 @@ def verb(name: str, runs: str, *examples: str) -> Callable[[type[T]], type[T]]:
 
 
 SWEEP = argument("SWEEP", "A sweep file, or the name of a sweep that comes with the tool.")
-SWEEP_ID = argument("SWEEP", "A sweep id.")
 SWEEP_IDS = argument("SWEEP", "Sweep ids; all if left out.", ())
 RESULTS = option("--results FOLDER", "The results folder.", DEFAULT_RESULTS)
 ARMS = option(

@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1182, ("bench/fit/",)),
     "bench: importers": (1239, ("bench/importers/",)),
-    "bench: cli": (4498, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4492, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (3100, ("sweeps/",)),
     "reports: nccl": (3746, ("reports/nccl/",)),
