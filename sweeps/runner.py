@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from threading import Event
 
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
+from bench.store.run_folder import dated
 from sweeps.blocks import Block
 from sweeps.budget import MOST_BLOCKS, BlockBudget, budgeted_blocks
 from sweeps.execution import RunMaker, Sides
@@ -102,6 +104,8 @@ def run_sides(
             missing = budgeted_blocks(budget, whole, store, found)
             total, again = 0, ()  # nobody knows how many blocks it will take
         expected = None if budget else total
+        for line in dated_ahead(store, plan.id):
+            publish(Remark(line))
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
         runner = BlockRunner(maker, options, total, budget)
         ended, lost = runner.run(missing)
@@ -113,6 +117,20 @@ def run_sides(
             interrupted=maker.stop.is_set(),
             lost=tuple(lost),
         )
+
+
+def dated_ahead(store: ResultsStore, sweep: str) -> tuple[str, ...]:
+    """A line for runs whose date is ahead of this machine's clock."""
+    now = datetime.now(UTC)
+    dates = ((dated(run_id), run_id) for run_id, _, _ in store.statuses(sweep))
+    ahead = [(moment, run_id) for moment, run_id in dates if moment is not None and moment > now]
+    if not ahead:
+        return ()
+    moment, run_id = max(ahead)
+    return (
+        f"{run_id} is dated {moment:%Y-%m-%d %H:%M} UTC, ahead of this machine's clock: the runs of"
+        " this call count as newer",
+    )
 
 
 def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:

@@ -87,6 +87,6 @@ def _number(block: Block) -> int:
     return next(iter(block.values())).status.repeat
 
 
-def _age(record: RunRecord) -> tuple[str, str]:
-    """Sorts by start; the run id's time stamp has milliseconds, as `started_utc` has."""
-    return record.status.started_utc, record.run_id.rpartition("/")[2]
+def _age(record: RunRecord) -> str:
+    """Sorts by the time stamp of the run id, which is later than that of every run before it."""
+    return record.run_id.rpartition("/")[2]

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from datetime import UTC, datetime
+from datetime import MAXYEAR, UTC, datetime, timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -124,14 +124,36 @@ class RunFolder:
         self.close()
 
 
+def _stamp_of(moment: datetime) -> str:
+    """With milliseconds, so that runs sort in the order in which they started."""
+    return moment.strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
+
+
+def dated(run_id: str) -> datetime | None:
+    """The moment in the id of a run; None where its folder has another name."""
+    stamp = run_id.rpartition("/")[2].partition("-")[0]
+    try:
+        return datetime.strptime(stamp, "%Y%m%dT%H%M%S.%f%z")
+    except ValueError:
+        return None
+
+
+def _moment(runs: Path) -> datetime:
+    """Now, or just behind the newest run where its date is ahead of the clock."""
+    now = datetime.now(UTC)
+    stamp = _stamp_of(now)
+    dates = (dated(one.name) for one in runs.glob("*/*") if one.name > stamp)
+    ahead = [moment for moment in dates if moment and moment.year < MAXYEAR]
+    return max([now, *(moment + timedelta(milliseconds=1) for moment in ahead)])
+
+
 #: When this process made its latest run.
 _stamps: list[str] = []
 
 
 def _new_unique_folder(cell: Path) -> Path:
     while True:
-        # Milliseconds, so that runs sort in the order in which they started.
-        stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
+        stamp = _stamp_of(_moment(cell.parent))
         if stamp in _stamps:
             time.sleep(0.001)  # two runs of this process in one millisecond would have no order
             continue

@@ -206,5 +206,5 @@ def _identity(record: RunRecord) -> tuple[str, str]:
 
 
 def _started(record: RunRecord) -> tuple[str, str]:
-    """Start time, then the folder's time stamp, which is there even if the status is damaged."""
-    return record.status.started_utc or record.run_id.rpartition("/")[2], record.run_id
+    """The folder's time stamp, which is later than that of every run before it."""
+    return record.run_id.rpartition("/")[2], record.run_id

@@ -12,6 +12,8 @@ from bench.record import RunStatus, RunSummary, StepSample
 from bench.resolve import resolve
 from bench.spec import MeasureSpec, ResolvedRun, RunSpec, TrainSpec
 from bench.store import ResultsStore, RunFolder
+from reports.views.cells import make_cell
+from sweeps.runner import dated_ahead
 
 
 def resolved(**train: object) -> ResolvedRun:
@@ -42,6 +44,25 @@ def test_a_run_is_named_by_its_cell_its_config_and_its_time(store: ResultsStore)
         assert cell == f"{run.slug}-{run.config_hash}"
         assert re.fullmatch(r"\d{8}T\d{6}\.\d{3}Z-[0-9a-f]{4}", name)
         assert folder.path == store.root / "runs" / cell / name
+
+
+def test_a_run_with_a_date_to_come_counts_as_older_than_what_is_made_behind_it(store) -> None:
+    for state in ("unstable", "ok", "ok"):
+        with new_run(store, resolved()) as folder:
+            changes = {"state": state}
+            if state == "unstable":
+                changes["started_utc"] = "2999-01-01T00:00:00.500Z"
+            folder.finish(folder.status.model_copy(update=changes))
+        if state == "unstable":
+            assert dated_ahead(store, "s") == ()
+            folder.path.rename(folder.path.with_name("29990101T000000.500Z-abcd"))
+    (line,) = dated_ahead(store, "s")
+    assert "is dated 2999-01-01 00:00 UTC, ahead of this machine's clock" in line
+    ahead, *behind = store.records(sweep="s")
+    assert (ahead.status.state, [one.status.state for one in behind]) == ("unstable", ["ok"] * 2)
+    assert behind[-1].run_id == folder.run_id
+    (counted,) = make_cell("c1", store.records(sweep="s")).runs
+    assert counted.record.run_id == folder.run_id
 
 
 def test_what_is_written_is_read_back(store: ResultsStore) -> None:
