@@ -48,11 +48,15 @@ class Event:
 
 @dataclass(frozen=True)
 class Entry:
-    """after: what it waits for. is_message: may run together with the messages next to it."""
+    """after: what it waits for. is_message: may run together with the messages next to it.
+
+    touches: addresses of the memory that it reads or writes.
+    """
 
     run: Callable[[], Started]
     after: tuple[Event, ...]
     is_message: bool = False
+    touches: frozenset[int] = frozenset()
 
 
 @dataclass(eq=False)
@@ -68,6 +72,10 @@ class Stream:
     waits: dict[Stream, Event] = field(default_factory=dict)
     flying: deque[tuple[Entry, Future[Any]]] = field(default_factory=deque)
     ended: int = 0
+
+    def pending(self) -> list[Entry]:
+        """What has not ended."""
+        return [*(entry for entry, _ in self.flying), *self.queue]
 
     def last(self) -> Event:
         """Every entry so far."""
@@ -167,12 +175,27 @@ class LateDevice:
             self.current = before
 
     def enqueue(
-        self, run: Callable[[], Started], stream: Stream | None = None, *, is_message: bool = False
+        self,
+        run: Callable[[], Started],
+        stream: Stream | None = None,
+        *,
+        is_message: bool = False,
+        touches: Iterable[Tensor] = (),
     ) -> None:
         """Behind everything that is on the stream, and what it waits for."""
         stream = stream or self.current
         after, stream.waits = tuple(stream.waits.values()), {}
-        stream.queue.append(Entry(run, after, is_message))
+        stream.queue.append(Entry(run, after, is_message, _addresses(touches)))
+
+    def unordered(self, memory: Iterable[Tensor]) -> list[str]:
+        """Streams that still have to touch this memory, and that the current one does not await."""
+        addresses, joined = _addresses(memory), _joined(self.current)
+        return [
+            stream.name
+            for stream in self._streams.values()
+            for number, entry in enumerate(stream.pending())
+            if number >= joined.get(stream, 0) and not addresses.isdisjoint(entry.touches)
+        ]
 
     def synchronize(self, *streams: Stream) -> None:
         """Return once these streams have done what they have, or all of them.
@@ -305,17 +328,27 @@ class LateGraph:
 
 def _refuse_unjoined(stream: Stream, streams: Iterable[Stream]) -> None:
     """A capture ends on the stream that it began on, which has waited for all others."""
+    joined = _joined(stream)
+    for other in streams:
+        if joined.get(other, 0) < len(other.queue):
+            raise StreamError(f"capturing stream has unjoined work on {other.name}")
+
+
+def _joined(stream: Stream) -> dict[Stream, int]:
+    """What comes before the next entry of a stream: the first so many pending ones of others."""
     joined: dict[Stream, int] = {}
     found = stream.record()
     while found:
         event = found.pop()
-        first = joined.get(event.stream, 0)
-        for entry in list(event.stream.queue)[first : event.count - event.stream.ended]:
+        first, end = joined.get(event.stream, 0), event.count - event.stream.ended
+        for entry in event.stream.pending()[first : max(first, end)]:
             found += entry.after
-        joined[event.stream] = max(first, event.count - event.stream.ended)
-    for other in streams:
-        if joined.get(other, 0) < len(other.queue):
-            raise StreamError(f"capturing stream has unjoined work on {other.name}")
+        joined[event.stream] = max(first, end)
+    return joined
+
+
+def _addresses(memory: Iterable[Tensor]) -> frozenset[int]:
+    return frozenset(one.untyped_storage().data_ptr() for one in memory)
 
 
 def _over(memory: Tensor, like: Tensor) -> Tensor:

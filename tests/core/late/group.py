@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from late.device import Event, LateDevice, Started
 from oracle.ranks import WORLD, mesh
@@ -68,7 +68,8 @@ class LateGroup(dist.ProcessGroup):
 
         stream = device.stream(f"group {self.group_name}")
         stream.wait_for(device.current.record())
-        device.enqueue(run, stream, is_message=is_message)
+        touches = [one for one in tree_leaves(beneath) if isinstance(one, Tensor)]
+        device.enqueue(run, stream, is_message=is_message, touches=touches)
         return LateWork(device, stream.last(), arguments)
 
 

@@ -98,7 +98,9 @@ class Operations(TorchDispatchMode):
                 if isinstance(target, Tensor):
                     target.copy_(value)
 
-        self._device.enqueue(run)
+        leaves = tree_leaves((args, kwargs, made))
+        touches = [one for one in leaves if isinstance(one, Tensor)]
+        self._device.enqueue(run, touches=touches)
 
 
 def _happens_at_once(func: Any) -> bool:

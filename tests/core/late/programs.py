@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.stream_order import recorded_order
+from late.device import LateDevice
 from late.group import late_axes, late_mesh
 from late.operations import late_device
 from mfsdp_core import (
@@ -22,6 +24,7 @@ from mfsdp_core import (
     fully_shard_model,
     fully_shard_optimizer,
 )
+from mfsdp_core.shard.dtensor import local_tensor
 from oracle.hybrid import Hybrid
 from oracle.models import TOYS, batch, build, loss
 from oracle.ranks import WORLD, mesh
@@ -48,7 +51,10 @@ _EXACT = MixedPrecisionPolicy(main_params_dtype=torch.float64)
 
 @dataclass(frozen=True)
 class Case:
-    """ranks: two by two where there is an `outer` strategy. options: of the model."""
+    """ranks: two by two where there is an `outer` strategy. options: of the model.
+
+    gathers_ahead: before every optimizer step, which has to wait for them.
+    """
 
     strategy: str
     outer: str = ""
@@ -59,6 +65,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     ranks: int = 2
     clip_norm: float | None = None
+    gathers_ahead: bool = False
 
     def __post_init__(self) -> None:
         if self.outer:
@@ -87,22 +94,43 @@ def seen(case: Case, seed: int) -> tuple[float, list[str]]:
     return relative_difference(found, _expected(case)), [str(race) for race in races[:1]]
 
 
-def trained(case: Case, seed: int | None, races: list[Any] | None = None) -> Named:
+def unordered_steps(case: Case, seed: int) -> list[str]:
+    """Streams that may still use main weights when an optimizer step writes them."""
+    found: list[str] = []
+    trained(case, seed, unordered=found)
+    return found
+
+
+def trained(
+    case: Case,
+    seed: int | None,
+    races: list[Any] | None = None,
+    unordered: list[str] | None = None,
+) -> Named:
     """Weights after training; seed: of the order in which late work is done, None for gloo's.
 
-    races: is given what the checker finds.
+    races: is given what the checker finds. unordered: as `unordered_steps`.
     """
     axes, both = late_axes() if case.outer else (late_mesh(case.ranks), None)
     module = build(case.toy, case.dtype)
-    with nullcontext() if seed is None else late_device(seed):
+    with nullcontext() if seed is None else late_device(seed) as device:
         toy = _sharded(module, case, axes, both)
-        if races is None:
+        if unordered is not None and device is not None:
+            _train(toy, case, before_step=partial(_note_unordered, device, unordered))
+        elif races is None:
             _train(toy, case)
         else:
             with recorded_order(toy.model.streams) as order:
                 _train(toy, case)
             races += order.races
     return toy.full_parameters()
+
+
+def _note_unordered(
+    device: LateDevice, found: list[str], optimizer: torch.optim.Optimizer, *_: Any
+) -> None:
+    weights = [local_tensor(p) for group in optimizer.param_groups for p in group["params"]]
+    found += device.unordered(map(device.beneath, weights))
 
 
 def behind_slow_kernels(case: Case, seed: int, device: str = "cuda") -> tuple[float, int]:
@@ -135,9 +163,16 @@ def _expected(case: Case) -> Named:
     return train(*shape, sgd, clip_norm=clip, dtype=dtype)[0]
 
 
-def _train(toy: Sharded, case: Case, device: str = "cpu") -> None:
+def _train(
+    toy: Sharded,
+    case: Case,
+    device: str = "cpu",
+    before_step: Callable[..., None] | None = None,
+) -> None:
     optimizer = fully_shard_optimizer(sgd(toy.model.parameters()))
-    step: Any = _step(toy.model, optimizer, case.clip_norm)
+    if before_step is not None:
+        optimizer.register_step_pre_hook(before_step)
+    step: Any = _step(toy.model, optimizer, case)
     if case.captured:
         step = CapturedStep(toy.model, optimizer, step)
     rank = dist.get_rank() % case.ranks
@@ -146,17 +181,17 @@ def _train(toy: Sharded, case: Case, device: str = "cpu") -> None:
         step(*(one.to(device) for one in inputs))
 
 
-def _step(
-    model: Any, optimizer: torch.optim.Optimizer, clip_norm: float | None
-) -> Callable[..., Tensor]:
+def _step(model: Any, optimizer: torch.optim.Optimizer, case: Case) -> Callable[..., Tensor]:
     def step(*batches: Tensor) -> Tensor:
         for number, inputs in enumerate(batches, start=1):
             with nullcontext() if number == len(batches) else model.no_sync():
                 value = loss(model(inputs))
                 value.backward()
         model.finish_grad_sync()
-        if clip_norm is not None:
-            clip_grad_norm_(model, clip_norm)
+        if case.clip_norm is not None:
+            clip_grad_norm_(model, case.clip_norm)
+        if case.gathers_ahead:
+            model.start_param_sync()
         optimizer.step()
         optimizer.zero_grad()
         return value.detach()
