@@ -257,9 +257,9 @@ def refuse_ungathered(error: BaseException) -> None:
     """Say what torch's refusal means that came out of a forward pass.
 
     Raises:
-        LifecycleError: torch was to compute with a DTensor and a plain tensor.
+        LifecycleError: torch was to compute with a DTensor and a plain tensor, or with a shard.
     """
-    if isinstance(error, RuntimeError) and "mixed torch.Tensor and DTensor" in str(error):
+    if any(words in str(error) for words in ("mixed torch.Tensor", "needs rows of other ranks")):
         raise LifecycleError(
             f"{str(error).partition(',')[0]}. If the DTensor is a weight of this model, it was "
             "used while its unit was not running, which alone makes it whole. Name in "
