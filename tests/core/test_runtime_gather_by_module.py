@@ -246,6 +246,7 @@ def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit() -> None
             fsdp_unit_modules=[Table],
             overlap_param_gather=False,
             disable_bucketing=True,
+            mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
             enable_fine_grained_param_gather=by_module,
         )
         model(inputs(0, 0)).sum().backward()
