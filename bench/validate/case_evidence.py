@@ -130,7 +130,7 @@ class CaseEvidence:
 
     @property
     def tokens(self) -> int:
-        """That clipping divides the gradients by: those of a step, where losses are per token."""
+        """That clipping, or else the step, divides by where losses are per token: those of a step."""
         each = self.case.microbatches * self.case.data_ranks * BATCH * POSITIONS
         return each if self.case.per_token else 1
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -72,12 +73,12 @@ FOLDERS: dict[tuple[str, str], list[Any]] = {
         ask("report"),
     ],
     ("nccl", "every log of its own corpus"): [
-        ask(f"nccl {path}")
+        ask(f"nccl {shlex.quote(str(path))}")
         for path in sorted((ROOT / "tests" / "nccl" / "corpus").iterdir())
         if path.suffix != ".tsv"
     ],
     ("import", "every log that people published"): [
-        *(ask(f"import {path}") for path in sorted(LOGS)),
+        *(ask(f"import {shlex.quote(str(path))}") for path in sorted(LOGS)),
         ask("import"),
         ask("report"),
     ],

@@ -17,14 +17,14 @@ from ruamel.yaml import YAML
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "docs" / "recipes"
 PLACE = "file=docs/recipes/three_cells.yaml,title=step_time regressed"
-STAND_INS = str(ROOT / "tests" / "run")
+STAND_INS = [str(ROOT / "tests" / "run"), str(ROOT / "tests")]
 PACKAGES = ("bench", "mfsdp_core", "sweeps", "reports", "docs", "pyproject.toml")
 
 # `mfsdp-bench` with runs that cost nothing: 10 ms per step, equal losses; `validate` has one case.
 COMMAND = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
 import sys
-sys.path[:0] = [{root!r}, {stand_ins!r}]
+sys.path[:0] = [{root!r}, *{stand_ins!r}]
 from bench.cli import chosen_sweep
 from bench.cli.main import run_command_line
 from stand_in_runs import with_end, with_steps

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bench.validate.patched_core import copy_of_core
+
+from tools.bug_in_a_copy import copy_of_core
 
 pytestmark = pytest.mark.processes
 

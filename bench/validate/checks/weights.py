@@ -73,6 +73,11 @@ def optimizer_step(evidence: CaseEvidence) -> str:
         before = evidence.before(step)
         clipped = evidence.seen[0].steps[step].clipped is not None
         gradients = evidence.gradients(step, clipped=clipped)
+        if not clipped and evidence.tokens > 1:  # the step divides what no clipping has divided
+            gradients = {
+                name: None if gradient is None else gradient / evidence.tokens
+                for name, gradient in gradients.items()
+            }
         expected: Named = dict(before)
         if step in evidence.updated_steps:
             expected |= optimizer.step(gradients, before)
