@@ -130,7 +130,7 @@ class CaseEvidence:
 
     @property
     def tokens(self) -> int:
-        """That clipping, or else the step, divides by where losses are per token: those of a step."""
+        """That a step divides its gradients by, where losses are per token: its own."""
         each = self.case.microbatches * self.case.data_ranks * BATCH * POSITIONS
         return each if self.case.per_token else 1
 
