@@ -48,6 +48,7 @@ MASKS = (
 """Of every text: when it was, and which code, settings and files it was."""
 MACHINE = {
     *("hostname", "cpu_name", "cpu_count", "memory_bytes", "torch", "python", "environment"),
+    "temporaries",  # of an optimizer's step: once in some ten runs twice the bytes, cause unknown
 }
 """Keys whose value is of the machine, of its packages or of the moment: "MASKED"."""
 
