@@ -107,16 +107,20 @@ def _is_alone(group: dist.ProcessGroup, device: torch.device) -> bool:
     return group.size() == 1 or "Fake" in type(group._get_backend(device)).__name__
 
 
-class UnitRendezvous:
-    """Of the ranks of one group, before a unit is gathered once more in a pass."""
+class _GroupRendezvous:
+    """Of the ranks of one group; keys in the store begin with the name of the class."""
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         number = next(_numbers.setdefault(group, itertools.count()))
         ranks = dist.get_process_group_ranks(group)
-        name = f"units/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
+        name = f"{type(self).__name__}/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
         self._rendezvous = _Rendezvous(name, ranks)
         self._group = group
         self._device = device
+
+
+class UnitRendezvous(_GroupRendezvous):
+    """Before a unit is gathered once more in a pass."""
 
     def wait(self, bucket: str) -> None:
         """Return once every rank has come here as often as this one, for the same `bucket`.
@@ -140,16 +144,8 @@ class UnitRendezvous:
             )
 
 
-class OrderAgreement:
-    """Whether all ranks of a group have seen their units run in the same order."""
-
-    def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
-        number = next(_numbers.setdefault(group, itertools.count()))
-        ranks = dist.get_process_group_ranks(group)
-        name = f"order/{'-'.join(map(str, ranks[:2]))}/{group.group_name}/{number}"
-        self._rendezvous = _Rendezvous(name, ranks)
-        self._group = group
-        self._device = device
+class OrderAgreement(_GroupRendezvous):
+    """Whether all ranks have seen their units run in the same order."""
 
     def is_same(self, order: Sequence[int]) -> bool:
         """Return once every rank has come here as often as this one: whether all have `order`.
