@@ -87,12 +87,8 @@ PROMISED = {
         "strategy engine.nan_check", {*product(("optim_grads_params", "optim"), BOTH)}, {},
     ),
     "pr3067_optim_fix_cpu": (
-        "engine.name strategy train.optimizer",
-        {
-            (*engine, optimizer)
-            for engine in (("ddp", "no_shard"), ("mfsdp", "optim"))
-            for optimizer in ("adamw", "sgd")
-        },
+        "engine.name strategy launch.ranks",
+        {(*e, ranks) for e in (("ddp", "no_shard"), ("mfsdp", "optim")) for ranks in (2, 8)},
         {},
     ),
     "low_precision_cpu": (
