@@ -6,6 +6,7 @@ formula's name and is rebuilt by `bench.derive` whenever it is read.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal, TypeVar
@@ -101,6 +102,8 @@ class RunStatus(BaseModel):
     its block. attempt: counts, from 1, how often an interleaved block was started; None for a run
     that belongs to no interleaved block. code_proof: whether every rank showed that it runs the
     code of its arm (or of this checkout); None where the ranks did not get that far.
+    inputs: path -> SHA-256 of what a run read besides: modules that its ranks imported from outside
+    of the environment, and the data. code: identity of the code; `code_with_inputs` at the end.
     digest: hashes of the raw files and of this status, written at the end (`store.digest`).
     """
 
@@ -119,9 +122,25 @@ class RunStatus(BaseModel):
     arm: str | None = None
     attempt: int | None = None
     code: str = ""
+    inputs: dict[str, str] = {}
     code_proof: Literal["proven", "mismatch"] | None = None
     comparable_in_time: bool = True
     digest: dict[str, str] | None = None
+
+    def is_of(self, code: str) -> bool:
+        """Whether the run had this code, with whatever inputs."""
+        return self.code == code_with_inputs(code, self.inputs)
+
+
+def code_with_inputs(code: str, inputs: Mapping[str, str]) -> str:
+    """Identity of a run that read `inputs` (path -> digest) too: 16 hex digits.
+
+    The same files have the same identity in any folder.
+    """
+    if not inputs:
+        return code
+    lines = sorted(f"{path.rpartition('/')[2]} {digest}" for path, digest in inputs.items())
+    return hashlib.sha256("\n".join((code, *lines)).encode()).hexdigest()[:16]
 
 
 class SteadyWindow(BaseModel):

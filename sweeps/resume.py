@@ -1,10 +1,10 @@
 """Which blocks of a plan are there already.
 
-A block is done only as a whole: every arm finished, in one attempt, with today's configuration and
-code, and its record undamaged. Otherwise all of it runs again, the arms that had finished included:
-they were measured at another time than what they are to be compared with. What failed with
-configuration and code unchanged would fail again, so it is not repeated unasked; what was
-interrupted is, and so is a block of several arms that a fault cost, a few times.
+A block is done only as a whole: every arm finished, in one attempt, with today's configuration,
+code and inputs (`bench.launch.inputs`), and its record undamaged. Otherwise all of it runs again,
+the arms that had finished included: they were measured at another time than what they are to be
+compared with. What failed with all of that unchanged would fail again, so it is not repeated
+unasked; what was interrupted is, and so is a block of several arms that a fault cost, a few times.
 
 What has a record and runs again is told why, in words: nothing is repeated silently.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.launch.inputs import changed_inputs, code_now
 from bench.record import FINISHED_GOOD, STOPPED, RunOutline, RunStatus
 from bench.spec import ResolvedRun
 from sweeps.blocks import Block, PlannedRun, planned_blocks
@@ -227,7 +228,7 @@ def _attempts(
     attempts: dict[int, Attempt] = {}
     for count, record in enumerate(found):
         status = record.status
-        if codes[status.arm] == status.code and status.code_proof != "mismatch":
+        if code_now(codes[status.arm], status) == status.code and status.code_proof != "mismatch":
             attempts.setdefault(status.attempt or count, {})[status.arm] = record
     return [attempts[number] for number in sorted(attempts)]
 
@@ -280,8 +281,13 @@ def _reason(run: PlannedRun, past: RunOutline, code_of: Callable[[PlannedRun], s
         return "the settings of the cell have changed since its last run"
     if status.code_proof == "mismatch":
         return "its ranks had imported other code than they should"
-    if status.code != code_of(run):
-        return "the code that it measures has changed since its last run"
+    changed = (
+        changed_inputs(status.inputs)
+        if status.is_of(code_of(run))
+        else ["the code that it measures"]
+    )
+    if changed:
+        return f"{named(changed)} changed since its last run"
     if past.damage:
         return f"its record is damaged ({past.damage[0]})"
     if status.state in FINISHED_GOOD:

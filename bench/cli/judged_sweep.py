@@ -15,6 +15,7 @@ from bench.cli import console
 from bench.cli.chosen_sweep import ChosenSweep, choose, commit_text, find_sweep_file
 from bench.cli.options import SweepRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.launch.inputs import changed_inputs
 from bench.store import ResultsStore
 from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
 from reports.gates.policy import Policy, parse_policy
@@ -81,6 +82,7 @@ def expected_of(asked: ChosenSweep, stored: Plan) -> Expected:
             for arm, side in asked.sides.items()
         },
         {arm.name: commit_text(arm) for arm in asked.whole.arms} or {None: "the working tree"},
+        changed_inputs,
     )
 
 

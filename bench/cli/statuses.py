@@ -20,6 +20,7 @@ from bench.derive.metrics import MEMORY, METRICS
 from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.launch.code import code_identity
+from bench.launch.inputs import code_now
 from bench.record import RunOutline, RunRecord, RunStatus
 from bench.store import ResultsStore
 from bench.store.documents import PREFIX as VALIDATION
@@ -138,8 +139,8 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
         (arm.name, cell): code for arm in plan.arms for cell, code in arm.codes.items()
     }
     if not plan.arms:
-        code_now = remembered(code_identity)
-        codes = {(None, cell.id): code_now(cell.resolved) for cell in plan.cells}
+        code_here = remembered(code_identity)
+        codes = {(None, cell.id): code_here(cell.resolved) for cell in plan.cells}
     result = []
     for run in planned_runs(plan):
         record = past.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
@@ -151,7 +152,7 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
                 run.cell.id,
                 run.repeat,
                 "damaged" if record.damage else status.state,
-                status.code == codes.get((run.arm, run.cell.id)),
+                status.code == code_now(codes.get((run.arm, run.cell.id), ""), status),
                 record.run_id,
                 "; ".join(record.damage) or status.reason,
                 run.arm,

@@ -23,10 +23,21 @@ MAX_CORPUS_BYTES = 256 * 2**20
 
 
 def read_corpus(path: Path | None) -> NDArray[np.uint8]:
+    """`corpus_bytes` as an array. Raises UsageError where there is nothing to read."""
+    corpus = np.frombuffer(corpus_bytes(path), dtype=np.uint8)
+    if corpus.size == 0:
+        raise UsageError(
+            f"data.path: expected text, found no bytes in {path or 'the standard library'}; "
+            "name a file or folder with text in it, or use data.kind: markov"
+        )
+    return corpus
+
+
+def corpus_bytes(path: Path | None) -> bytes:
     """All bytes of a file, of a folder's files by sorted relative path, or of the standard library.
 
-    Hidden files are skipped. Reading stops after MAX_CORPUS_BYTES. Raises UsageError where there
-    is nothing to read.
+    Hidden files are skipped. Reading stops after MAX_CORPUS_BYTES. Raises UsageError where a file
+    cannot be read.
     """
     pieces: list[bytes] = []
     room = MAX_CORPUS_BYTES
@@ -42,13 +53,7 @@ def read_corpus(path: Path | None) -> NDArray[np.uint8]:
         room -= len(pieces[-1])
         if room <= 0:
             break
-    corpus = np.frombuffer(b"".join(pieces), dtype=np.uint8)
-    if corpus.size == 0:
-        raise UsageError(
-            f"data.path: expected text, found no bytes in {path or 'the standard library'}; "
-            "name a file or folder with text in it, or use data.kind: markov"
-        )
-    return corpus
+    return b"".join(pieces)
 
 
 def _files(path: Path | None) -> Iterator[Path]:

@@ -16,11 +16,12 @@ from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proo
 from bench.launch.command import WORKER_MODULE
 from bench.launch.desync import desync
 from bench.launch.environment import collect_environment
+from bench.launch.inputs import data_inputs, imported_files
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.watch import Heartbeat, Limits, Watch
-from bench.record import STOPPED, RunStatus
+from bench.record import STOPPED, RunStatus, code_with_inputs
 from bench.spec import ResolvedRun
 from bench.store import RunFolder, StoreFullError
 from bench.store.layout import MEMORY
@@ -66,15 +67,17 @@ def launch(
     with folder:
         folder.write_environment(collect_environment(order))
         expect_code(order)
+        data = data_inputs(resolved)
         try:
             outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
-            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None)
+            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None, data)
             raise
         outcome = _unless_unstable(folder, outcome)
         proofs = read_proofs(folder, ranks)
+        inputs = data | imported_files(proofs)
         keep_proofs(folder, proofs)
-        return _write_final(folder, outcome, verdict(proofs, ranks))
+        return _write_final(folder, outcome, verdict(proofs, ranks), inputs)
 
 
 def _run(
@@ -184,7 +187,9 @@ def _unless_unstable(folder: RunFolder, outcome: Outcome) -> Outcome:
     return replace(outcome, state="unstable", reason=summary.steady.reason)
 
 
-def _write_final(folder: RunFolder, outcome: Outcome, proof: Verdict | None) -> RunStatus:
+def _write_final(
+    folder: RunFolder, outcome: Outcome, proof: Verdict | None, inputs: dict[str, str]
+) -> RunStatus:
     status = folder.status.model_copy(
         update={
             "state": outcome.state,
@@ -193,6 +198,8 @@ def _write_final(folder: RunFolder, outcome: Outcome, proof: Verdict | None) -> 
             "exit_code": outcome.exit_code,
             "ended_utc": utc_now(),
             "code_proof": proof,
+            "code": code_with_inputs(folder.status.code, inputs),
+            "inputs": inputs,
         }
     )
     folder.finish(status)

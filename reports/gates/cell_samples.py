@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import isfinite
 
 from bench.derive.counts import StepCounts, step_counts
@@ -45,7 +45,7 @@ class CellSamples:
     not_steady: finished runs without a time.
     why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
-    held between two steps. nodes: of a cluster, of all runs.
+    held between two steps. nodes: of a cluster, of all runs. inputs: as of a status, of one run.
     """
 
     name: str
@@ -64,6 +64,7 @@ class CellSamples:
     counts: StepCounts | None = None
     live: LiveStorage | None = None
     nodes: frozenset[str] = frozenset()
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -97,6 +98,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         schema_version=record.status.schema_version,
         hardware=hardware_key(record),
         code=record.status.code,
+        inputs=record.status.inputs,
         commit=str(entries(record.environment, "git").get("commit") or ""),
         tokens_per_step=float(record.resolved.tokens_per_step),
         values=values,

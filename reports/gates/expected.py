@@ -6,11 +6,12 @@ file gets numbers of its configurations and of the code that its arms are now, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from bench.errors import NotComparableError
+from bench.record import code_with_inputs
 from reports.gates.cell_samples import CellSamples
 from reports.gates.pairing import Sides
 from reports.views.plan import NOT_RUN
@@ -28,10 +29,15 @@ class ExpectedRun:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is asked for. runs: by cell and arm. described: arm -> what it is now, in words."""
+    """What is asked for.
+
+    runs: by cell and arm. described: arm -> what it is now, in words. changed: of the inputs of a
+    run (path -> digest), those that are not what they were.
+    """
 
     runs: Mapping[tuple[str, str | None], ExpectedRun]
     described: Mapping[str | None, str]
+    changed: Callable[[Mapping[str, str]], Sequence[str]]
 
     @property
     def codes(self) -> dict[tuple[str, str | None], str]:
@@ -85,12 +91,14 @@ def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> st
     if wanted is None:
         return ""
     who = f"{cell} [{arm}]" if arm else cell
-    if wanted.code != samples.code:
+    if samples.code != code_with_inputs(wanted.code, samples.inputs):
         commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
         return (
             f"{who} was measured at {commit} (code {samples.code or 'unknown'}), asked for is"
             f" {expected.described[arm]} (code {wanted.code})"
         )
+    if changed := expected.changed(samples.inputs):
+        return f"{who} was measured before {', '.join(changed[:_MOST_NAMED])} changed"
     if wanted.config_hash not in (None, samples.config_hash):
         return (
             f"{who} was measured with configuration {samples.config_hash}, asked for is"

@@ -355,7 +355,8 @@ def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
 def _is_of(codes: Codes, record: RunRecord) -> bool:
     """Of the code that counts for its cell and arm, or of a cell that nothing is said about."""
     status = record.status
-    return codes.get((status.cell or "", status.arm), status.code) == status.code
+    code = codes.get((status.cell or "", status.arm))
+    return code is None or status.is_of(code)
 
 
 def _lost_to_a_failure(members: Sequence[RunRecord], like: Block) -> str:

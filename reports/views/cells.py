@@ -183,7 +183,7 @@ def make_cell(name: str, members: Iterable[RunRecord], code: str | None = None) 
     superseded.
     """
     ordered = sorted(members, key=_started)
-    of_code = [r for r in ordered if r.status.code == code] if code else []
+    of_code = [r for r in ordered if r.status.is_of(code)] if code else []
     newest = next((r for r in reversed(of_code or ordered) if r.status.code), ordered[-1])
     by_repeat: dict[int, Run] = {}
     since: dict[int, Run] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -32,3 +33,62 @@ def test_a_sweep_from_file_to_report(cli, fast, in_process):
     assert code == done.returncode
     assert "(0 now, 1 before)" in err
     assert f" {cell} " in out
+
+
+OWN_ENGINE = """\
+from toy_engine import FlatReduce
+
+
+def build(model, resolved, device):
+    import helper.lazily  # as late as the ranks can
+
+    return FlatReduce(model, resolved, device)
+"""
+SWEEP_OF_OWN = """\
+name: own
+base:
+  engine.name: "engine_of_mine:build"
+  engine.strategy: no_shard
+  data: {kind: text, path: words.txt}
+  train: {steps: 4, global_batch: 2, micro_batch: 1, seq_len: 16}
+  model: {preset: debug}
+  launch: {ranks: 2}
+"""
+
+
+def test_a_run_counts_only_while_what_its_ranks_imported_and_read_is_unchanged(cli, in_process):
+    toy = Path(__file__).parents[1] / "run" / "toy_engine.py"
+    helper = cli.folder / "helper"
+    helper.mkdir()
+    files = {
+        cli.folder / "toy_engine.py": toy.read_text(),
+        cli.folder / "engine_of_mine.py": OWN_ENGINE,
+        helper / "__init__.py": "",
+        helper / "lazily.py": "SCALE = 1.0\n",
+        cli.folder / "words.txt": "some words to train on, over and over again. " * 50,
+    }
+    for path, text in files.items():
+        path.write_text(text)
+    sweep = cli.sweep(SWEEP_OF_OWN)
+    done = cli.run("run", sweep)
+    (record,) = cli.records()
+    assert record.status.state in GOOD, done.stderr
+    assert set(record.status.inputs) == {str(p) for p in files if p.name != "engine_of_mine.py"}
+
+    def is_current() -> bool:
+        _, out, _ = in_process("status", "own", "--json")
+        (run,) = json.loads(out)["sweeps"][0]["runs"]
+        return run["current"]
+
+    assert is_current()
+    for path in (cli.folder / "toy_engine.py", cli.folder / "words.txt", helper / "lazily.py"):
+        path.write_text(files[path] + "# x\n")
+        assert not is_current(), path
+        code, _, err = in_process("gate", sweep, "--against", "own")
+        assert code == 5
+        assert f"was measured before {path} changed" in err
+        if path.name != "lazily.py":
+            path.write_text(files[path])
+    again = cli.run("run", sweep).stderr
+    assert f"again: base: {helper / 'lazily.py'} changed since" in again
+    assert "1 now, 0 before" in again

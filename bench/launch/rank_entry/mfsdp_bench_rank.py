@@ -10,11 +10,13 @@ The launcher leaves `logs/expected_code.json` in the run folder:
     packages   name -> patterns, and, where known, root (folder that holds it), sha256, files; what
                follows an @ in the name tells two looks at one package apart
     distributions   name -> version, and folder it must come from (packages installed for an arm)
-The answer is a line of `logs/code_proof.node<K>.jsonl`, the file of all ranks of a node.
+The answer is a line of `logs/code_proof.node<K>.jsonl`, the file of all ranks of a node. Of several
+by one rank the last counts: the worker may import more.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib
 import importlib.metadata
@@ -25,12 +27,14 @@ import platform
 import runpy
 import socket
 import sys
+import sysconfig
 from pathlib import Path
 from typing import Any
 
 WORKER_VARIABLE = "MFSDP_BENCH_WORKER"
 EXPECTED = "logs/expected_code.json"
 PROOFS_GLOB = "logs/code_proof.node*.jsonl"
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class WrongCodeError(Exception):
@@ -40,14 +44,21 @@ class WrongCodeError(Exception):
 def main() -> None:
     """Prove the code of this rank, then run the worker as `python -m` would."""
     run_dir = sys.argv[1]
-    prove(Path(run_dir))
+    proof = prove(Path(run_dir))
     worker = os.environ[WORKER_VARIABLE]
     sys.argv = [worker, run_dir]
-    runpy.run_module(worker, run_name="__main__", alter_sys=True)
+    try:
+        runpy.run_module(worker, run_name="__main__", alter_sys=True)
+    finally:
+        # A module that was looked at before is not read again: its file may have changed meanwhile.
+        later = outside_files(proof["packages"], proof["distributions"]) | proof["imported"]
+        if later != proof["imported"]:
+            with contextlib.suppress(OSError):  # a full disk, which may be what ended the worker
+                keep(Path(run_dir), proof | {"imported": later})
 
 
-def prove(run_dir: Path) -> None:
-    """Write the proof of this rank.
+def prove(run_dir: Path) -> dict[str, Any]:
+    """Write the proof of this rank, and return it.
 
     Raises:
         WrongCodeError: what is imported is not what the launcher expects.
@@ -58,19 +69,49 @@ def prove(run_dir: Path) -> None:
     _judge(run_dir, expected)
     for module in expected["import"]:
         importlib.import_module(module)
-    _judge(run_dir, expected)
+    return _judge(run_dir, expected)
 
 
-def _judge(run_dir: Path, expected: dict[str, Any]) -> None:
+def _judge(run_dir: Path, expected: dict[str, Any]) -> dict[str, Any]:
     proof = collect(expected)
     problems = differences(expected, proof)
     proof["problems"] = problems
     for package in proof["packages"].values():
         package.pop("files", None)  # the hash over all of them stays
+    proof["imported"] = outside_files(proof["packages"], proof["distributions"])
     keep(run_dir, proof)
     if problems:
         side = f"arm {expected['arm']}" if expected["arm"] else "this run"
         raise WrongCodeError(f"the code of this rank is not that of {side}: {'; '.join(problems)}")
+    return proof
+
+
+def outside_files(packages: dict[str, Any], distributions: dict[str, Any]) -> dict[str, str]:
+    """Path -> SHA-256 of the loaded modules that neither the environment nor a proof covers.
+
+    The environment: the standard library and what is installed. packages, distributions: of the
+    proof, which has its own hash or version for each.
+    """
+    named = {
+        "__main__",
+        "__mp_main__",
+        "bench",
+        "mfsdp_core",
+        *(name.partition("@")[0] for name in packages),
+    }
+    installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")]
+    installed += [Path(found["folder"]) for found in distributions.values() if found["folder"]]
+    known = tuple(f"{folder.resolve()}{os.sep}" for folder in (*installed, Path(__file__).parent))
+    found: dict[str, str] = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        if not isinstance(file, str) or name.partition(".")[0] in named:
+            continue
+        path = Path(file).resolve()
+        inside = str(path).startswith(known) or not _INSTALLED.isdisjoint(path.parts)
+        if not inside and path.is_file():
+            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return found
 
 
 def keep(run_dir: Path, proof: dict[str, Any]) -> None:
