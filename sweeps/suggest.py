@@ -78,7 +78,17 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
         return gone
     choices = list(known)
     near = _same_leaf(word, choices) or _same_meaning(word, choices)
-    near = near or difflib.get_close_matches(word, choices, n=1, cutoff=0.6)
+    near = (
+        near
+        or sorted(
+            # Of words that are as close, the one that begins alike: fsdp2, not mfsdp, for fsdp3.
+            difflib.get_close_matches(word, choices, cutoff=0.6),
+            key=lambda near: (
+                -round(difflib.SequenceMatcher(None, near, word).ratio(), 2),
+                near[:1] != word[:1],
+            ),
+        )[:1]
+    )
     return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
 
 

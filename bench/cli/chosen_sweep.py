@@ -9,8 +9,8 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-import sweeps
 from bench.cli import console
+from bench.cli.completion import shipped_sweeps
 from bench.cli.launchers import (
     LAUNCHERS,
     LauncherKind,
@@ -180,13 +180,13 @@ def sweep_file(named: Path) -> Path:
     found = find_sweep_file(named)
     if found is not None:
         return found
-    if len(named.parts) == 1:
-        names = sorted(_shipped_sweeps())
-        what = f"no file of that name, and these sweeps come with the tool: {', '.join(names)}"
-    else:
-        names = sorted(path.name for path in named.parent.glob("*.yaml"))
-        what = "no such file"
-    raise UsageError(f"sweep {named}: {what}{did_you_mean(named.name, names)}")
+    files = [path.name for path in named.parent.glob("*.yaml")]
+    shipped = sorted(shipped_sweeps()) if len(named.parts) == 1 else []
+    what = "no such file"
+    hint = did_you_mean(named.name, files) or did_you_mean(named.name, shipped)
+    if shipped and not hint:
+        what = f"no file of that name, and these sweeps come with the tool: {', '.join(shipped)}"
+    raise UsageError(f"sweep {named}: {what}{hint}")
 
 
 def find_sweep_file(named: Path) -> Path | None:
@@ -197,13 +197,7 @@ def find_sweep_file(named: Path) -> Path | None:
         raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
     if found:
         return named
-    return (
-        _shipped_sweeps().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
-    )
-
-
-def _shipped_sweeps() -> dict[str, Path]:
-    return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
+    return shipped_sweeps().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None
 
 
 def pruned_text(plan: Plan) -> str:

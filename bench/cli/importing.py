@@ -19,6 +19,7 @@ from reports.nccl.source import LogSource, StoppedError, find_sources, read_line
 from reports.renderers import terminal
 
 STANDARD_INPUT = "pasted"
+MOST_BYTES = 256 << 20
 _PACKED = (".gz", ".zst", ".zstd")
 
 
@@ -82,10 +83,18 @@ def blocks(source: LogSource) -> Iterator[bytes]:
     """The bytes of a source, unpacked.
 
     Raises:
-        UsageError: damaged or cut off data.
+        UsageError: damaged or cut off data, or more than `MOST_BYTES`.
     """
+    count = 0
     try:
-        yield from read_lines(source)
+        for line in read_lines(source):
+            count += len(line)
+            if count > MOST_BYTES:
+                raise UsageError(
+                    f"{source.name} holds more than {MOST_BYTES >> 20} MiB of text, unpacked; keep"
+                    " the lines of steps, as with grep, and import these"
+                )
+            yield line
     except StoppedError as error:
         raise UsageError(f"{source.name} cannot be read to its end: {error}") from error
 

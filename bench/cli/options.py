@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, TypeVar, dataclass_transform
 
 import typer
 
+from bench.cli.completion import offer_definitions, offer_kept
 from bench.errors import UsageError
 
 DEFAULT_RESULTS = Path("results")
@@ -45,9 +46,14 @@ def option(flag: str, help: str, default: Any = None, **limits: Any) -> Any:
     return _Parameter(default, typer.Option(name, metavar=metavar or None, help=help, **limits))
 
 
-def argument(metavar: str, help: str, default: Any = dataclasses.MISSING) -> Any:
-    """A field that is an argument, required where there is no default."""
-    return _Parameter(default, typer.Argument(metavar=metavar, help=help))
+def argument(
+    metavar: str,
+    help: str,
+    default: Any = dataclasses.MISSING,
+    offer: Callable[..., list[str]] | None = None,
+) -> Any:
+    """A field that is an argument, required where there is no default. offer: for the tab key."""
+    return _Parameter(default, typer.Argument(metavar=metavar, help=help, autocompletion=offer))
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -72,8 +78,12 @@ def verb(name: str, runs: str, *examples: str) -> Callable[[type[T]], type[T]]:
     return register
 
 
-SWEEP = argument("SWEEP", "A sweep file, or the name of a sweep that comes with the tool.")
-SWEEP_IDS = argument("SWEEP", "Sweep ids; all if left out.", ())
+SWEEP = argument(
+    "SWEEP",
+    "A sweep file, or the name of a sweep that comes with the tool.",
+    offer=offer_definitions,
+)
+SWEEP_IDS = argument("SWEEP", "Sweep ids; all if left out.", (), offer_kept)
 RESULTS = option("--results FOLDER", "The results folder.", DEFAULT_RESULTS)
 ARMS = option(
     "--arm NAME=WHAT",

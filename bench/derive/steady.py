@@ -83,9 +83,10 @@ def steady_window(milliseconds: Sequence[float]) -> SteadyWindow:
         rest = values[later:]
         if abs(_drift(rest)) <= DRIFT_TOLERANCE and not _has_trend(rest, SUSPECT_ALPHA):
             return _stable(later, count)
+    drift = _drift(values[cut:])
     reason = (
-        f"the rolling median drifts by {100 * _drift(values[cut:]):+.1f} % from step {cut + 1} to "
-        f"step {count} (tolerance {100 * DRIFT_TOLERANCE:.0f} %, trend significant at {alpha:g})"
+        f"the rolling median {'rises' if drift > 0 else 'falls'} by {100 * abs(drift):.1f} % of its "
+        f"middle value from step {cut + 1} to step {count} (tolerance {100 * DRIFT_TOLERANCE:.0f} %, trend significant at {alpha:g})"
     )
     return _unstable(cut + 1, count, reason)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -39,6 +40,19 @@ def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process,
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "nightly.yaml").write_text("name: a\n")
     refused(in_process(*verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
+    (tmp_path / "quickstar.yaml").write_text("name: a\n")
+    refused(in_process(*verb, "quickstra.yaml"), "no such file; did you mean 'quickstar.yaml'?")
+
+
+def test_of_two_names_as_near_the_one_that_begins_alike_is_suggested(in_process):
+    fault = in_process("plan", "quickstart", "--set", "engine.name=fsdp3")
+    refused(fault, "did you mean 'fsdp2'?")
+
+
+def test_a_log_that_unpacks_to_more_than_the_limit_is_refused(in_process, tmp_path, monkeypatch):
+    monkeypatch.setattr("bench.cli.importing.MOST_BYTES", 1 << 20)
+    (tmp_path / "log.gz").write_bytes(gzip.compress(b"step 1 loss 2.0\n" * 70_000))
+    refused(in_process("import", "log.gz"), "log.gz holds more than 1 MiB of text, unpacked")
 
 
 def test_what_the_help_selects_is_there_in_a_plain_sweep(in_process, tmp_path):

@@ -50,7 +50,7 @@ def test_strong_trends_are_refused_almost_always_and_the_reason_gives_their_size
         window = steady_window(times.tolist())
         refused += [window.reason] * (not window.stable)
     assert len(refused) > 0.95 * RUNS
-    assert "drifts by " + ("+" if direction == 1 else "-") in refused[0]
+    assert "the rolling median " + ("rises" if direction == 1 else "falls") in refused[0]
 
 
 def test_a_small_drift_is_forgiven_however_regular_it_is():

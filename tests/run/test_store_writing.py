@@ -97,6 +97,7 @@ def test_values_of_names_that_sound_like_a_secret_are_redacted_and_no_others() -
         "AKIAIOSFODNN7EXAMPLE",
         "Authorization: Bearer abcdef123456",
         "https://user:hunter22@example.org/x",
+        "/x/https:/user:hunter22@example.org/x",
         "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
     ],
 )
@@ -106,6 +107,6 @@ def test_a_value_with_the_form_of_a_secret_is_redacted_wherever_it_stands(
     with store.new_run(RUN, sweep=None, cell=None, repeat=0, arm=None, code="x") as folder:
         folder.write_environment({"argv": ["run", f"--set=x={value}"], "deep": {"list": [value]}})
     text = (folder.path / "env.json").read_text()
-    secret = value.rsplit(" ", maxsplit=1)[-1].replace("https://", "").split("@")[0]
+    secret = value.rsplit(" ", maxsplit=1)[-1].rpartition("/user:")[2].split("@")[0]
     assert secret not in text
     assert REDACTED in text

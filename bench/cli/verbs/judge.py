@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from bench.cli.completion import offer_any, offer_definitions, offer_kept
 from bench.cli.options import (
     ARMS,
     BUDGET,
@@ -30,9 +31,11 @@ class CompareRequest:
     measured: 3 if nothing was, 5 if an arm was other code.
     """
 
-    base: str = argument("BASE", "A sweep or cell to compare with, or a sweep file.")
+    base: str = argument(
+        "BASE", "A sweep or cell to compare with, or a sweep file.", offer=offer_any
+    )
     head: str | None = argument(
-        "HEAD", "The sweep or cell to judge; left out: the arms of BASE.", None
+        "HEAD", "The sweep or cell to judge; left out: the arms of BASE.", None, offer_any
     )
     arms: tuple[str, ...] = ARMS
     ignore: tuple[str, ...] = option("--ignore PATH", "A setting or section to set aside.", ())
@@ -56,7 +59,7 @@ class GateRequest:
     3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
 
-    sweep: str = argument("SWEEP", "A sweep id, or a sweep file.")
+    sweep: str = argument("SWEEP", "A sweep id, or a sweep file.", offer=offer_any)
     arms: tuple[str, ...] = ARMS
     against: str | None = option("--against SWEEP", "Another sweep as base.")
     baseline: str | None = option("--baseline NAME", "A baseline, or its file.")
@@ -81,7 +84,9 @@ class NoiseRequest:
     Without SWEEP, show what has been measured before.
     """
 
-    sweep: Path | None = argument("SWEEP", "What to calibrate with; none: show.", None)
+    sweep: Path | None = argument(
+        "SWEEP", "What to calibrate with; none: show.", None, offer_definitions
+    )
     repeat: int = option("--repeat N", "Blocks of two runs per cell.", 10, min=1, max=1000)
     cells: CellsRequest = CellsRequest()
     results: Path = RESULTS
@@ -92,7 +97,7 @@ class SaveRequest:
     """Keep the numbers of a sweep as a small JSON file."""
 
     name: str = argument("NAME", "A new name.")
-    sweep: str = argument("SWEEP", "A sweep that was run.")
+    sweep: str = argument("SWEEP", "A sweep that was run.", offer=offer_kept)
     arm: str | None = option("--arm ARM", "One arm of it.")
     results: Path = RESULTS
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from bench.cli.completion import offer_definitions
 from bench.cli.options import (
     BUDGET,
     RESULTS,
@@ -48,7 +49,10 @@ class FitRequest:
     """
 
     sweep: Path | None = argument(
-        "SWEEP", "A sweep file, or the name of a sweep that comes with the tool.", None
+        "SWEEP",
+        "A sweep file, or the name of a sweep that comes with the tool.",
+        None,
+        offer_definitions,
     )
     model: str | None = option("--model PRESET|config.json", "A model instead of a sweep.")
     cells: CellsRequest = CellsRequest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
+from bench.cli.completion import offer_kept
 from bench.cli.options import POLICY, RESULTS, SWEEP_IDS, argument, option, verb
 
 
@@ -27,6 +28,7 @@ class StatusRequest:
         "A sweep id; a run id, a unique part of one, or SWEEP:CELL; or the id of a validation."
         " All sweeps if left out.",
         None,
+        offer_kept,
     )
     logs: bool = option("--logs", "Print what the processes of the run printed.", False)
     results: Path = RESULTS

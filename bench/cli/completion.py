@@ -1,0 +1,43 @@
+"""What the tab key offers in place of a sweep or a run. Reads names of folders only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+import sweeps
+
+
+def shipped_sweeps() -> dict[str, Path]:
+    """The definitions that come with the tool, by name."""
+    return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
+
+
+def offer_definitions(incomplete: str) -> list[str]:
+    """Sweeps that come with the tool, then the sweep files of the folder that is typed."""
+    folder = incomplete[: incomplete.rfind("/") + 1]
+    files = [folder + path.name for path in _entries(Path(folder)) if path.suffix == ".yaml"]
+    return [name for name in [*sorted(shipped_sweeps()), *files] if name.startswith(incomplete)]
+
+
+def offer_kept(context: typer.Context, incomplete: str) -> list[str]:
+    """Ids of sweeps, imported runs and runs in the results folder that `--results` names."""
+    results = Path(context.params.get("results") or "results")
+    found = [*_entries(results / "sweeps"), *_entries(results / "imports")]
+    found += [run for cell in _entries(results / "runs") for run in _entries(cell)]
+    names = [path.relative_to(results).as_posix().partition("/")[2] for path in found]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def offer_any(context: typer.Context, incomplete: str) -> list[str]:
+    """Of a verb that takes a sweep file as well as an id."""
+    return [*offer_kept(context, incomplete), *offer_definitions(incomplete)]
+
+
+def _entries(folder: Path) -> list[Path]:
+    """Sorted; hidden ones are left out. A folder that cannot be read has none."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
