@@ -79,6 +79,7 @@ $(BIN)/python:
 # megatron-fsdp falls over that: its files lie in a folder of their own.
 $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (about a minute the first time, besides downloads)"
+	@echo "  1 of 3: torch"
 	@if [ -n "$(TORCH)" ]; then \
 	  $(PIP) install -qq -c constraints.txt "$(TORCH)"; \
 	elif ! $(BIN)/python -c 'import torch, sys; sys.exit(torch.__version__.split("+")[0] != "$(TORCH_VERSION)")' 2>/dev/null; then \
@@ -86,7 +87,9 @@ $(STAMP): $(BIN)/python pyproject.toml constraints.txt
 	    echo "pip knows no CPU build of torch $(TORCH_VERSION); installing the default build, which may be several GB (README, Installation)"; \
 	    $(PIP) install -qq -c constraints.txt "torch==$(TORCH_VERSION)"; }; \
 	fi
+	@echo "  2 of 3: this project and what it needs"
 	@$(PIP) install -qq -c constraints.txt -e '.[dev]'
+	@echo "  3 of 3: other engines that tests compare with"
 	@for wanted in "megatron-fsdp einops" "deepspeed hjson msgpack ninja py-cpuinfo" "--target=$(VENV)/sources --upgrade transformer_engine"; do \
 	  $(PIP) install -qq -c constraints.txt --no-deps $$wanted 2>/dev/null || \
 	    echo "pip cannot install $${wanted##*upgrade }: tests that compare with it will be skipped, and say so" >&2; \

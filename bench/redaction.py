@@ -24,8 +24,8 @@ _SECRET_VALUE = re.compile(
     r"|sk-[A-Za-z0-9_-]{8,}|xox[abprs]-[\w-]{8,}|AKIA[0-9A-Z]{12,}|nvapi-[\w-]{8,}"
     r"|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|Bearer\s+\S{8,})"
 )
-# A path that was a URL has one slash where the URL had two.
-_URL_PASSWORD = re.compile(r"(?<=:/)(?!/)[^/\s:@]*:[^/\s@]+(?=@)|(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+# In a path a URL has one slash.
+_URL_PASSWORD = re.compile(r"(?:(?<=://)|(?<=:/)(?!/))[^/\s:@]*:[^/\s@]+(?=@)")
 
 
 def looks_secret(name: str) -> bool:

@@ -85,8 +85,9 @@ def steady_window(milliseconds: Sequence[float]) -> SteadyWindow:
             return _stable(later, count)
     drift = _drift(values[cut:])
     reason = (
-        f"the rolling median {'rises' if drift > 0 else 'falls'} by {100 * abs(drift):.1f} % of its "
-        f"middle value from step {cut + 1} to step {count} (tolerance {100 * DRIFT_TOLERANCE:.0f} %, trend significant at {alpha:g})"
+        f"the rolling median {'rises' if drift > 0 else 'falls'} by {100 * abs(drift):.1f} % of its"
+        f" middle value from step {cut + 1} to step {count} (tolerance {100 * DRIFT_TOLERANCE:.0f}"
+        f" %, trend significant at {alpha:g})"
     )
     return _unstable(cut + 1, count, reason)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ from bench.validate.cases import SCENARIOS, Case
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.ranks import CallOutcome
+from bench.validate.toy_models import TOY_MODELS
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What it measured; None: the scenario of the case does not ask it.
@@ -85,7 +87,8 @@ def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
 
 def settings(case: Case) -> dict[str, Any]:
     """Everything that makes the case, for a record."""
-    return dataclasses.asdict(case) | {"does": SCENARIOS[case.scenario]}
+    model = (inspect.getdoc(TOY_MODELS[case.model].build) or "").partition("\n")[0]
+    return dataclasses.asdict(case) | {"does": f"{SCENARIOS[case.scenario]}. Model: {model}"}
 
 
 def _asked(name: str, check: Check, evidence: CaseEvidence) -> CheckVerdict | None:

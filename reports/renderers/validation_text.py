@@ -123,6 +123,8 @@ def failures_in_full(record: ValidationRecord) -> list[str]:
 def failure_text(case: CaseVerdict) -> str:
     """One failing case; the first failed check in full, as the others may follow from it."""
     lines = [f"FAILED {case.case}"]
+    if does := case.settings.get("does"):
+        lines.append(f"  does      {does}")
     first, *others = case.failures
     lines += [f"  {line}" for line in check_lines(first)]
     for check in others:

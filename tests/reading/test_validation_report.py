@@ -35,7 +35,13 @@ RECORD = ValidationRecord(
     started_utc="2026-01-01T00:00:00.000Z",
     ended_utc="2026-01-01T00:00:49.500Z",
     cases=(
-        CaseVerdict(case="mfsdp/a", engine="mfsdp", state="failed", checks=(FAILED,)),
+        CaseVerdict(
+            case="mfsdp/a",
+            engine="mfsdp",
+            state="failed",
+            settings={"does": "a step on a stack"},
+            checks=(FAILED,),
+        ),
         CaseVerdict(
             case="mfsdp/b",
             engine="mfsdp",
@@ -67,7 +73,12 @@ def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
             [
                 "3 cases: 1 passed, 1 failed, 1 not applicable, in 49.5 s (",
                 "gradients: blocks.0.up.weight, step 2, microbatch 1, rank 1",
-                *("expected  [0.5]", "found     [1.0]", "counts 1 times, expected 0.5"),
+                *(
+                    "does      a step on a stack",
+                    "expected  [0.5]",
+                    "found     [1.0]",
+                    "counts 1 times, expected 0.5",
+                ),
                 "no such axis",
             ],
         ),

@@ -8,7 +8,7 @@ import pytest
 
 from bench.testing.workers import WorkerFailure, WorkersError
 from bench.validate.cases import Case
-from bench.validate.judge import _placed
+from bench.validate.judge import _placed, settings
 from bench.validate.ranks import outcome_on
 from bench.validate.traces import exception_of, frames_of
 from bench.verdict import CheckVerdict, Finding
@@ -32,6 +32,14 @@ STACK = f"""Current thread 0x1 (most recent call first):
   File "{ROOT}/mfsdp_core/comm/rendezvous.py", line 30 in meet
   File "{ROOT}/bench/validate/scenario.py", line 9 in backward
 """
+
+
+def test_a_case_says_in_words_what_it_does() -> None:
+    case = Case("mfsdp", "optim", model="sparse", scenario="redirected")
+    assert settings(case)["does"] == (
+        "the communication dtype changes between steps, and back."
+        " Model: The embedding's gradient is a sparse tensor."
+    )
 
 
 def test_the_finding_is_the_exception_and_not_its_advice() -> None:

@@ -15,7 +15,7 @@ SLACK = 60
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (15362, ("mfsdp_core/",)),
     "bench: spec, resolve": (3265, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4164, (
+    "bench: record, store, derive, errors": (4167, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
@@ -24,26 +24,26 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2227, ("bench/engines/",)),
     "bench: meters, worker, loop": (2483, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3904, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7452, (
+    "bench: validate, testing, plug-in": (7455, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1182, ("bench/fit/",)),
     "bench: importers": (1239, ("bench/importers/",)),
-    "bench: cli": (4495, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4562, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
-    "sweeps": (3124, ("sweeps/",)),
+    "sweeps": (3134, ("sweeps/",)),
     "reports: nccl": (3746, ("reports/nccl/",)),
     "reports: compare": (5044, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
-    "reports: report": (6275, (
+    "reports: report": (6277, (
         "reports/__init__.py", "reports/build.py", "reports/history/", "reports/lint/",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "examples/engines": (662, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (42163, ("tests/",)),
+    "tests": (42211, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
