@@ -41,11 +41,11 @@ REMOVED: Final[dict[str, str]] = {
     "adamw_fp8": "use precision_aware_adamw with state_dtype bf16",
     "--inject": "use python -m tools.bug_in_a_copy and an arm; tests/run/test_patches.py tries all",
     "torchao": "use transformer_engine, engine.recipe, or a model of your own (model.factory)",
+    "ordered": "leave it out: tests/core/test_late_bugs.py tries races between streams",
     "nvfp4": "use mxfp8; layers of Transformer Engine still take it (model.linear_recipe)",
     "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }
-"""Key: the word as the user typed it (`bisect`, `--inject`, `measure.host_time`, `fsdp1`); with its
-verb in front where the word alone still means something (`schema run`)."""
+"""Key: the word as typed; with its verb in front where it still means something alone."""
 
 
 def removed(word: str) -> str:

@@ -7,14 +7,11 @@ range is open at a time: a unit's begins before the end of the one that ran befo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
-
 from mfsdp_core.events import UNIT_KINDS, Event
-from mfsdp_core.observer import Observer
 
 _BACKWARD = "backward"
 Begin = Callable[[str], Any]
@@ -38,8 +35,8 @@ def annotated(model: Any, begin: Begin, end: End) -> Iterator[None]:
         annotations.close()
 
 
-class Annotations(Observer):
-    """Subscriber of unit events as well. begin gives what end is to be given."""
+class Annotations:
+    """`Observer` of streams, and subscriber of unit events. begin gives what end is to be given."""
 
     def __init__(self, begin: Begin, end: End) -> None:
         self._begin = begin
@@ -64,11 +61,8 @@ class Annotations(Observer):
         elif self._units.get(name):
             self._end(self._units[name].pop())
 
-    def issued(
-        self, name: str, group: object, reads: Sequence[Tensor], writes: Sequence[Tensor]
-    ) -> int:
+    def issued(self, name: str) -> int:
         """A collective starts."""
-        del group, reads, writes
         self._issued += 1
         self._collectives[self._issued] = self._begin(name)
         return self._issued

@@ -36,7 +36,6 @@ from typing import Any, Protocol
 import torch
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.observer import COPY_IN, CURRENT, Observer, Tensors
 
 
 class Work(Protocol):
@@ -46,15 +45,25 @@ class Work(Protocol):
         """Let the current stream wait for its end."""
 
 
+class Observer(Protocol):
+    """Whoever wants to know of collectives."""
+
+    def issued(self, name: str) -> int:
+        """A collective starts, behind what the current stream has; its number."""
+
+    def waited(self, number: int) -> None:
+        """The current stream waits for the collective of this number."""
+
+
 class InFlight:
-    """What can be waited for: works, or events, with the tensors to hold until then."""
+    """What can be waited for: works, with the tensors to hold until then."""
 
     __slots__ = ("_number", "_observer", "_tensors", "_works")
 
     def __init__(
         self,
         works: Sequence[Work],
-        tensors: Tensors,
+        tensors: Sequence[torch.Tensor],
         observer: Observer | None,
         number: int,
     ) -> None:
@@ -65,8 +74,6 @@ class InFlight:
 
     def wait(self) -> None:
         """Let the current stream wait for the end of all of them; on a CPU return afterwards."""
-        if self._observer is not None:
-            self._observer.waiting(self._number)
         for work in self._works:
             work.wait()
         self._works = self._tensors = ()
@@ -76,23 +83,19 @@ class InFlight:
 
 
 class CopyIn:
-    """See [Note: copy-in stream]. Of a device without streams only observers see it."""
+    """See [Note: copy-in stream]; before others where blocks of kernels compete, as FSDP2's."""
 
-    def __init__(self, streams: Streams) -> None:
-        self._streams = streams
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
-    @contextmanager
-    def running(self) -> Iterator[None]:
+    @cached_property
+    def stream(self) -> torch.cuda.Stream:
+        """Made when it is first used."""
+        return torch.cuda.Stream(self._device, priority=-1)
+
+    def running(self) -> AbstractContextManager[object]:
         """What is enqueued, allocated and issued inside the block goes to it."""
-        observer = self._streams.observer
-        with self._inside():
-            if observer is not None:
-                observer.switched(COPY_IN)
-            try:
-                yield
-            finally:
-                if observer is not None:
-                    observer.switched(CURRENT)
+        return torch.cuda.stream(self.stream)
 
     @contextmanager
     def behind(self) -> Iterator[None]:
@@ -103,48 +106,16 @@ class CopyIn:
 
     def follow(self) -> None:
         """What it gets from here on comes behind all that the current stream has."""
-        if self._streams.observer is not None:
-            self._streams.observer.followed()
-
-    def join(self) -> None:
-        """What the current stream gets from here on comes behind all that this one has."""
-
-    def mark(self, name: str) -> InFlight:
-        """All that it has so far, to wait for. Inside of `running`."""
-        observer = self._streams.observer
-        number = 0 if observer is None else observer.recorded(name)
-        return InFlight(self._event(), (), observer, number)
-
-    def _inside(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def _event(self) -> Sequence[Work]:
-        return ()
-
-
-class CudaCopyIn(CopyIn):
-    """A stream of a CUDA device, before others where blocks of kernels compete, as FSDP2's."""
-
-    @cached_property
-    def stream(self) -> torch.cuda.Stream:
-        """Made when it is first used."""
-        return torch.cuda.Stream(self._streams.device, priority=-1)
-
-    def follow(self) -> None:
-        """What it gets from here on comes behind all that the current stream has."""
-        self.stream.wait_stream(torch.cuda.current_stream(self._streams.device))
-        super().follow()
+        self.stream.wait_stream(torch.cuda.current_stream(self._device))
 
     def join(self) -> None:
         """What the current stream gets from here on comes behind all that this one has."""
         if "stream" in vars(self):
-            torch.cuda.current_stream(self._streams.device).wait_stream(self.stream)
+            torch.cuda.current_stream(self._device).wait_stream(self.stream)
 
-    def _inside(self) -> AbstractContextManager[object]:
-        return torch.cuda.stream(self.stream)
-
-    def _event(self) -> Sequence[Work]:
-        return (_Recorded(self.stream.record_event(), self._streams.device),)
+    def mark(self) -> Work:
+        """All that it has so far, to wait for. Inside of `running`."""
+        return _Recorded(self.stream.record_event(), self._device)
 
 
 class _Recorded:
@@ -179,7 +150,7 @@ class DevicePool(Protocol):
 class Streams:
     """Those of a device whose operations end in the order in which they are issued: a CPU.
 
-    observer: who is told of collectives, and by allocators of memory that goes back, if anybody is.
+    observer: who hears of collectives, if anybody does.
     check_memory: gets the name and the tensors of every collective, where memory is registered.
     copy_in: where gathers are prepared; None: where everything else is.
     """
@@ -196,21 +167,12 @@ class Streams:
         """Those of `device`."""
         return CudaStreams(device) if device.type == "cuda" else Streams(device)
 
-    def track(
-        self,
-        works: Sequence[Work],
-        name: str,
-        group: object,
-        *,
-        reads: Tensors,
-        writes: Tensors,
-    ) -> InFlight:
-        """A collective that was issued just now, on the stream of `group`."""
+    def track(self, works: Sequence[Work], name: str, *tensors: torch.Tensor) -> InFlight:
+        """A collective that was issued just now, and the tensors that it reads or writes."""
         if self.check_memory is not None:
-            self.check_memory(name, (*reads, *writes))
-        observer = self.observer
-        number = 0 if observer is None else observer.issued(name, group, reads, writes)
-        return InFlight(works, (*reads, *writes), observer, number)
+            self.check_memory(name, tensors)
+        number = 0 if self.observer is None else self.observer.issued(name)
+        return InFlight(works, tensors, self.observer, number)
 
     def ones_but(self, number: int, zeros: Sequence[int]) -> torch.Tensor:
         """`number` bytes on the device, of 1, and of 0 at the indices `zeros`; nobody waits."""
@@ -263,7 +225,7 @@ class Streams:
 
     @contextmanager
     def observed(self, observer: Observer) -> Iterator[None]:
-        """Tell `observer` what happens inside the block."""
+        """Let `observer` hear of collectives inside the block."""
         before, self.observer = self.observer, observer
         try:
             yield
@@ -276,7 +238,7 @@ class CudaStreams(Streams):
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
-        self.copy_in: CopyIn = CudaCopyIn(self)
+        self.copy_in: CopyIn = CopyIn(device)
         self._captured: torch.cuda.Stream | None = None
 
     def synchronize(self) -> None:

@@ -12,7 +12,6 @@ verdict table lists the check as not applicable with that reason. A class that d
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -110,10 +109,6 @@ class Inspection(Protocol):
     def gather_ahead(self) -> None:
         """Start gathering weights that the next forward pass needs. Collective."""
         raise lacks("gathers weights only within its passes and its step")
-
-    def recording(self) -> AbstractContextManager[Any]:
-        """Record operations inside a block; `races` of what it gives are those nothing orders."""
-        raise lacks("does not tell in which order it uses memory")
 
     def finish_gradients(self) -> None:
         """Complete gradients although no microbatch was marked as the last. Collective."""

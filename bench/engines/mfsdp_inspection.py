@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, WireEntry
 from bench.engines.local_tensor import local_tensor
 from bench.engines.stock_inspection import StockInspection
-from bench.engines.stream_order import recorded_order
 from bench.spec import DtypeName
 
 _PREFIX = "module."
@@ -68,10 +66,6 @@ class MfsdpInspection(StockInspection):
     def gather_ahead(self) -> None:
         """`start_param_sync`."""
         self._model.start_param_sync()
-
-    def recording(self) -> AbstractContextManager[Any]:
-        """A happens-before checker of the core's streams."""
-        return recorded_order(self._model.streams)
 
     def finish_gradients(self) -> None:
         """`finish_grad_sync`."""

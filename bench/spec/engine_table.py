@@ -195,7 +195,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         code=(
             "bench/engines/mfsdp.py",
             "bench/engines/mfsdp_inspection.py",
-            "bench/engines/stream_order.py",
             "mfsdp_core/**/*.py",
         ),
         colour="#D55E00",

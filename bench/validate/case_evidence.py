@@ -137,7 +137,7 @@ class CaseEvidence:
     @property
     def settled_steps(self) -> list[int]:
         """Steps that hold and gather what the tables of the strategies say."""
-        reads_ahead = self.case.scenario in ("ahead", "ordered")
+        reads_ahead = self.case.scenario == "ahead"
         return self.updated_steps[-1:] if reads_ahead else self.updated_steps
 
     @property

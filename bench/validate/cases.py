@@ -37,7 +37,6 @@ Scenario = Literal[
     "equalised",
     "reloaded",
     "ahead",
-    "ordered",
     "exported",
 ]
 
@@ -60,7 +59,6 @@ SCENARIOS: dict[Scenario, str] = {
     "redirected": "the communication dtype changes between steps, and back",
     "equalised": "ranks start from different weights and are made equal",
     "ahead": "evaluations between microbatches; weights gathered ahead just before each step",
-    "ordered": "two steps; every operation is recorded with the memory that it touches",
     "exported": "whole weights by every way out of the engine, and by files in again",
     "reloaded": "after an evaluation other weights are loaded, then a state that lacks an entry",
 }

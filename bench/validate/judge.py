@@ -33,7 +33,6 @@ CHECKS: dict[str, Check] = {
     "gathered weights": weights.gathered_weights,
     "exported weights": weights.exported_weights,
     "strict loading": weights.strict_loading,
-    "stream order": memory.stream_order,
     "wire dtypes": wire.dtypes,
     "gather precision": wire.gather_precision,
     "wire order": wire.order,

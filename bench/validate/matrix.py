@@ -10,6 +10,7 @@ from operator import attrgetter
 from typing import Any
 
 from bench.errors import UsageError
+from bench.removed import removed
 from bench.resolve.machine import Machine
 from bench.spec import (
     DEFAULT_TRANSPORT,
@@ -91,7 +92,7 @@ def select(found: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
             example = ids[0] if ids else "no case"
             raise UsageError(
                 f"--case {pattern!r} matches none of {len(found)} cases; ids look like {example} "
-                "(--list shows all; --full has more)"
+                f"(--list shows all; --full has more){removed(pattern)}"
             )
         wanted |= matching
     return [case for case in found if case.id in wanted]
@@ -110,7 +111,6 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(plain, microbatches=3)
         yield replace(plain, policy="bf16", microbatches=2)
         yield replace(plain, model="frozen", microbatches=2)
-        yield _ordered(replace(plain, policy="bf16", microbatches=2))
     for either, model in product(
         (sharded, base), ("cross_tied", "twice", "unused", "sporadic", "sparse", "scalar", "rooted")
     ):
@@ -169,14 +169,6 @@ def _with(usual: Case, row: Row) -> Case:
     mesh = MESHES[values.pop("mesh", "flat")]
     case: Case = replace(usual, **mesh, **values)
     return case
-
-
-def _ordered(case: Case) -> Case:
-    """With slots that are used again, and gathers that reductions do not wait for."""
-    case = replace(case, scenario="ordered")
-    if not case.sharded:
-        return case
-    return replace(case, allocator="fixed_pool", gather_group=True)
 
 
 def _quick_on_two_axes(base: Case) -> Iterator[Case]:

@@ -59,8 +59,7 @@ class Seen:
 
     cpu_seconds: of this process, for this case. left_bytes: of tensors that exist after the engine
     was deleted and did not before it was built. autocast: whether the engine computes under
-    autocast on main weights instead of casting them. races: of operations on the same memory that
-    nothing orders, None where nobody recorded them. exported: whole weights by each way out of the
+    autocast on main weights instead of casting them. exported: whole weights by each way out of the
     engine. refusal: the error of something that had to be
     """
 
@@ -73,6 +72,5 @@ class Seen:
     left_bytes: int = 0
     refusal: str | None = None
     autocast: bool = False
-    races: list[str] | None = None
     exported: dict[str, dict[str, Tensor]] | None = None
     cpu_seconds: float = 0.0

@@ -33,8 +33,6 @@ from bench.validate.wire_tap import WireTap
 #: Small objects of torch and Python come and go; a bucket of the smallest toy model is larger.
 NOISE_BYTES = 256
 _LOOKS, _LOOK_SECONDS = 100, 0.01
-#: Races that are named.
-_RACES = 20
 #: Wire dtypes of the first steps of the scenario `redirected`.
 REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16")
 #: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
@@ -308,21 +306,11 @@ def _exported(bench: Bench) -> None:
     bench.forget_wire()
 
 
-def _ordered(bench: Bench) -> None:
-    with bench.optional("recording")() as order:
-        for step in range(2):
-            found = bench.accumulate(step)
-            bench.optional("gather_ahead")()
-            bench.finish(found)
-    bench.seen.races = [str(race) for race in order.races[:_RACES]]
-
-
 _SCENARIOS: dict[str, Callable[[Bench], None]] = {
     "train": _train,
     "unmarked": _unmarked,
     "again": _again,
     "ahead": _ahead,
-    "ordered": _ordered,
     "redirected": _redirected,
     "equalised": _equalised,
     "exported": _exported,

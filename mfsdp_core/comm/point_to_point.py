@@ -153,7 +153,7 @@ class PointToPointCommunicator(Communicator):
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
         works = self._start(others, outgoing, incoming, tag)
         sent, received = ([side[peer] for peer in others] for side in (outgoing, incoming))
-        return self._streams.track(works, name, self._group, reads=sent, writes=received)
+        return self._streams.track(works, name, *sent, *received)
 
     def _start(
         self,

@@ -6,7 +6,7 @@ A group of one communicates nothing: its buffers are already what the collective
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cache
 
 import torch
@@ -86,8 +86,7 @@ class Communicator:
             return Done()
         self._publish("all_gather", full, bucket)
         work = _gather_flat(full, own, group=self._group, async_op=True)
-        name = f"all_gather of {bucket}"
-        return self._streams.track((work,), name, self._group, reads=(own,), writes=(full,))
+        return self._track(work, f"all_gather of {bucket}", own, full)
 
     def reduce_scatter(
         self,
@@ -108,11 +107,7 @@ class Communicator:
             return other.reduce_scatter(own, full, bucket, average=average, total=total)
         self._publish("reduce_scatter", full, bucket)
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
-        name = f"reduce_scatter of {bucket}"
-        works = (work,)
-        return Summed(
-            own, self._streams.track(works, name, self._group, reads=(full,), writes=(own,))
-        )
+        return Summed(own, self._track(work, f"reduce_scatter of {bucket}", full, own))
 
     def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
         """Whether the `own` of a reduction may be of dtype `result`.
@@ -132,14 +127,14 @@ class Communicator:
             return other.all_reduce(full, bucket, average=average, total=total)
         self._publish("all_reduce", full, bucket)
         work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
-        return Summed(full, self._track(work, f"all_reduce of {bucket}", writes=(full,)))
+        return Summed(full, self._track(work, f"all_reduce of {bucket}", full))
 
     def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
         """Replace `values` by their maximum over ranks, such as absolute maxima for scales."""
         if self.size > 1:
             self._publish("all_reduce", values, bucket)
             work = dist.all_reduce(values, op=dist.ReduceOp.MAX, group=self._group, async_op=True)
-            self._track(work, f"all_reduce of maxima of {bucket}", writes=(values,)).wait()
+            self._track(work, f"all_reduce of maxima of {bucket}", values).wait()
 
     def broadcast(self, full: torch.Tensor, bucket: str) -> Pending:
         """Replace `full` by that of the group's first rank."""
@@ -147,7 +142,7 @@ class Communicator:
             return Done()
         self._publish("broadcast", full, bucket)
         work = dist.broadcast(full, group_src=0, group=self._group, async_op=True)
-        return self._track(work, f"broadcast of {bucket}", writes=(full,))
+        return self._track(work, f"broadcast of {bucket}", full)
 
     def _other(self, full: torch.Tensor, total: torch.dtype) -> Communicator:
         if self._wide_sums is None:
@@ -156,11 +151,8 @@ class Communicator:
             )
         return self._wide_sums
 
-    def _track(
-        self, work: dist.Work | None, name: str, *, writes: Sequence[torch.Tensor]
-    ) -> InFlight:
-        works = () if work is None else (work,)
-        return self._streams.track(works, name, self._group, reads=(), writes=writes)
+    def _track(self, work: dist.Work | None, name: str, *tensors: torch.Tensor) -> InFlight:
+        return self._streams.track(() if work is None else (work,), name, *tensors)
 
     def _publish(self, operation: str, full: torch.Tensor, bucket: str) -> None:
         if "collective" not in self._events.wanted:

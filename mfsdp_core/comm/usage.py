@@ -52,9 +52,7 @@ class Usage:
             work = dist.all_reduce(
                 self._bits, op=dist.ReduceOp.MAX, group=self._group, async_op=True
             )
-            self._work = self._streams.track(
-                (work,), "all_reduce of flags", self._group, reads=(), writes=(self._bits,)
-            )
+            self._work = self._streams.track((work,), "all_reduce of flags", self._bits)
 
     def _wait(self) -> None:
         if self._work is not None:

@@ -119,12 +119,9 @@ class TemporaryAllocator:
     def release(self, key: BufferKey) -> None:
         """Forget the tensor; its memory goes when its last view does."""
         memory = self._held.pop(key, None)
-        if memory is not None:
-            if self._streams.observer is not None:
-                self._streams.observer.released(memory, key)
-            if key.role != "compute_weights":
-                category = CATEGORY_OF_ROLE[key.role]
-                self._ledger.add(category, -memory.nbytes, key.bucket, key.role)
+        if memory is not None and key.role != "compute_weights":
+            category = CATEGORY_OF_ROLE[key.role]
+            self._ledger.add(category, -memory.nbytes, key.bucket, key.role)
 
     def _book_end(self, key: BufferKey) -> None:
         self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
@@ -174,9 +171,6 @@ class StorageResizeAllocator:
             resized = self._resized[key] = _Resized(tensor)
         elif not resized.held:
             resized.storage.resize_(resized.size_bytes)
-            if self._streams.observer is not None:
-                # Casts, which a step makes and gives back; what else comes and goes moves.
-                self._streams.observer.resized(resized.tensor, stays=self._lasts)
         if not resized.held:
             resized.held = True
             self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
@@ -187,8 +181,6 @@ class StorageResizeAllocator:
         resized = self._resized.get(key)
         if resized is not None and resized.held:
             resized.held = False
-            if self._streams.observer is not None:
-                self._streams.observer.released(resized.tensor, key)
             resized.storage.resize_(0)
             category = CATEGORY_OF_ROLE[key.role]
             self._ledger.add(category, -resized.size_bytes, key.bucket, key.role)

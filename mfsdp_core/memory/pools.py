@@ -48,7 +48,6 @@ class SlotPool:
                 ]
                 for _ in range(plan.slots)
             ]
-        self._streams = streams
         self._ledger = ledger
         ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
         self._units = {
@@ -129,11 +128,8 @@ class SlotPool:
             self._fallback.release(key)
             return
         held = self._held.get(unit)
-        memory = None if held is None else held.pop(key, None)
-        if memory is None:
+        if held is None or held.pop(key, None) is None:
             return
-        if self._streams.observer is not None:
-            self._streams.observer.released(memory, key)
         self._occupy(key, -key.size_bytes)
         if not held:
             del self._held[unit]

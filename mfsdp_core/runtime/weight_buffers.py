@@ -205,7 +205,7 @@ class WeightBuffers:
             else:
                 with copy_in.running():
                     works = self._send(direction)
-                    self._work = [*works, copy_in.mark(f"copy-in of {self._spec.name}")]
+                    self._work = [*works, copy_in.mark()]
         except BaseException:
             self.state = Residency.READY  # so that it can be released, and the reason is seen
             raise

@@ -129,6 +129,7 @@ def test_every_word_of_another_tool_leads_to_something_that_exists():
         (("report", "--format", "matrix"), ["'report --format matrix' was removed", "compare"]),
         (("report", "--format", "xlsx"), ["'html', 'pr'. (mfsdp-bench report"]),
         (("show", "8f3a"), ["'show' was removed: use status RUN"]),
+        (("validate", "--case", "ordered"), ["'ordered' was removed", "test_late_bugs.py"]),
         (("logs", "8f3a", "--rank", "1"), ["'logs' was removed: use status RUN --logs"]),
         (("status", "8f3a", "--logs", "--rank", "1"), ["'status --rank' was removed", "rankN.log"]),
     ],

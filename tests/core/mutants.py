@@ -35,8 +35,8 @@ SEEN_BY_TESTS = {
     "R13": ("test_cases.py", "that_of_plain_torch and stack"),
     "R14": ("test_cases.py", "that_of_plain_torch and 2x2hsdp"),
     "R15": ("test_tensor_parallel.py", "gradients_beside"),
-    "R16": ("test_stream_order.py", "has_no_race"),
-    "R17": ("test_stream_order.py", "r17"),
+    "R16": ("test_late_bugs.py", "numbers_are_the_oracles"),
+    "R17": ("test_late_bugs.py", "numbers_are_the_oracles"),
     "R18": ("conformance/test_checkpoints.py", "refused"),
     "R19": ("test_plan_layout.py", "a_split_is_a_partition"),
     "R20": ("test_cases.py", "that_of_plain_torch and stack"),
@@ -44,8 +44,8 @@ SEEN_BY_TESTS = {
     "R22": ("test_cases.py", "that_of_plain_torch and mxfp8"),
     "R23": ("test_cases.py", "that_of_plain_torch and mxfp8"),
     "an-optimizer-steps-while-a-gather-ahead-reads-its-weights": (
-        "test_stream_order.py",
-        "has_no_race",
+        "test_late_bugs.py",
+        "no_stream_reads",
     ),
 }
 #: Those of the table, and every bug that `validate` does not see.

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mfsdp_core.comm import mesh
-from mfsdp_core.streams import CudaCopyIn, Streams
+from mfsdp_core.streams import CopyIn
 
 THIRD = torch.device("cuda", 3)
 
@@ -31,10 +31,10 @@ class Stream:
 def test_the_stream_that_waits_for_a_gather_is_of_the_models_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    copy_in, stream = CudaCopyIn(Streams(THIRD)), Stream()
+    copy_in, stream = CopyIn(THIRD), Stream()
     vars(copy_in)["stream"] = stream
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
-    copy_in.mark("copy-in").wait()
+    copy_in.mark().wait()
     assert stream.event.waited == "stream of cuda:3"
 
 

@@ -100,13 +100,13 @@ class Twin(Streams):
     def synchronize(self) -> None:
         self.log.append("synchronize")
 
-    def track(self, works: Any, name: str, group: object, *, reads: Any, writes: Any) -> Any:
+    def track(self, works: Any, name: str, *tensors: Any) -> Any:
         """Write down which collectives have memory outside of the pool."""
-        for tensor in (*reads, *writes):
+        for tensor in tensors:
             start, size = tensor.data_ptr(), tensor.nbytes
             if not any(a <= start and start + size <= b for a, b in self._pool.ranges()):
                 self.outside.add(name)
-        return super().track(works, name, group, reads=reads, writes=writes)
+        return super().track(works, name, *tensors)
 
     def registrar(self, group: Any) -> Backend:
         name = f"group {len(self.backends)}"

@@ -13,18 +13,18 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15362, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3265, ("bench/spec/", "bench/resolve/")),
+    "mfsdp_core": (15215, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3264, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4167, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
     "bench: models, data": (1654, ("bench/models/", "bench/data/")),
-    "bench: engines": (2227, ("bench/engines/",)),
+    "bench: engines": (1994, ("bench/engines/",)),
     "bench: meters, worker, loop": (2483, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3904, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7455, (
+    "bench: validate, testing, plug-in": (7414, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1182, ("bench/fit/",)),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (662, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (42211, ("tests/",)),
+    "tests": (41902, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

@@ -155,19 +155,3 @@ def freed(evidence: CaseEvidence) -> str:
                 found=f"{one.left_bytes} B",
             )  # fmt: skip
     return f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left"
-
-
-def stream_order(evidence: CaseEvidence) -> str | None:
-    """No two operations touch the same memory, one of them writing, without an order.
-
-    Of what was recorded on this device, whichever it is: a race need not have happened.
-    """
-    if evidence.seen[0].races is None:
-        return None
-    for rank, one in enumerate(evidence.seen):
-        if one.races:
-            first, *more = one.races
-            raise wrong(
-                rank=rank, expected="a wait between them", found=first, evidence=tuple(more[:5])
-            )
-    return "no race among all recorded operations"

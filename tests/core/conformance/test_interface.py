@@ -405,7 +405,7 @@ def test_codes_gathered_ahead_are_those_of_the_forward_pass() -> None:
 
 
 def test_weights_gathered_ahead_are_used() -> None:
-    """`start_param_sync` with and without waiting; test_stream_order.py has it before a step."""
+    """`start_param_sync` with and without waiting; test_late_bugs.py has it before a step."""
     for options in ({}, {"enable_fine_grained_param_gather": True}):
         model, plain = pair(3, **options)
         for force in (False, True):

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.engines.stream_order import recorded_order
 from late.device import LateDevice
 from late.group import late_axes, late_mesh
 from late.operations import late_device
@@ -87,29 +86,17 @@ def from_punctual(case: Case, seed: int) -> float:
     return relative_difference(trained(case, seed), trained(case, None))
 
 
-def seen(case: Case, seed: int) -> tuple[float, list[str]]:
-    """As `from_oracle`, and what the checker of recorded order says of the same training."""
-    races: list[Any] = []
-    found = trained(case, seed, races)
-    return relative_difference(found, _expected(case)), [str(race) for race in races[:1]]
-
-
 def unordered_steps(case: Case, seed: int) -> list[str]:
     """Streams that may still use main weights when an optimizer step writes them."""
     found: list[str] = []
-    trained(case, seed, unordered=found)
+    trained(case, seed, found)
     return found
 
 
-def trained(
-    case: Case,
-    seed: int | None,
-    races: list[Any] | None = None,
-    unordered: list[str] | None = None,
-) -> Named:
+def trained(case: Case, seed: int | None, unordered: list[str] | None = None) -> Named:
     """Weights after training; seed: of the order in which late work is done, None for gloo's.
 
-    races: is given what the checker finds. unordered: as `unordered_steps`.
+    unordered: is given what `unordered_steps` answers.
     """
     axes, both = late_axes() if case.outer else (late_mesh(case.ranks), None)
     module = build(case.toy, case.dtype)
@@ -117,12 +104,8 @@ def trained(
         toy = _sharded(module, case, axes, both)
         if unordered is not None and device is not None:
             _train(toy, case, before_step=partial(_note_unordered, device, unordered))
-        elif races is None:
-            _train(toy, case)
         else:
-            with recorded_order(toy.model.streams) as order:
-                _train(toy, case)
-            races += order.races
+            _train(toy, case)
     return toy.full_parameters()
 
 
