@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bench.cli import exit_codes
 from bench.cli.console import Answer
 from bench.cli.importing import doubts_of
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep, read_policy
@@ -12,6 +14,7 @@ from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons import imported
+from reports.comparisons.unlike import text_of
 from reports.gates import gate_text
 from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
@@ -85,6 +88,13 @@ def _refuse_unfinished(store: ResultsStore, *names: str) -> None:
 
 def _not_comparable(sides: Sides, judged: GateResult, advice: str) -> NotComparableError:
     """Of two sides with finished runs: why the gate refused their pairs, or that none matches."""
+    if unlike := [one for pair in sides.pairs for one in pair.unlike]:
+        sections = dict.fromkeys(one.section for one in unlike)
+        rates = "".join(f"\n{cell}: {rate}" for cell, rate in judged.rates)
+        return NotComparableError(
+            f"{gate_text.headline(judged)}; to compare all the same:"
+            f" {' '.join(f'--ignore {one}' for one in sections)}{rates}"
+        )
     found = judged.sides.not_comparable
     refused = [one for one in found if one not in sides.not_comparable]
     return NotComparableError(
@@ -105,37 +115,55 @@ def _called(store: ResultsStore, name: str) -> str:
 
 def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
     """Runs of which one at least is imported: numbers beside each other, and no verdict."""
-    known = store.imports.ids()
-    logs = {name: store.imports.read(name) for name in (base, head) if name in known}
-    shown = [
-        one
-        for name in (base, head)
-        for one in (
-            [imported.of_import(logs[name])]
-            if name in logs
-            else [imported.of_cell(cell) for cell in load_side(store, name) if cell.finished]
-        )
-    ]
-    two = (logs[base], logs[head]) if {base, head} <= logs.keys() else None
+    sides = [_shown_of(store, name) for name in (base, head)]
+    shown = [one for side in sides for one in side]
+    pairs = [imported.beside(*pair) for pair in itertools.product(*sides)]
+    refused = bool(pairs) and all(pair.unlike for pair in pairs)
+    logs = [pair for pair in pairs if pair.changes or pair.differences or pair.doubts]
+    two = all(one.run is not None for one in shown)
 
     def document() -> dict[str, Any]:
-        data = {"side_by_side": imported.to_data(shown), "verdicts": None}
-        return data | ({} if two is None else {"parity": imported.steps_data(*two)})
+        data: dict[str, Any] = {"side_by_side": imported.to_data(shown), "verdicts": None}
+        if refused:
+            data["outcome"] = _unlike_headline(pairs)
+        return data | ({"parity": pairs[0].to_data()} if two else {})
 
     def text() -> str:
         render = _TABLES[form]
-        parts = [render(imported.side_by_side(shown)), imported.CAPTION]
-        if two is not None:
+        parts = [_unlike_headline(pairs)] if refused else []
+        parts += [render(imported.side_by_side(shown)), imported.CAPTION]
+        for pair in logs:
             tables = (
-                imported.differences_table(imported.step_differences(*two)),
-                imported.changes_table(imported.step_changes(*two)),
+                imported.differences_table(pair.differences),
+                imported.changes_table(pair.changes),
             )
             parts += [render(table) for table in tables if table.rows]
+        if two:
             parts.append(imported.STEPS_CAPTION)
-        parts[-1] = "\n".join([parts[-1], *doubts_of(shown)])
+        told = (
+            []
+            if refused
+            else [
+                f"{pair.base} and {pair.head} are not comparable: {text_of(pair.unlike)}"
+                for pair in pairs
+                if pair.unlike
+            ]
+        )
+        told += [doubt for pair in pairs for doubt in pair.doubts]
+        parts[-1] = "\n".join([parts[-1], *told, *doubts_of(shown)])
         return "\n\n".join(part.rstrip("\n") for part in parts)
 
-    return Answer(document, text)
+    return Answer(document, text, exit_codes.NOT_COMPARABLE if refused else exit_codes.OK)
+
+
+def _shown_of(store: ResultsStore, name: str) -> list[imported.Shown]:
+    if name in store.imports.ids():
+        return [imported.of_import(store.imports.read(name))]
+    return [imported.of_cell(cell) for cell in load_side(store, name) if cell.finished]
+
+
+def _unlike_headline(pairs: Sequence[imported.Beside]) -> str:
+    return f"not comparable: {text_of(one for pair in pairs for one in pair.unlike)}"
 
 
 def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str) -> Answer:

@@ -11,8 +11,18 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, THROUGHPUT
+from bench.derive.hardware import UNKNOWN, hardware_key
+from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, TFLOPS, THROUGHPUT
 from bench.workload import ImportedRun, ImportedStep, Workload
+from reports.comparisons.doubts import norm_without_loss, rate_without_time
+from reports.comparisons.unlike import (
+    NumberChange,
+    Pace,
+    Unlike,
+    comparable_rates,
+    is_of_work,
+    unlike_paces,
+)
 from reports.renderers import quantity
 from reports.renderers.table import Table
 from reports.views.cells import Cell
@@ -30,12 +40,13 @@ CAPTION = (
 class Shown:
     """One run of either kind; None is absent. origin: `measured`, or importer and log.
 
-    run: what was imported, None for a measured cell.
+    run: what was imported, None for a measured cell. pace: what it is compared by.
     """
 
     name: str
     origin: str
     workload: Workload
+    pace: Pace
     steps: int
     milliseconds: float | None
     tokens_per_second: float | None
@@ -72,13 +83,17 @@ def of_import(run: ImportedRun) -> Shown:
         if step.tokens_per_second_per_device is not None and run.workload.ranks
     ]
     origin = run.provenance
+    time, rate = (median(values) if values else None for values in (times, rates))
+    flops = [value for _, value in _stated(steps, "teraflops_per_device")]
+    counted_tokens = {step.step: step.tokens for step in run.steps if step.tokens}
     return Shown(
         run.id,
         f"{origin.importer or 'unknown importer'}: {origin.source or 'unknown log'}",
         run.workload,
+        Pace(run.workload, time, rate, median(flops) if flops else None, counted_tokens),
         len(run.steps),
-        median(times) if times else None,
-        median(rates) if rates else None,
+        time,
+        rate,
         losses[-1] if losses else None,
         max((one.device_peak_bytes for one in run.steps if one.device_peak_bytes), default=None),
         origin.absent,
@@ -89,13 +104,17 @@ def of_import(run: ImportedRun) -> Shown:
 def of_cell(cell: Cell) -> Shown:
     """The medians of a measured cell."""
     record = cell.runs[0].record
+    time, rate = cell.value(STEP_TIME), cell.value(THROUGHPUT)
+    device = hardware_key(record).device
+    named = {"device": None if device == UNKNOWN else device}
     return Shown(
         cell.name,
         "measured",
         record.workload,
+        Pace(record.workload.model_copy(update=named), time, rate, cell.value(TFLOPS)),
         record.resolved.train.steps,
-        cell.value(STEP_TIME),
-        cell.value(THROUGHPUT),
+        time,
+        rate,
         cell.value(LOSS),
         cell.value(ALLOCATOR_PEAK),
     )
@@ -188,21 +207,6 @@ class LogDifference:
     last_step: int
 
 
-@dataclass(frozen=True)
-class LogChange:
-    """One number of each run."""
-
-    name: str
-    unit: str
-    base: float
-    head: float
-
-    @property
-    def ratio(self) -> float | None:
-        """Head over base."""
-        return self.head / self.base if self.base else None
-
-
 _DIFFERENCES = (("loss", "loss"), ("gradient norm", "grad_norm"))
 _CHANGES = (
     ("step time, median", "ms", "milliseconds"),
@@ -232,7 +236,7 @@ def step_differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference
     return found
 
 
-def step_changes(base: ImportedRun, head: ImportedRun) -> list[LogChange]:
+def step_changes(base: ImportedRun, head: ImportedRun) -> list[NumberChange]:
     """Medians and peaks that both logs tell."""
     found = []
     for name, unit, field in _CHANGES:
@@ -243,11 +247,11 @@ def step_changes(base: ImportedRun, head: ImportedRun) -> list[LogChange]:
         )
         if before and after:
             of_all = max if peak else median
-            found.append(LogChange(name, unit, float(of_all(before)), float(of_all(after))))
+            found.append(NumberChange(name, unit, float(of_all(before)), float(of_all(after))))
     return found
 
 
-def differences_table(found: list[LogDifference]) -> Table:
+def differences_table(found: Iterable[LogDifference]) -> Table:
     """One row per quantity."""
     rows = (
         (
@@ -262,7 +266,7 @@ def differences_table(found: list[LogDifference]) -> Table:
     return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
 
-def changes_table(found: list[LogChange]) -> Table:
+def changes_table(found: Iterable[NumberChange]) -> Table:
     """One row per number."""
     rows = (
         (one.name, _amount(one, one.base), _amount(one, one.head), quantity.ratio(one.ratio))
@@ -271,12 +275,58 @@ def changes_table(found: list[LogChange]) -> Table:
     return Table.of(" | base | head | head / base", rows)
 
 
-def steps_data(base: ImportedRun, head: ImportedRun) -> dict[str, Any]:
-    """As plain JSON data."""
-    return {
-        "differences": [vars(one) for one in step_differences(base, head)],
-        "changes": [vars(one) | {"ratio": one.ratio} for one in step_changes(base, head)],
-    }
+@dataclass(frozen=True)
+class Beside:
+    """Two runs, compared as far as they are alike.
+
+    changes: numbers of both; where they are `unlike`, the rates that compare all the same.
+    differences: step by step, where both compute the same. doubts: in words.
+    """
+
+    base: str
+    head: str
+    unlike: tuple[Unlike, ...]
+    changes: tuple[NumberChange, ...]
+    differences: tuple[LogDifference, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain JSON data."""
+        return {
+            "not_comparable": [vars(one) for one in self.unlike],
+            "differences": [vars(one) for one in self.differences],
+            "changes": [vars(one) | {"ratio": one.ratio} for one in self.changes],
+            "doubts": list(self.doubts),
+        }
+
+
+def beside(base: Shown, head: Shown) -> Beside:
+    """Both kinds of runs; step by step only two logs."""
+    found = unlike_paces(base.pace, head.pace)
+    rates = tuple(comparable_rates(found, base.pace, head.pace)) if found else ()
+    if base.run is None or head.run is None:
+        return Beside(base.name, head.name, found, rates)
+    two = base.run, head.run
+    changes = rates if found else tuple(step_changes(*two))
+    if any(map(is_of_work, found)):
+        return Beside(base.name, head.name, found, changes)
+    return Beside(
+        base.name, head.name, found, changes, tuple(step_differences(*two)), _doubts(changes, *two)
+    )
+
+
+def _doubts(
+    changes: Sequence[NumberChange], base: ImportedRun, head: ImportedRun
+) -> tuple[str, ...]:
+    ratios = {one.name.removesuffix(", median"): one.ratio for one in changes}
+    rates = {name: ratio for name, ratio in ratios.items() if "/s" in name}
+    losses, norms = (
+        (dict(_stated(base.steps, field)), dict(_stated(head.steps, field)))
+        for _, field in _DIFFERENCES
+    )
+    devices = base.workload.ranks if base.workload.ranks == head.workload.ranks else None
+    norm = norm_without_loss(losses, norms, devices)
+    return (*rate_without_time(ratios.get("step time"), rates), *([norm] if norm else []))
 
 
 def _gap(base: float, head: float) -> float:
@@ -286,7 +336,7 @@ def _gap(base: float, head: float) -> float:
     return head - base
 
 
-def _amount(one: LogChange, value: float) -> str:
+def _amount(one: NumberChange, value: float) -> str:
     if one.unit == "bytes":
         return quantity.binary_bytes(value)
     return f"{quantity.significant(value)} {one.unit}".rstrip()

@@ -20,6 +20,8 @@ from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import GRAD_NORM, LOSS, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
+from bench.workload import Workload
+from reports.comparisons.unlike import only_compared
 from reports.gates.cell_samples import CellSamples, Curve
 
 BASELINE_VERSION = 2
@@ -42,7 +44,8 @@ class _CellDocument(BaseModel):
     """A cell as the file keeps it. values: metric -> one number per run.
 
     counts: what a step does, as kind -> operation and dtype -> `_AMOUNTS`; not who called. nodes:
-    those of the runs, where they are known.
+    those of the runs, where they are known. workload: as far as
+    it must agree.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -61,6 +64,7 @@ class _CellDocument(BaseModel):
     grad_norms: list[_Curve] = []
     counts: dict[str, dict[str, list[int]]] = {}
     nodes: tuple[str, ...] = ()
+    workload: Workload | None = None
 
     @field_validator("values")
     @classmethod
@@ -87,6 +91,7 @@ class _CellDocument(BaseModel):
             "grad_norms": _kept_curves(cell.curves[GRAD_NORM.name]),
             "nodes": tuple(sorted(cell.nodes)),
             "counts": counts,
+            "workload": cell.workload and only_compared(cell.workload),
         }
         return cls(**{**plain, **kept})
 
@@ -180,7 +185,7 @@ class Baseline:
             "saved_utc": self.saved_utc,
             "hardware_key": self.hardware.slug,
             "hardware": asdict(self.hardware),
-            "cells": [_CellDocument.of(cell).model_dump() for cell in self.cells],
+            "cells": [_CellDocument.of(cell).model_dump(exclude_none=True) for cell in self.cells],
         }
         text = json.dumps(document, indent=1, ensure_ascii=False)
         return _NUMBER_LIST.sub(lambda m: f"[{' '.join(m.group(1).split())}]", text) + "\n"

@@ -6,12 +6,15 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from statistics import median
 
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
 from bench.derive.live_storage import LiveStorage, live_storage
-from bench.derive.metrics import CURVES, STEP_TIME, Metric, judged_metrics
+from bench.derive.metrics import CURVES, STEP_TIME, THROUGHPUT, Metric, judged_metrics
+from bench.workload import Workload
 from reports.comparisons.parity import losses, tolerance_for
+from reports.comparisons.unlike import Pace
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
@@ -46,6 +49,7 @@ class CellSamples:
     why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
     held between two steps. nodes: of a cluster, of all runs. inputs: as of a status, of one run.
+    workload: what ran; None if a file does not say.
     """
 
     name: str
@@ -65,6 +69,7 @@ class CellSamples:
     live: LiveStorage | None = None
     nodes: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
+    workload: Workload | None = None
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -74,6 +79,17 @@ class CellSamples:
     def step_milliseconds(self) -> Mapping[int, float]:
         """Steady-state median by block."""
         return self.of(STEP_TIME)
+
+    @property
+    def pace(self) -> Pace:
+        """Medians over runs; of a file without its workload only the time."""
+        time, rate = (
+            median(values.values()) if (values := self.of(metric)) else None
+            for metric in (STEP_TIME, THROUGHPUT)
+        )
+        if rate is None and time:
+            rate = self.tokens_per_step / time * 1e3
+        return Pace(self.workload or Workload(framework="unknown"), time, rate)
 
 
 def cell_samples(cell: Cell) -> CellSamples:
@@ -111,6 +127,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
         live=next((live for run in counted if (live := live_storage(run.record))), None),
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
+        workload=record.workload,
     )
 
 

@@ -11,11 +11,14 @@ from bench.derive.metrics import (
     GRAD_NORM,
     JUDGED_IF_MEASURED,
     LIVE_STORAGE,
+    LOSS,
     STEP_TIME,
     Metric,
     MetricRule,
 )
+from reports.comparisons.doubts import norm_without_loss
 from reports.comparisons.parity import LOSSES, NORMS
+from reports.comparisons.unlike import NumberChange, comparable_rates, text_of
 from reports.gates.cell_samples import CellSamples, shared_metric
 from reports.gates.count_gate import judge_count, unused
 from reports.gates.curve_gate import judge_curve
@@ -37,13 +40,17 @@ Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
 
 @dataclass(frozen=True)
 class GateResult:
-    """Everything a gate found. `sides.not_comparable` grows by the cells of other hardware."""
+    """Everything a gate found. `sides.not_comparable` grows by the cells that are too unlike.
+
+    rates: (cell, rate) of those, where a rate compares all the same.
+    """
 
     sides: Sides
     policy: Policy
     judgements: tuple[Judgement, ...]
     calibration: NoiseCalibration | None
     notes: tuple[str, ...] = ()
+    rates: tuple[tuple[str, NumberChange], ...] = ()
 
     def of(self, verdict: str, *, required: bool = True) -> list[Judgement]:
         """Judgements with this verdict."""
@@ -92,6 +99,7 @@ def gate(
         calibrations: the noise calibration of a kind of hardware, None if there is none.
         any_nodes: compare what different nodes of a cluster have measured.
     """
+    unlike = [pair for pair in sides.pairs if pair.unlike]
     sides = _only_comparable(sides, any_nodes=any_nodes)
     calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
     judgements: list[Judgement] = []
@@ -113,6 +121,11 @@ def gate(
         judgements=tuple(_passed_over(judgements, policy)),
         calibration=calibration,
         notes=(*sides.notes, *unused(policy.allowed, sides.pairs)),
+        rates=tuple(
+            (pair.label, rate)
+            for pair in unlike
+            for rate in comparable_rates(pair.unlike, pair.base.pace, pair.head.pace)
+        ),
     )
 
 
@@ -144,7 +157,11 @@ def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = Fals
 
 def _only_comparable(sides: Sides, *, any_nodes: bool) -> Sides:
     reasons = [
-        (pair, incomparable(pair.base, pair.head, any_nodes=any_nodes)) for pair in sides.pairs
+        (
+            pair,
+            text_of(pair.unlike) or incomparable(pair.base, pair.head, any_nodes=any_nodes),
+        )
+        for pair in sides.pairs
     ]
     refused = tuple((pair.label, why) for pair, why in reasons if why)
     return replace(
@@ -233,13 +250,16 @@ def _curve(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         bounds = (rule.tolerance, rule.tolerance)
     found = judge_curve(base, head, rule.mode, bounds, distances)
     before, after = (side[0].values[-1:] for side in (base, head))
+    reason = found.reason
+    if metric is GRAD_NORM and found.verdict == "regressed":
+        reason = "; ".join(filter(None, (reason, _norm_without_loss(pair))))
     change = (after[0] - before[0]) / abs(before[0]) if before and after and before[0] else None
     return Judgement(
         cell=pair.label,
         metric=metric.name,
         verdict=found.verdict,
         required=rule.gate == "required",
-        reason=found.reason,
+        reason=reason,
         base=before[0] if before else None,
         head=after[0] if after else None,
         ratio=None if change is None else 1 + change,
@@ -248,6 +268,16 @@ def _curve(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         n_head=len(head),
         detail=rule.mode,
     )
+
+
+def _norm_without_loss(pair: Pair) -> str:
+    losses, norms = (
+        [dict(zip(side.curves[name][0].steps, side.curves[name][0].values, strict=True))
+         for side in (pair.base, pair.head)]
+        for name in (LOSS.name, GRAD_NORM.name)
+    )  # fmt: skip
+    ranks = pair.head.workload.ranks if pair.head.workload else None
+    return norm_without_loss((losses[0], losses[1]), (norms[0], norms[1]), ranks)
 
 
 def _passed_over(judgements: Sequence[Judgement], policy: Policy) -> list[Judgement]:

@@ -48,7 +48,8 @@ _LONGEST_REASON = 80
 def headline(result: GateResult) -> str:
     """The outcome in one line, with the names of the cells that are the cause."""
     if result.nothing_comparable and not result.failed:
-        return "NOT COMPARABLE: no cell of the two sides can be compared"
+        reasons = dict.fromkeys(why for _, why in result.sides.not_comparable)
+        return f"not comparable: {_few(list(reasons)) or 'no cell of the two sides'}"
     counts = Counter(one.verdict for one in result.judgements if one.required)
     found = (
         ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
@@ -91,8 +92,12 @@ def _causes(result: GateResult) -> list[str]:
         if is_count(one) and one.base is not None and one.head is not None:
             change = f" {one.head - one.base:+,.0f}"
         found.append(f"{one.cell} {one.verdict}: {metric_text(one)}{change}")
-    more = len(found) - _MOST_NAMED
-    return found[:_MOST_NAMED] + ([f"and {more} more"] if more > 0 else [])
+    return [_few(found)] if found else []
+
+
+def _few(texts: Sequence[str]) -> str:
+    more = len(texts) - _MOST_NAMED
+    return "; ".join([*texts[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
 
 
 def to_terminal(result: GateResult) -> str:
@@ -121,6 +126,7 @@ def verdicts(result: GateResult, *, form: str = "table") -> str:
 def to_data(result: GateResult) -> dict[str, Any]:
     """Plain data; changes are fractions, not per cent."""
     calibration = result.calibration
+    rates = [{"cell": cell, **asdict(rate), "ratio": rate.ratio} for cell, rate in result.rates]
     return {
         "base": result.sides.base,
         "head": result.sides.head,
@@ -134,7 +140,7 @@ def to_data(result: GateResult) -> dict[str, Any]:
         "pruned": _pairs(result.sides.pruned),
         "noise": None if calibration is None else calibration.describe(),
         "remarks": [{"about": title, "text": text} for title, text in remarks(result)],
-    }
+    } | ({"rates": rates} if rates else {})
 
 
 def remarks(result: GateResult) -> list[tuple[str, str]]:
@@ -142,6 +148,7 @@ def remarks(result: GateResult) -> list[tuple[str, str]]:
     found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
     found += _reasons(result.judgements)
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
+    found += [("rate that compares", f"{name}: {rate}") for name, rate in result.rates]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
     found += [("left out", text) for text in result.notes]
     if result.sides.differences:

@@ -10,6 +10,7 @@ from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.record import RunRecord
 from bench.store import ResultsStore
+from reports.comparisons.unlike import Unlike, is_of_dtypes, text_of, unlike
 from reports.gates.cell_samples import CellSamples, cell_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
@@ -19,12 +20,16 @@ from reports.views.sweep_view import load_side, load_sweeps
 
 @dataclass(frozen=True)
 class Pair:
-    """One cell on both sides. paired: its runs were made in blocks, in an order that was drawn."""
+    """One cell on both sides. paired: its runs were made in blocks, in an order that was drawn.
+
+    unlike: in what the sides may not be compared, beside the hardware.
+    """
 
     label: str
     base: CellSamples
     head: CellSamples
     paired: bool
+    unlike: tuple[Unlike, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -188,7 +193,7 @@ def sides_of_sweeps(
     """
     before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1], codes)
     matching = match(before, after, ignore)
-    found = [_sweep_pair(one, other) for one, other in matching.pairs]
+    found = [_sweep_pair(*pair, wanted=bool(ignore)) for pair in matching.pairs]
     refused = [
         (cell.name, "no cell of equal configuration in base") for cell in matching.unmatched_head
     ]
@@ -304,15 +309,26 @@ def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pa
         cell_samples(Cell(f"{name} [{arm}]", tuple(Run.of(block[arm]) for block in blocks)))
         for arm in (base, head)
     )
-    return Pair(name, before, after, all(map(is_interleaved, blocks)))
+    found = tuple(one for one in _unlike(before, after) if not is_of_dtypes(one))  # arms set them
+    return Pair(name, before, after, all(map(is_interleaved, blocks)), found)
 
 
-def _sweep_pair(base: Cell, head: Cell) -> Pair | tuple[str, str]:
+def _sweep_pair(base: Cell, head: Cell, *, wanted: bool) -> Pair | tuple[str, str]:
+    """wanted: settings that differ were named, to be set aside."""
     label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
     for cell in (head, base):
         if not cell.finished:
             return label, f"{cell.name}: no finished run ({states_of(cell)})"
-    return Pair(label, cell_samples(base), cell_samples(head), paired=False)
+    sides = cell_samples(base), cell_samples(head)
+    return Pair(label, *sides, paired=False, unlike=() if wanted else _unlike(*sides))
+
+
+def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
+    """As far as both say it; without the device, which the hardware says better."""
+    if base.workload is None or head.workload is None:
+        return ()
+    found = unlike(base.workload, head.workload)
+    return tuple(one for one in found if one.name != "device")
 
 
 def _state(run: Run) -> str:
@@ -399,4 +415,6 @@ def _pruned(cells: Sequence[PrunedCell]) -> tuple[tuple[str, str], ...]:
 def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
     text = f"no cell of configuration {cell.resolved.config_hash} in the baseline"
     same = [other for other in kept if other.name == cell.name]
+    if same and (differs := _unlike(same[0], cell_samples(cell))):
+        return text_of(differs)
     return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text

@@ -205,11 +205,11 @@ LINT: Scenarios = {
 # -- compare, report ---------------------------------------------------------------------------
 
 
-def import_theirs(world: World) -> None:
-    theirs = Workload(framework="megatron-lm", ranks=64)
+def import_theirs(world: World, name: str = "theirs", ranks: int | None = 64) -> None:
+    theirs = Workload(framework="megatron-lm", ranks=ranks)
     log = Provenance(kind="imported", source="train.log", importer="megatron 1", absent=("loss",))
     steps = (ImportedStep(1, milliseconds=812.5),)
-    world.theirs = world.store.imports.write(ImportedRun("theirs", theirs, log, steps)).id
+    world.theirs = world.store.imports.write(ImportedRun(name, theirs, log, steps)).id
 
 
 def lose_runs_of_planned(world: World) -> None:
@@ -258,8 +258,13 @@ COMPARE: Scenarios = {
     "an unknown sweep": [GOOD, ask("compare two tow", "tow")],
     "an imported and a measured run": [
         GOOD,
+        does(lambda world: import_theirs(world, "alike", ranks=None)),
+        ask("compare two alike", "megatron 1: train.log", "alike does not say: loss"),
+    ],
+    "an imported and a measured run that are unlike": [
+        GOOD,
         does(import_theirs),
-        ask("compare two theirs", "megatron 1: train.log", "theirs does not say: loss"),
+        ask("compare two theirs", "not comparable: number of devices 2, 64"),
     ],
     "two imported runs": [
         file("step,loss\n7,2.5\n", "base.csv"),

@@ -21,6 +21,7 @@ from recorded_runs import (
 from bench.cli.comparing import show_comparison
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError
+from bench.spec import DataSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.gates.gate import gate
 from reports.gates.pairing import sides_of_sweeps
@@ -70,26 +71,31 @@ def test_equal_sweeps_match_cell_by_cell(two_sweeps):
 
 
 def test_the_axis_in_which_two_sweeps_differ_is_found_and_set_aside(store, capsys):
-    for sweep, comm in (("fp32-comm", "fp32"), ("bf16-comm", "bf16")):
-        cells = [(s, resolved_run("mfsdp", s, comm=comm)) for s in ("optim", "optim_grads")]
+    for sweep, seed in (("first", 1), ("second", 2)):
+        data = DataSpec(kind="text", seed=seed)
+        cells = [(s, resolved_run("mfsdp", s, data=data)) for s in ("optim", "optim_grads")]
         write_plan(store, cells, sweep=sweep)
         for name, resolved in cells:
             record_run(store, Recorded(resolved, cell=name, sweep=sweep))
-    sides = sides_of_sweeps(store, "fp32-comm", "bf16-comm")
-    assert sides.set_aside == ("dtypes.grad_comm",)
+    sides = sides_of_sweeps(store, "first", "second")
+    assert sides.set_aside == ("data.seed",)
     assert labels(sides) == ["optim", "optim_grads"]
-    text = shown(store, capsys, "fp32-comm", "bf16-comm")
-    assert "set aside when matching: dtypes.grad_comm" in text
+    text = shown(store, capsys, "first", "second")
+    assert "set aside when matching: data.seed" in text
 
 
 def test_a_named_axis_is_set_aside_within_one_sweep(two_sweeps, capsys):
     with pytest.raises(NotComparableError, match="--ignore"):  # two cells for every key
         shown(two_sweeps, capsys, "before", "after", ignore=["dtypes"])
-    sides = sides_of_sweeps(two_sweeps, "before:ddp-fp32", "before:ddp-bf16")
+    sides = sides_of_sweeps(two_sweeps, "before:ddp-fp32", "before:ddp-bf16", ["dtypes"])
     assert labels(sides) == ["ddp-fp32 -> ddp-bf16"]
     assert sides.differences == ("dtypes.compute: fp32, bf16", "dtypes.grad_comm: fp32, bf16")
-    text = shown(two_sweeps, capsys, "before:ddp-fp32", "before:ddp-bf16")
+    ask = two_sweeps, capsys, "before:ddp-fp32", "before:ddp-bf16"
+    text = shown(*ask, ignore=["dtypes"])
     assert "differs in (base, head): dtypes.compute: fp32, bf16; dtypes.grad_comm" in text
+    said = "^not comparable: compute dtype fp32, bf16; dtype of gradient communication fp32, bf16"
+    with pytest.raises(NotComparableError, match=said + "; .*: --ignore dtypes$"):
+        shown(*ask)
 
 
 def test_cells_without_a_partner_are_listed(two_sweeps):

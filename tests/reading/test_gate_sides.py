@@ -144,7 +144,8 @@ def test_other_hardware_and_other_nodes_are_refused_cell_by_cell(store, before, 
     result = judged(sides)
     assert result.nothing_comparable == (why is not None)
     if why is not None:
-        assert headline(result).startswith("NOT COMPARABLE")
+        assert headline(result).startswith("not comparable: ")
+        assert why in headline(result)
         assert why in dict(result.sides.not_comparable)["ddp"]
         told = gate(sides, Policy(), lambda _: None, any_nodes=True)
         assert bool(told.sides.pairs) == why.startswith("nodes")

@@ -1,0 +1,196 @@
+"""In what two runs are too unlike to be compared, and which rates compare all the same. Pure.
+
+What a side does not say is no difference. A name that says less than another one, as `H100` beside
+`NVIDIA H100 80GB HBM3`, is the same name.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.workload import Workload
+from reports.renderers import quantity
+
+_NAMES = {"model": "model", "device": "device"}
+_COUNTS = {
+    "ranks": "number of devices",
+    "global_batch": "global batch",
+    "seq_len": "sequence length",
+}
+_SHAPES = ("parameters", "layers", "hidden")
+_DTYPES = {
+    "compute_dtype": "compute dtype",
+    "main_params_dtype": "dtype of main weights",
+    "main_grads_dtype": "dtype of main gradients",
+    "grad_comm_dtype": "dtype of gradient communication",
+}
+_TOKENS = "tokens per step"
+_SECTIONS = {
+    "ranks": "launch.ranks",
+    "global_batch": "train.global_batch",
+    "seq_len": "train.seq_len",
+    **dict.fromkeys(("model", *_SHAPES), "shape"),
+    **dict.fromkeys(_DTYPES, "dtypes"),
+}
+_WORD = re.compile(r"\d+(?:\.\d+)?b\b|\d+(?:\.\d+)?|[a-z]+")
+_DTYPE_WORDS = {"bfloat16": "bf16", "float32": "fp32", "float16": "fp16", "float64": "fp64"}
+_NUMBERS = {*_COUNTS.values(), _TOKENS}
+_SAME_WORK = {"number of devices", "device", *_DTYPES.values()}
+_LEAST_TOKENS = 0.01
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """One thing in which two runs differ, as text. section: of a sweep file, "" if none."""
+
+    name: str
+    base: str
+    head: str
+    section: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.base}, {self.head}"
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast one run is. Medians; rates are of all its devices together; None is not known.
+
+    tokens: by step, as the run counts them.
+    """
+
+    workload: Workload
+    milliseconds: float | None = None
+    tokens_per_second: float | None = None
+    teraflops_per_device: float | None = None
+    tokens: Mapping[int, int] = field(default_factory=dict)
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Sequences of the global batch."""
+        batch, time = self.workload.global_batch, self.milliseconds
+        return batch / time * 1e3 if batch and time else None
+
+    def per_device(self, rate: float | None) -> float | None:
+        """A rate of all devices, shared among them."""
+        ranks = self.workload.ranks
+        return rate / ranks if rate is not None and ranks else None
+
+
+@dataclass(frozen=True)
+class NumberChange:
+    """One number of each run, in a unit."""
+
+    name: str
+    unit: str
+    base: float
+    head: float
+
+    @property
+    def ratio(self) -> float | None:
+        """Head over base."""
+        return self.head / self.base if self.base else None
+
+    def __str__(self) -> str:
+        both = ", ".join(quantity.significant(value) for value in (self.base, self.head))
+        return f"{self.name} {both} ({quantity.ratio(self.ratio)})"
+
+
+def unlike(base: Workload, head: Workload) -> tuple[Unlike, ...]:
+    """Everything that must agree and does not."""
+    found = []
+    for key, name in (_COUNTS | _NAMES | _DTYPES).items():
+        before, after = getattr(base, key), getattr(head, key)
+        if before is None or after is None or _is_same(key, before, after):
+            continue
+        first, second = (f"{one:,}" if key in _COUNTS else str(one) for one in (before, after))
+        found.append(Unlike(name, first, second, _SECTIONS.get(key, "")))
+    if base.framework == head.framework and "model" not in {one.name for one in found}:
+        found += _other_shape(base, head)
+    return tuple(found)
+
+
+def unlike_paces(base: Pace, head: Pace) -> tuple[Unlike, ...]:
+    """As `unlike`, and tokens of a step that the runs count themselves."""
+    found = unlike(base.workload, head.workload)
+    if {one.name for one in found} & {"global batch", "sequence length"}:
+        return found
+    steps = base.tokens.keys() & head.tokens.keys()
+    if all(abs(head.tokens[one] / base.tokens[one] - 1) <= _LEAST_TOKENS for one in steps):
+        return found
+    texts = (_span([side.tokens[one] for one in steps]) for side in (base, head))
+    return (*found, Unlike(_TOKENS, *texts))
+
+
+def is_of_work(found: Unlike) -> bool:
+    """Whether it changes what a step computes, so that losses do not compare."""
+    return found.name not in _SAME_WORK
+
+
+def is_of_dtypes(found: Unlike) -> bool:
+    """Whether it is a dtype."""
+    return found.name in _DTYPES.values()
+
+
+def only_compared(workload: Workload) -> Workload:
+    """What `unlike` compares, and nothing else."""
+    named = (*_COUNTS, *_NAMES, *_SHAPES, *_DTYPES)
+    return Workload.model_construct(
+        framework=workload.framework, **{key: getattr(workload, key) for key in named}, settings={}
+    )
+
+
+def text_of(found: Iterable[Unlike]) -> str:
+    """`global batch 8, 16; sequence length 4,096, 2,048`."""
+    return "; ".join(dict.fromkeys(map(str, found)))
+
+
+def comparable_rates(found: Sequence[Unlike], base: Pace, head: Pace) -> list[NumberChange]:
+    """Rates per second, and per device, that both have; none where more than sizes differ."""
+    names = {one.name for one in found}
+    if names - _NUMBERS:
+        return []
+    whole = [("tokens/s", base.tokens_per_second, head.tokens_per_second)]
+    if None in whole[0] and "sequence length" not in names:
+        whole = [("samples/s", base.samples_per_second, head.samples_per_second)]
+    shared = [
+        (f"{name} per device", base.per_device(before), head.per_device(after))
+        for name, before, after in whole
+    ]
+    shared.append(("TFLOP/s per device", base.teraflops_per_device, head.teraflops_per_device))
+    rates = shared if "number of devices" in names else whole + shared
+    return [
+        NumberChange(name, "", before, after) for name, before, after in rates if before and after
+    ]
+
+
+def _other_shape(base: Workload, head: Workload) -> list[Unlike]:
+    for key in _SHAPES:
+        before, after = getattr(base, key), getattr(head, key)
+        if before is not None and after is not None and before != after:
+            first, second = (f"of {one:,} {key}" for one in (before, after))
+            return [Unlike("model", first, second, _SECTIONS[key])]
+    return []
+
+
+def _is_same(key: str, before: object, after: object) -> bool:
+    if key in _COUNTS:
+        return before == after
+    first, second = _words(str(before)), _words(str(after))
+    return first == second if key in _DTYPES else first <= second or second <= first
+
+
+def _words(text: str) -> set[str]:
+    plain = text.lower().removeprefix("torch.")
+    return (
+        {plain}
+        if plain in _DTYPE_WORDS.values()
+        else ({_DTYPE_WORDS[plain]} if plain in _DTYPE_WORDS else {*_WORD.findall(plain)})
+    )
+
+
+def _span(tokens: Sequence[int]) -> str:
+    least, most = min(tokens), max(tokens)
+    return f"{least:,}" if least == most else f"{least:,} to {most:,}"
