@@ -17,7 +17,7 @@ from bench.store import ResultsStore
 # On a machine with other work a run takes a minute.
 pytestmark = [pytest.mark.processes, pytest.mark.needs("slurm")]
 
-PAGE = (CHECKOUT / "docs" / "slurm.md").read_text()
+PAGE = (CHECKOUT / "docs" / "nodes.md").read_text().partition("## Hosts of your own")[0]
 
 
 def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
