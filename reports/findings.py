@@ -10,7 +10,7 @@ from bench.derive.metrics import Metric
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.comparisons.change import Change, Flag, change_between, memory_metric, tradeoff_flags
-from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups
+from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups, wire_groups
 from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
 from reports.gates.pairing import Sides, sides_of_arms
@@ -30,7 +30,8 @@ class Findings:
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
     on different hardware than what they would be compared with. within_policy: cells without arms
     against the reference of their own dtype policy, problem and number of ranks. store: the
-    results folder, for what stands beside the records of runs.
+    results folder, for what stands beside the records of runs. wires: cells that differ in the
+    dtypes of their gradients.
     judged: arms, block by block.
     """
 
@@ -42,6 +43,7 @@ class Findings:
     other_hardware: tuple[Cell, ...]
     within_policy: tuple[Change, ...]
     parity: tuple[ParityGroup, ...]
+    wires: tuple[ParityGroup, ...]
     flags: tuple[Flag, ...]
     memory_metric: Metric | None
     store: ResultsStore
@@ -102,6 +104,7 @@ def find(
         other_hardware=elsewhere,
         within_policy=_within_policy(groups, set(within)),
         parity=groups,
+        wires=tuple(wire_groups(cells)),
         flags=tuple(tradeoff_flags(changes, rows)),
         memory_metric=memory_metric([cell for cell in cells if cell.n]),
         store=store,

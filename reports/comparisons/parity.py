@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
 from statistics import fmean, median
 from typing import Literal
@@ -18,6 +18,7 @@ from bench.derive.metrics import GRAD_NORM
 from bench.derive.summary import common_steps
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
+from bench.spec.names import HYBRID_NAMES, SHARDED
 from reports.views.cells import Cell, dtype_policy
 from reports.views.reference import choose_reference
 
@@ -111,6 +112,76 @@ def parity_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
         label = policy if policies.count(policy) == 1 else f"{policy} ({_problem(members[0])})"
         groups.append(_group(members, label))
     return groups
+
+
+GRADIENT_DTYPES = frozenset({"main_grads", "grad_comm", "reduce"})
+"""In what gradients are kept, sent and added up over ranks."""
+
+
+def wire_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
+    """Groups of cells that differ in the dtypes of gradients alone, where any do.
+
+    One reference per model and batch, of the widest dtypes; the bound is that of the narrowest
+    dtype in the group. What established engines differ by does not widen it: here the dtypes are
+    the question.
+    """
+    grouped: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.finished:
+            grouped.setdefault(_group_key(cell.resolved, GRADIENT_DTYPES), []).append(cell)
+    groups = []
+    for members in grouped.values():
+        if len({_wire(cell.resolved) for cell in members}) > 1:
+            reference = choose_reference(members, None, lambda cell: bool(cell.finished))
+            bounds = (tolerance_for(cell.resolved) for cell in members)
+            widest = max(bounds, key=lambda tolerance: tolerance.bound)
+            base = reference or members[0]
+            rows = tuple(_row(cell, base, widest, alone=False) for cell in members)
+            groups.append(ParityGroup(_problem(base), base, widest, rows, None))
+    return groups
+
+
+def wire_verdicts(group: ParityGroup) -> list[str]:
+    """One sentence per sharding and dtypes of gradients: `FSDP, BF16 wire: equal within 5.2e-04`.
+
+    The worst of the cells that share both.
+    """
+    engines = {row.cell.resolved.engine.name for row in group.rows}
+    worst: dict[str, ParityRow] = {}
+    for row in group.compared:
+        run = row.cell.resolved
+        name = ", ".join([*([run.engine.name] if len(engines) > 1 else []), _sharding(run)])
+        name += f", {_wire(run)}"
+        worst[name] = max(worst.get(name, row), row, key=_badness)
+    bound = f"(bound {group.tolerance.bound:.1e})"
+    found = []
+    for name, row in worst.items():
+        most = f"{row.max_relative or 0.0:.1e}"
+        verdict: str = row.verdict
+        if row.verdict == "parity":
+            verdict = f"equal within {most}" if row.max_relative else "equal"
+        if row.verdict == "diverges":
+            verdict = f"{row.moved} differs from step {row.first_divergent_step}, losses by {most}"
+        found.append(f"{name}: {verdict} {bound}")
+    return found
+
+
+def _sharding(run: ResolvedRun) -> str:
+    shards_all = "weights" in SHARDED[run.strategy]
+    if run.engine.outer_size > 1:
+        hybrid = HYBRID_NAMES[run.engine.outer_strategy].upper()
+        return hybrid if shards_all else f"{hybrid} {run.strategy}"
+    return "FSDP" if shards_all else run.strategy
+
+
+def _wire(run: ResolvedRun) -> str:
+    dtypes = run.dtypes
+    text = f"{dtypes.grad_comm.upper()} wire"
+    if dtypes.reduce not in (None, dtypes.grad_comm):
+        text += f", {dtypes.reduce.upper()} sums"
+    if dtypes.main_grads != (dtypes.main_params or dtypes.compute):
+        text += f", {dtypes.main_grads.upper()} gradients"
+    return text
 
 
 def tolerance_for(resolved: ResolvedRun) -> Tolerance:
@@ -277,15 +348,18 @@ def _repeat_spread(cell: Cell) -> float | None:
     return max(found) if found else None
 
 
-def _group_key(resolved: ResolvedRun) -> str:
-    """All that decides which losses a correct engine reports; not how it gets there."""
+def _group_key(resolved: ResolvedRun, apart: Set[str] = frozenset({"reduce"})) -> str:
+    """All that decides which losses a correct engine reports; not how it gets there.
+
+    apart: dtypes that cells of one group may differ in.
+    """
     train = resolved.train.model_dump(mode="json")
     del train["micro_batch"]  # the same global batch in other pieces
     shape = resolved.shape
     key = {
         "model": resolved.factory if shape is None else shape.model_dump(mode="json"),
         "data": resolved.data.model_dump(mode="json"),
-        "dtypes": resolved.dtypes.model_dump(mode="json", exclude={"reduce"}),
+        "dtypes": resolved.dtypes.model_dump(mode="json", exclude=set(apart)),
         "recipe": resolved.engine.setting("recipe") or "none",
         "linear": resolved.linear.model_dump_json(),
         "device": resolved.launch.device,

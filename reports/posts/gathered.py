@@ -9,6 +9,7 @@ from bench.errors import NothingMeasuredError
 from bench.spec import ModelShape
 from bench.store import ResultsStore
 from reports.comparisons.change import Change
+from reports.comparisons.parity import wire_verdicts
 from reports.findings import Findings, find
 from reports.gates.judgement import Judgement
 from reports.lint.check import lint
@@ -147,8 +148,11 @@ def _parity_of(pairs: Sequence[EvidencePair]) -> str:
 
 
 def _measured_parity(measured: Findings) -> list[str]:
-    found = []
+    found = [f"{'; '.join(wire_verdicts(group))}." for group in measured.wires]
+    named = {row.cell.name for group in measured.wires for row in group.rows}
     for group in measured.parity:
+        if all(row.cell.name in named and row.verdict != "diverges" for row in group.rows):
+            continue
         rows = [row for row in group.rows if row.verdict != "reference"]
         compared = group.compared
         good = sum(row.verdict == "parity" for row in compared)

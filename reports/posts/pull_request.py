@@ -36,7 +36,7 @@ def pull_request(found: Gathered) -> str:
         shown = _bullets(found.doubts, _MOST_DOUBTS, "doubt")
         parts.append("\n".join(["**Trade-offs and unlike things**", *shown]))
     if found.parity:
-        parts.append(f"**Parity** {markdown.escape(_short(found.parity))}")
+        parts.append(f"**Parity** {markdown.escape(_short(found.parity, 3 * _SENTENCE))}")
     kernels = [f"{entry.name}: {entry.kernels}" for entry in found.entries if entry.kernels]
     if kernels:
         parts.append("\n".join(["**NCCL**", *_bullets(kernels, _MOST_KERNELS, "run")]))
@@ -97,8 +97,8 @@ def _bullets(texts: Sequence[str], most: int, noun: str) -> list[str]:
     return shown + ([f"- and {quantity.counted(more, f'more {noun}')}"] if more > 0 else [])
 
 
-def _short(text: str) -> str:
-    return text if len(text) <= _SENTENCE else text[: _SENTENCE - 3].rstrip(" .,;:") + " ..."
+def _short(text: str, most: int = _SENTENCE) -> str:
+    return text if len(text) <= most else text[: most - 3].rstrip(" .,;:") + " ..."
 
 
 def _count(parts: Sequence[str]) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.comparisons.parity import NORMS, ParityGroup, ParityRow
+from reports.comparisons.parity import NORMS, ParityGroup, ParityRow, wire_verdicts
 from reports.findings import Findings
 from reports.plots.loss import loss_figure, most_different
 from reports.plots.style import looks
@@ -26,6 +26,7 @@ def parity_section(findings: Findings) -> Section:
         TableBlock(parity_table(findings.parity)),
     ]
     blocks.extend(Paragraph(_explained(group), tone="note") for group in findings.parity)
+    blocks.extend(_across_dtypes(group) for group in findings.wires)
     shown = most_different(findings.parity)
     svg = loss_figure(shown, looks(findings.cells))
     caption = (
@@ -48,6 +49,14 @@ def parity_table(groups: tuple[ParityGroup, ...]) -> Table:
         (_row(group, row) for group in groups for row in group.rows),
         left=3,
     )
+
+
+def _across_dtypes(group: ParityGroup) -> Paragraph:
+    """Cells of one model and batch that keep, send or add up gradients in other dtypes."""
+    good = all(row.verdict == "parity" for row in group.compared)
+    text = f"Across dtypes of gradients, against {group.reference.name}"
+    verdicts = "; ".join(wire_verdicts(group))
+    return Paragraph(f"{text}: {verdicts}.", tone="plain" if good else "warning")
 
 
 def _row(group: ParityGroup, row: ParityRow) -> Row:

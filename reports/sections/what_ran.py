@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from bench.derive.summary import broken_promise
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
+from reports.comparisons.parity import wire_verdicts
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section
@@ -177,12 +178,15 @@ def _by_text(found: Iterable[tuple[str, str]]) -> list[str]:
 
 def _parity_sentences(findings: Findings) -> list[str]:
     compared = [row for group in findings.parity for row in group.compared]
+    wires = [
+        f"Gradients in other dtypes: {'; '.join(wire_verdicts(group))}." for group in findings.wires
+    ]
     if not compared:
-        return []
+        return wires
     good = sum(row.verdict == "parity" for row in compared)
     text = (
         f"Loss parity: {good} of {quantity.counted(len(compared), 'compared cell')} within the "
         "bound of their dtype policy"
     )
     bad = [row.cell.name for row in compared if row.verdict != "parity"]
-    return [text + (f"; not: {', '.join(bad)}." if bad else ".")]
+    return [text + (f"; not: {', '.join(bad)}." if bad else "."), *wires]

@@ -6,10 +6,17 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from recorded_runs import Recorded, record_run, recorded_cell, resolved_run
+from recorded_runs import Recorded, findings_of, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.comparisons.parity import parity_groups, relative_differences, tolerance_for
+from reports.comparisons.parity import (
+    parity_groups,
+    relative_differences,
+    tolerance_for,
+    wire_verdicts,
+)
+from reports.posts.gathered import gather
+from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section
 from reports.views.cells import make_cell
 
@@ -61,8 +68,42 @@ def test_sums_in_another_precision_are_compared_and_said(store):
     assert verdicts([group]) == {"a": "reference", "b": "parity"}
     assert "sums" not in group.label
     assert group.sums == {"fp32": ["a"], "bf16": ["b"]}
-    section = parity_section(SimpleNamespace(parity=(group,), cells=tuple(cells)))
+    section = parity_section(SimpleNamespace(parity=(group,), wires=(), cells=tuple(cells)))
     assert "precision of sums over ranks: fp32 in a; bf16 in b" in section.blocks[2].text
+
+
+def test_cells_with_gradients_in_other_dtypes_have_one_reference_and_verdicts_by_name(store):
+    def of(outer: int, wire: str, sums: str | None = None, **changes):
+        run = resolved_run(dtype="bf16", comm=wire, ranks=4)
+        engine = {"outer_size": outer, "outer_strategy": "optim" if outer > 1 else "no_shard"}
+        changed = {
+            "engine": run.engine.model_copy(update=engine),
+            "dtypes": run.dtypes.model_copy(update={"reduce": sums}),
+        }
+        return Recorded(run.model_copy(update=changed), noise=0.0, **changes)
+
+    larger = TRAIN.model_copy(update={"global_batch": 8})
+    cells = {
+        "bf16": of(1, "bf16", loss_shift=5e-4),
+        "fp32": of(1, "fp32"),
+        "wide": of(1, "bf16", "fp32", loss_shift=1e-4),
+        "hfsdp-fp32": of(2, "fp32"),
+        "hfsdp-bf16": of(2, "bf16", loss_shift=1.1e-2),
+        "other batch": Recorded(resolved_run(dtype="bf16", comm="bf16", train=larger)),
+    }
+    found = findings_of(store, cells)
+    (group,) = found.wires
+    assert group.reference.name == "fp32"
+    assert group.tolerance.bound == 2.0**-8
+    assert wire_verdicts(group) == [
+        "FSDP, BF16 wire: equal within 5.0e-04 (bound 3.9e-03)",
+        "FSDP, BF16 wire, FP32 sums: equal within 1.0e-04 (bound 3.9e-03)",
+        "HFSDP, FP32 wire: equal (bound 3.9e-03)",
+        "HFSDP, BF16 wire: loss differs from step 1, losses by 1.1e-02 (bound 3.9e-03)",
+    ]
+    texts = [block.text for block in parity_section(found).blocks if isinstance(block, Paragraph)]
+    assert any(text.startswith("Across dtypes of gradients, against fp32: FSDP") for text in texts)
+    assert "FSDP, BF16 wire: equal within" in gather(store, ["quickstart"], {}).parity
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
