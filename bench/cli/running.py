@@ -6,6 +6,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from itertools import islice
 
 from bench.cli import console, exit_codes
 from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
@@ -15,13 +16,12 @@ from bench.cli.live_display import progress_display
 from bench.cli.options import DEFAULT_RESULTS, duration, parsed_seconds
 from bench.cli.reporting import write_sweep_report
 from bench.cli.verbs.measure import RunRequest
-from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT, Metric
+from bench.derive.metrics import LOSS, MEMORY_PEAKS, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import UsageError
 from bench.launch.watch import StopRequest
 from bench.redaction import redact_text
 from bench.store import ResultsStore
-from reports.comparisons.change import memory_metric
-from reports.renderers import quantity, terminal
+from reports.renderers import terminal
 from reports.renderers.table import Row, RowKind, Table
 from reports.views.cells import Cell
 from reports.views.sweep_view import load_sweeps
@@ -279,9 +279,9 @@ def results_table(store: ResultsStore, plan: Plan) -> Table | None:
     cells = [cell for cell in view.cells if cell.name_without_arm in chosen]
     if not cells:
         return None
-    memory = memory_metric([cell for cell in cells if cell.finished])
-    metrics = [STEP_TIME, THROUGHPUT, LOSS]
-    metrics += [] if memory is None else [memory]
+    finished = [cell for cell in cells if cell.finished]
+    memory = (m for m in MEMORY_PEAKS if finished and all(cell.values(m) for cell in finished))
+    metrics = [STEP_TIME, THROUGHPUT, LOSS, *islice(memory, 1)]
     titles = ("cell", "runs", *(metric.title for metric in metrics))
     return Table.of(titles, (_row(cell, metrics) for cell in cells))
 
@@ -291,5 +291,4 @@ def _row(cell: Cell, metrics: Sequence[Metric]) -> Row:
     failed = [run for run in cell.runs if not run.finished]
     kind: RowKind = "bad" if failed else "plain" if cell.n else "unsteady"
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
-    numbers = (quantity.amount(cell.value(metric), metric.unit) for metric in metrics)
-    return Row((cell.name, counts, *numbers), kind)
+    return Row((cell.name, counts, *map(cell.text, metrics)), kind)

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 
 from bench.derive.metrics import (
     GRAD_NORM,
+    LEDGER_PEAK,
+    LIVE_STORAGE,
     LOSS,
     MEMORY,
     METRICS,
+    RSS,
     STEP_TIME,
     THROUGHPUT,
     Metric,
@@ -117,8 +120,18 @@ def change_between(base: Cell, head: Cell) -> Change:
 
 
 def memory_metric(cells: Sequence[Cell]) -> Metric | None:
-    """The most telling memory number that all `cells` have."""
-    known = (m for m in MEMORY.alternatives if all(c.value(m) is not None for c in cells))
+    """The most telling memory number that all `cells` have and that means the same in each.
+
+    A ledger's peak is of one moment or a bound, and a bound is compared with no measured peak.
+    """
+    mixed = len({cell.ledger_is_measured for cell in cells if cell.ledger}) > 1
+    candidates = (*(m for m in MEMORY.alternatives if m is not RSS), LIVE_STORAGE, RSS)
+    known = (
+        metric
+        for metric in candidates
+        if not (mixed and metric is LEDGER_PEAK)
+        and all(cell.value(metric) is not None for cell in cells)
+    )
     return next(known, None) if cells else None
 
 
@@ -188,6 +201,7 @@ def threshold(metric: Metric) -> float:
 
 
 SPEED_THRESHOLD = threshold(THROUGHPUT)
+MEMORY_THRESHOLD = threshold(MEMORY)
 
 
 def tradeoff_flags(
@@ -211,22 +225,30 @@ def _flags(change: Change, parity: ParityRow | None) -> list[Flag]:
 
 
 def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
-    speed, memory, metric = change.throughput_change, change.memory_change, change.memory_metric
-    if speed is None or memory is None or metric is None:
+    held = {LIVE_STORAGE: change.others.get(LIVE_STORAGE.name)}
+    if change.memory_metric is not None:
+        held = {change.memory_metric: change.memory_change} | held
+    known = {metric: moved for metric, moved in held.items() if moved is not None}
+    speed = change.throughput_change
+    if speed is None or not known:
         return None
-    enough = threshold(metric)
+    beyond = {m: v for m, v in known.items() if abs(v) >= (threshold(m) or MEMORY_THRESHOLD)}
+    more, less = (
+        [m.title for m, v in beyond.items() if (v > 0) == rises] for rises in (True, False)
+    )
     faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
-    more, less = memory >= enough, memory <= -enough
     if faster and more:
         verdict = "faster, but more memory"
-    elif slower and less:
-        verdict = "less memory, but slower"
     elif slower and more:
         verdict = "slower and more memory"
+    elif slower and less:
+        verdict = "less memory, but slower"
+    elif more and less:
+        verdict = f"less {less[0]}, but more {more[0]}"
     else:
         return None
-    numbers = f"throughput {quantity.change(speed)}, {metric.title} {quantity.change(memory)}"
-    return verdict, numbers, change.sample_note
+    memory = ", ".join(f"{m.title} {quantity.change(moved)}" for m, moved in known.items())
+    return verdict, f"throughput {quantity.change(speed)}, {memory}", change.sample_note
 
 
 def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:

@@ -65,6 +65,7 @@ class _CellDocument(BaseModel):
     counts: dict[str, dict[str, list[int]]] = {}
     nodes: tuple[str, ...] = ()
     workload: Workload | None = None
+    ledger_is_measured: bool | None = None
 
     @field_validator("values")
     @classmethod

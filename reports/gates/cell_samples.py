@@ -11,7 +11,14 @@ from statistics import median
 from bench.derive.counts import StepCounts, step_counts
 from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
 from bench.derive.live_storage import LiveStorage, live_storage
-from bench.derive.metrics import CURVES, STEP_TIME, THROUGHPUT, Metric, judged_metrics
+from bench.derive.metrics import (
+    CURVES,
+    LEDGER_PEAK,
+    STEP_TIME,
+    THROUGHPUT,
+    Metric,
+    judged_metrics,
+)
 from bench.workload import Workload
 from reports.comparisons.parity import losses, tolerance_for
 from reports.comparisons.unlike import Pace
@@ -50,6 +57,8 @@ class CellSamples:
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
     held between two steps. nodes: of a cluster, of all runs. inputs: as of a status, of one run.
     workload: what ran; None if a file does not say.
+    ledger_is_measured: whether the peak of the ledger is of one moment, and no bound; None where
+    an older baseline does not say.
     """
 
     name: str
@@ -70,6 +79,7 @@ class CellSamples:
     nodes: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
+    ledger_is_measured: bool | None = None
 
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
@@ -115,6 +125,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         hardware=hardware_key(record),
         code=record.status.code,
         inputs=record.status.inputs,
+        ledger_is_measured=cell.ledger_is_measured,
         commit=str(entries(record.environment, "git").get("commit") or ""),
         tokens_per_step=float(record.resolved.tokens_per_step),
         values=values,
@@ -138,8 +149,16 @@ def _why_not_steady(runs: Sequence[Run]) -> tuple[str, ...]:
 
 
 def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:
-    """`metric`, or the first of its alternatives, that both sides have; None if there is none."""
-    found = metric.alternatives or (metric,)
+    """`metric`, or the first of its alternatives, that both sides have; None if there is none.
+
+    A ledger's peak that was measured is not compared with one that is a bound.
+    """
+    found = [
+        one
+        for one in metric.alternatives or (metric,)
+        if one is not LEDGER_PEAK
+        or {base.ledger_is_measured, head.ledger_is_measured} != {True, False}
+    ]
     return next((one for one in found if base.of(one) and head.of(one)), None)
 
 

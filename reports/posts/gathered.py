@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from bench.derive.metrics import LIVE_STORAGE
 from bench.errors import NothingMeasuredError
 from bench.spec import ModelShape
 from bench.store import ResultsStore
@@ -26,7 +27,10 @@ _DOUBTS = ("tradeoff", "claim_mismatch", "unlike_iterations", "unlike_machines",
 
 @dataclass(frozen=True)
 class Delta:
-    """Head against base. Fractions; ratio: of throughput. interval: of the ratio of times."""
+    """Head against base. Fractions; ratio: of throughput. interval: of the ratio of times.
+
+    memory: of the peak; live: of the storage that is held between two steps.
+    """
 
     head: str
     base: str
@@ -34,6 +38,7 @@ class Delta:
     ratio: float | None
     interval: tuple[float, float] | None
     memory: float | None
+    live: float | None
     loss: float | None
     norm: float | None
     runs: str
@@ -99,6 +104,7 @@ def _of_pair(pair: EvidencePair) -> Delta:
         pair.ratio,
         None,
         pair.change(lambda run: run.peak_bytes),
+        None,
         pair.loss,
         pair.change(lambda run: run.grad_norm),
         "n=1, no interval",
@@ -130,6 +136,7 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
         ratio,
         None if judged is None else judged.interval,
         change.memory_change,
+        change.others.get(LIVE_STORAGE.name),
         change.loss_difference,
         change.norm_difference,
         runs,

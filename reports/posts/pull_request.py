@@ -26,8 +26,10 @@ def pull_request(found: Gathered) -> str:
     """Markdown for GitHub; what has no room is counted."""
     parts = [f"### {markdown.escape(found.title)}"]
     if found.deltas:
-        rows = [_row(delta) for delta in found.deltas[:_MOST_DELTAS]]
-        table, alike = folded(Table.of(_TITLES, rows))
+        has_live = any(delta.live is not None for delta in found.deltas)
+        titles = _TITLES.replace("memory", "memory | live storage") if has_live else _TITLES
+        rows = [_row(delta, has_live=has_live) for delta in found.deltas[:_MOST_DELTAS]]
+        table, alike = folded(Table.of(titles, rows))
         parts.append(markdown.table(table))
         parts += [f"In every row: {markdown.escape(alike)}."] if alike else []
         more = len(found.deltas) - _MOST_DELTAS
@@ -70,7 +72,7 @@ def _in_order(found: Gathered) -> list[PostEntry]:
     return sorted(found.entries, key=lambda entry: first.get(entry.name, len(first)))
 
 
-def _row(delta: Delta) -> tuple[str, ...]:
+def _row(delta: Delta, *, has_live: bool) -> tuple[str, ...]:
     return (
         delta.head,
         delta.base,
@@ -79,6 +81,7 @@ def _row(delta: Delta) -> tuple[str, ...]:
         _unbroken(quantity.change(less_one(delta.ratio), 2)),
         quantity.ratio(delta.ratio),
         _unbroken(quantity.change(delta.memory, 2)),
+        *([_unbroken(quantity.change(delta.live, 2))] if has_live else []),
         _unbroken(quantity.change(delta.loss, 3)),
         _unbroken(quantity.change(delta.norm, 2)),
         delta.runs,

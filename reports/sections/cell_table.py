@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from bench.derive.metrics import MEMORY_PEAKS, METRICS, Metric
+from bench.derive.metrics import LEDGER_PEAK, MEMORY_PEAKS, METRICS, Metric
 from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.plots.style import looks
@@ -45,8 +45,8 @@ def cells_section(findings: Findings) -> Section:
     if at_most:
         text = (
             "Ledger peaks are what rank 0 held at one moment of a step. Where no ledger was "
-            "followed through a step, they are an upper bound, the sum of what each category "
-            f"holds at most: {', '.join(at_most)}."
+            "followed through a step, they are an upper bound (<=), the sum of what each category "
+            f"holds at most: {', '.join(at_most)}. Changes compare no bound with a peak."
         )
         blocks.append(Paragraph(text, tone="note"))
     unsteady = [cell.name for cell in findings.finished if not cell.n]
@@ -95,8 +95,12 @@ def cell_table(findings: Findings) -> Table:
 def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
     """Indices of the measured cells whose number nobody beats; none where all are equal.
 
-    Only of metrics with a better direction: a loss is not better for being lower.
+    Only of metrics with a better direction: a loss is not better for being lower. Nor is a bound
+    better than a peak that was measured.
     """
+    kinds = {cell.ledger_is_measured for cell in cells if cell.ledger}
+    if metric is LEDGER_PEAK and len(kinds) > 1:
+        return []
     if metric.rule is None or metric.rule.direction == "both":
         return []
     values = {
@@ -133,4 +137,4 @@ def _number(cell: Cell, metric: Metric) -> str:
     if value is None and cell.n:
         reasons = [text for run in cell.measured if (text := metric.missing(run.summary))]
         return reasons[0] if reasons else quantity.MISSING
-    return quantity.amount(value, metric.unit)
+    return cell.text(metric)

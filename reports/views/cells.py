@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Literal
 
-from bench.derive.metrics import Metric
+from bench.derive.metrics import LEDGER_PEAK, Metric
 from bench.derive.summary import summarise
 from bench.record import FINISHED_GOOD, STOPPED, RunRecord, RunSummary
 from bench.spec import ResolvedRun, find_engine
+from reports.renderers import quantity
 
 RunClass = Literal["measured", "unsteady", "failed", "stopped", "damaged", "running"]
 
@@ -119,6 +120,12 @@ class Cell:
         """Median over runs of the runs' numbers."""
         values = self.values(metric)
         return median(values) if values else None
+
+    def text(self, metric: Metric) -> str:
+        """`value` in its unit; `<= ` before a ledger's peak that is a bound."""
+        value = self.value(metric)
+        is_bound = metric is LEDGER_PEAK and value is not None and not self.ledger_is_measured
+        return ("<= " if is_bound else "") + quantity.amount(value, metric.unit)
 
     @property
     def ledger(self) -> dict[str, int]:

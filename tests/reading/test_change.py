@@ -5,9 +5,13 @@ from __future__ import annotations
 import pytest
 from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
 
-from bench.derive.metrics import LEDGER_PEAK, RSS
+from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
 from reports.comparisons.change import change_between, memory_metric, tradeoff_flags
 from reports.comparisons.parity import parity_groups
+from reports.gates.cell_samples import cell_samples, shared_metric
+from reports.posts.gathered import gather
+from reports.posts.pull_request import pull_request
+from reports.sections.cell_table import best_cells
 from reports.views.cells import make_cell
 
 DDP = resolved_run("ddp", "no_shard")
@@ -118,3 +122,42 @@ def test_changes_below_the_thresholds_are_no_trade_off(store):
         for strategy, time in (("optim_grads", 100.0), ("no_shard", 99.0))
     ]
     assert tradeoff_flags([change_between(*cells)]) == []
+
+
+def held(peak: float, live: int, *, is_bound: bool = False) -> dict:
+    """A `memory.json`: the peak of the ledger, of one moment or a bound, and live storage."""
+    categories = {"main_weights": int(peak * 2**20), "gradients": 0}
+    moment = {"step": 2, "peak_bytes": int(peak * 2**20), "by_category_bytes": categories}
+    live_of_ranks = {"step": 20, "bytes": [live * 2**20] * 2}
+    document = {"rank": 0, "by_category_bytes": categories, "live": live_of_ranks}
+    return document if is_bound else document | {"ledger": moment}
+
+
+def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(store):
+    cells = [
+        recorded_cell(store, "a", DDP, memory=held(8.0, 6, is_bound=True), speed=1.5),
+        recorded_cell(store, "b", resolved_run("mfsdp", "no_shard"), memory=held(7.0, 8)),
+    ]
+    change = change_between(*cells)
+    assert change.memory_metric is LIVE_STORAGE
+    assert change.memory_change == pytest.approx(1 / 3)
+    (flag,) = tradeoff_flags([change])
+    assert flag.verdict == "faster, but more memory"
+    assert "live storage +33.3 %" in flag.numbers
+    assert "ledger" not in flag.numbers
+    assert [cell.text(LEDGER_PEAK) for cell in cells] == ["<= 8.0 MiB", "7.0 MiB"]
+    assert best_cells(cells, LEDGER_PEAK) == []
+    assert cells[0].text(LIVE_STORAGE) == "6.0 MiB"
+    assert "| memory | live storage |" in pull_request(gather(store, ["a", "b"], {}))
+    base, head = map(cell_samples, cells)
+    assert shared_metric(MEMORY, base, head) is RSS
+    assert shared_metric(MEMORY, base, base) is LEDGER_PEAK
+
+
+def test_a_lower_peak_for_more_live_storage_is_a_trade_off(store):
+    cells = [
+        recorded_cell(store, "a", DDP, memory=held(8.0, 6)),
+        recorded_cell(store, "b", DDP, memory=held(7.0, 7)),
+    ]
+    (flag,) = tradeoff_flags([change_between(*cells)])
+    assert flag.verdict == "less ledger peak, but more live storage"
