@@ -45,8 +45,8 @@ class ParameterFacts:
 class BucketPlan:
     """One flat buffer to be: its members (indices of the given facts) and their layout.
 
-    is_encoded: its weights travel through the model's codec rather than as they are. primary:
-    modules compute with codes of that kind.
+    is_behind: the root's, registered behind the first unit. is_encoded: its weights travel through
+    the model's codec rather than as they are. primary: modules compute with codes of that kind.
     """
 
     name: str
@@ -58,6 +58,7 @@ class BucketPlan:
     is_expert: bool = False
     is_encoded: bool = False
     primary: str = ""
+    is_behind: bool = False
 
 
 def owner_of(units: Iterable[str]) -> str:
@@ -124,7 +125,7 @@ def plan_buckets(
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
     for key, indices in groups.items():
-        unit, dtype, requires_grad, is_expert, is_encoded, _, primary = key
+        unit, dtype, requires_grad, is_expert, is_encoded, behind, primary = key
         shapes = [parameters[i].shape for i in indices]
         each = [[position] for position in range(len(shapes))]
         count_of_slices = expert_slices if is_expert else slices
@@ -145,6 +146,7 @@ def plan_buckets(
                     is_expert,
                     is_encoded,
                     primary,
+                    behind,
                 )
             )
     return plans

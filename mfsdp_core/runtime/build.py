@@ -127,6 +127,10 @@ def build_context(
         pool.forget_assignments()
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.buckets]
+    of_root = [
+        Unit(ROOT, module, -1 - number, [bucket])
+        for number, bucket in enumerate(bucket for bucket in root.buckets if bucket.is_trainable)
+    ]
     events, schedule = environment.events, config.schedule
     order = PrefetchOrder(
         len(units),
@@ -149,8 +153,7 @@ def build_context(
         units,
         params,
         GradPipeline(
-            root,
-            units,
+            [*units, *reversed(of_root)],
             factory.reductions,
             overlap=schedule.overlap_reduction,
             guard=factory.guard,

@@ -25,6 +25,7 @@ class ForwardPass:
 
     is_whole: the root ran, rather than a unit on its own. began: number at which the first call of
     a unit began. ended: numbers at which its calls ended. answered: its backward pass is over.
+    called_by: number by which all that the root runs had been called.
     has_nested_graphs: units ran without a graph within it, as reentrant checkpointing runs them:
     what nested graphs add to a unit comes at any time.
     """
@@ -33,6 +34,7 @@ class ForwardPass:
     began: dict[int, int] = field(default_factory=dict)
     ended: dict[int, list[int]] = field(default_factory=dict)
     answered: bool = False
+    called_by: int = sys.maxsize
     has_nested_graphs: bool = False
 
 
@@ -51,6 +53,8 @@ class CallBook:
         self.count = 0
         #: Whether any pass so far had nested graphs.
         self.has_nested_graphs = False
+        #: Of the newest pass: numbers at which units and modules of the root were first called.
+        self.began: dict[int, int] = {}
         self._running: ForwardPass | None = None
         self._depth = 0
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
@@ -75,6 +79,12 @@ class CallBook:
         self.count += 1
         self._running.began.setdefault(index, self.count)
 
+    def begin_in_root(self, index: int) -> None:
+        """A module begins to run that holds parameters of a bucket of the root."""
+        if self._running is not None:
+            self.count += 1
+            self._running.began.setdefault(index, self.count)
+
     def end_call(self, index: int | None) -> Call | None:
         """It (None: the root) has run; None where nobody counts."""
         forward = self._running
@@ -84,7 +94,10 @@ class CallBook:
         if not self._depth or index is None:  # a unit may have raised, and the model gone on
             self.abandon_pass()
         self.count += 1
-        if index is not None:
+        if index is None:
+            forward.called_by = self.count
+            self.count += 1
+        else:
             forward.ended.setdefault(index, []).append(self.count)
         return Call(forward, self.count)
 
@@ -132,7 +145,7 @@ class CallBook:
         if reached is None or index is None:
             return False
         return all(
-            forward.answered or forward.began.get(index, reached + 1) > reached
+            forward.answered or forward.began.get(index, forward.called_by) > reached
             for forward in self._alive
         )
 
@@ -151,6 +164,7 @@ class CallBook:
     def _new_pass(self, *, is_whole: bool) -> ForwardPass:
         forward = ForwardPass(is_whole)
         self._alive.add(forward)
+        self.began = forward.began
         return forward
 
     def _only_end(self, index: int | None) -> int | None:

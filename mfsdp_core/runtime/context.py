@@ -240,7 +240,7 @@ class ShardedContext:
             self._begin_backward()
         if self._spares_parameters:
             self._begin_gradients()
-        if not unit.active_backwards:
+        if not (unit.active_backwards or unit.is_of_root):
             self._refuse_unseen(unit)
         self.grads.take(unit, buffers, index, raw, is_last=self._reduces_last)
         if not unit.missing:
@@ -268,8 +268,11 @@ class ShardedContext:
         Other ranks reduce it after they have gathered it: reducing first could wait for a rank that
         waits for the gather.
         """
-        was_gathered = unit.index in self._backward_order.gathered or not unit.has_backward
-        return was_gathered and self.calls.is_over(unit.index)
+        if unit.is_of_root:
+            is_due = self.grads.is_placed(unit)
+        else:
+            is_due = unit.index in self._backward_order.gathered or not unit.has_backward
+        return is_due and self.calls.is_over(unit.index)
 
     def _catch_up(self, unit: Unit) -> None:
         """Before a backward pass goes on with `unit`: reduce and gather what comes before it."""
@@ -354,7 +357,7 @@ class ShardedContext:
         gradients of weights leave out those of inputs through frozen weights. There both are
         needed. Otherwise the end of the pass frees them. Another call of the unit gathers again.
         """
-        if unit is not self.root and not (unit.active_backwards or unit.open):
+        if not (unit.is_of_root or unit.active_backwards or unit.open):
             self.params.release(unit)
             unit.show_sharded()
 
@@ -397,15 +400,14 @@ class ShardedContext:
         self._spares_parameters = False
         grads = self.grads
         if grads.comparisons_left and (grads.reduces_every_pass or self.is_last_microbatch):
-            grads.compare(self.params.order.sequence("forward"))
+            grads.compare(self.params.order.sequence("forward"), self.calls.began)
         calls = self.calls
         may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
         grads.begin_backward(may_nest_graphs=may_nest_graphs)
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""
-        was_seen = unit.index is None or unit.index in self._backward_order.gathered
-        if was_seen or self._forward_running:
+        if unit.index in self._backward_order.gathered or self._forward_running:
             return
         if any(bucket.weights.comes_and_goes for bucket in unit.buckets):
             raise LifecycleError(

@@ -1,11 +1,14 @@
 """When gradients are reduced: a fixed order, the same on every rank.
 
-[Note: reduction order] Units reduce in the reverse of the order in which they first ran, the root
-last. Before the first backward pass that reduces as it goes, ranks compare that order, once; where
-they have seen different ones, reverse registration order is kept, and they compare again before the
-next, some times. A unit that is complete early waits for its predecessors; what no backward pass
-completed is zero-filled and reduced in the same order at its end. Ranks that skip different
-parameters therefore still issue the same collectives in the same order.
+[Note: reduction order] Units reduce in the reverse of the order in which they first ran, and the
+root bucket by bucket: an output head goes where its modules ran, all else comes last. Before the
+first backward pass that reduces as it goes, ranks compare the order of units, once; where they have
+seen different ones, reverse registration order is kept, the whole root last, and they compare again
+before the next, some times. Where the root goes they compare one pass later: a head's weights may
+be read in front of the units as well, so its gradients must have been complete in time. A unit that
+is complete early waits for its predecessors; what no backward pass completed is zero-filled and
+reduced in the same order at its end. Ranks that skip different parameters therefore still issue the
+same collectives in the same order.
 
 [Note: fused weight gradients] A kernel of a fused layer writes a weight's gradient into the memory
 of `get_main_grad()`: over what is there where the parameter has `overwrite_main_grad` set, which is
@@ -18,7 +21,8 @@ has zeros (`zero_out_wgrad`): autograd adds what other modules return, and the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -39,11 +43,14 @@ _COMPARISONS = 4
 
 
 class GradPipeline:
-    """Accumulation and reduction of all units."""
+    """Accumulation and reduction of all units.
+
+    units: those of the model, and behind them one for each trainable bucket of the root, whose
+    negative indices count from the end of the list.
+    """
 
     def __init__(
         self,
-        root: Unit,
         units: list[Unit],
         reductions: ReductionQueue,
         *,
@@ -52,11 +59,15 @@ class GradPipeline:
         agreement: OrderAgreement,
         usages: list[Usage],
     ) -> None:
-        self._root, self._units = root, units
+        self.units = units
+        self._of_root = [unit for unit in reversed(units) if unit.is_of_root]
+        self._shown = {unit.place for unit in self._of_root if unit.shown_by}
+        # What was complete in the last backward pass, in that order, until the order is settled.
+        self._completed: list[int] = []
         self._agreement = agreement
         #: How often ranks may still compare the order of their units.
         self.comparisons_left = _COMPARISONS if overlap else 0
-        self._follow(range(len(units)))
+        self._follow(range(len(units) - len(self._of_root)))
         #: Whether every backward pass reduces, rather than the last one of a cycle.
         self.reduces_every_pass = any(not b.holds_whole for u in self._order for b in u.gradients)
         self._overlap = overlap
@@ -83,17 +94,35 @@ class GradPipeline:
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
         self.attachments = 0
 
-    def compare(self, forward: Sequence[int]) -> None:
-        """Before a pass that reduces as it goes: reduce as units ran, if all ranks saw the same."""
+    def compare(self, forward: Sequence[int], began: Mapping[int, int]) -> None:
+        """Before a pass that reduces as it goes: reduce as units ran, if all ranks saw the same.
+
+        began: when each unit, or module of the root, was first called; see `CallBook.began`.
+        """
+        order = list(forward)
+        never = sys.maxsize
+        completed = {index: at for at, index in enumerate(self._completed)}
+        for index in sorted(self._shown & began.keys() & completed.keys(), key=began.__getitem__):
+            earlier = [at for at, unit in enumerate(order) if began.get(unit, never) < began[index]]
+            units = (order[at] for at in earlier if order[at] >= 0)
+            if all(completed[index] < completed.get(unit, never) for unit in units):
+                order.insert(max(earlier, default=-1) + 1, index)
         self.comparisons_left -= 1
-        if self._agreement.is_same(forward):
-            self.comparisons_left = 0
-            self._follow(forward)
+        if self._agreement.is_same(order):
+            self._follow(order)
+            if not self._shown or self.comparisons_left < _COMPARISONS - 1:
+                self.comparisons_left = 0
 
     def _follow(self, forward: Sequence[int]) -> None:
-        order = [*(self._units[index] for index in reversed(forward)), self._root]
-        self._places: dict[int | None, int] = {unit.index: at for at, unit in enumerate(order)}
+        rest = (unit for unit in self._of_root if unit.place not in forward)
+        order = [*(self.units[index] for index in reversed(forward)), *rest]
+        self._placed = frozenset(forward)
+        self._places = {unit.place: at for at, unit in enumerate(order)}
         self._order = [unit for unit in order if unit.gradients]
+
+    def is_placed(self, unit: Unit) -> bool:
+        """Whether the recorded order has `unit`, rather than behind all others."""
+        return unit.place in self._placed
 
     @property
     def is_idle(self) -> bool:
@@ -111,6 +140,7 @@ class GradPipeline:
         self._is_running = True
         self.awaits_backward = False
         self._next = 0
+        self._completed.clear()
         self._asked = False
         self._passes += 1
         self._may_nest_graphs = may_nest_graphs
@@ -136,6 +166,8 @@ class GradPipeline:
         raw.grad = None
         identity = id(raw)
         unit.missing.discard(identity)
+        if self.comparisons_left and not unit.missing:
+            self._completed.append(unit.place)
         self._used.add(identity)
         if not unit.missing and self._overlap:
             self.issue_over(_never, is_last=is_last)
@@ -174,10 +206,10 @@ class GradPipeline:
 
     def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
         """At the end of a backward pass: reduce what stands before `unit` in the order."""
-        place = self._places[unit.index]
+        place = self._places[unit.place]
         while self._overlap and self._next < len(self._order):
             following = self._order[self._next]
-            if self._places[following.index] >= place:
+            if self._places[following.place] >= place:
                 break
             self._issue(following, is_last=is_last)
             self._next += 1

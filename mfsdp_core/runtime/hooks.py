@@ -143,8 +143,9 @@ def attach_hooks(context: ShardedContext) -> None:
     leaves = LeafInputs()
     for point in context.gathering.points:
         _hook_module(context, point, leaves)
-    for unit in (context.root, *context.units):
+    for unit in context.grads.units:
         _hook_parameters(context, unit)
+    _hook_modules_of_root(context)
     _hook_ways_in(context)
     _hook_two_payloads(context)
 
@@ -269,7 +270,7 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
     Python's collector cannot see into them, so a strong reference would keep the model for ever.
     """
     model = weakref.ref(context)
-    place = unit.index
+    place = unit.place
     for number, bucket in enumerate(
         bucket for bucket in unit.buckets if bucket.gradients is not None
     ):
@@ -278,10 +279,26 @@ def _hook_parameters(context: ShardedContext, unit: Unit) -> None:
             def ready(raw: torch.Tensor, index: int = index, number: int = number) -> None:
                 alive = model()
                 if alive is not None:
-                    unit = alive.root if place is None else alive.units[place]
+                    unit = alive.grads.units[place]
                     alive.gradient_ready(unit, unit.gradients[number], index, raw)  # type: ignore[arg-type]
 
             managed.raw.register_post_accumulate_grad_hook(ready)
+
+
+def _hook_modules_of_root(context: ShardedContext) -> None:
+    """Know when modules begin that show when a bucket of the root is used.
+
+    Not in what torch.compile traces, which would break its graph.
+    """
+    calls = context.calls
+    for unit in context.grads.units[len(context.units) :]:
+        for module in unit.shown_by:
+
+            def begins(_module: nn.Module, _args: Any, index: int = unit.place) -> None:
+                if not torch.compiler.is_compiling():
+                    calls.begin_in_root(index)
+
+            module.register_forward_pre_hook(begins)
 
 
 def _untraced(hook: Callable[..., None]) -> Callable[..., None]:

@@ -21,7 +21,8 @@ from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 class Unit:
     """A module, its buckets, and where it stands in the pass that is running.
 
-    index: position among the non-root units in registration order, None for the root.
+    index: position among the non-root units in registration order, None for the root. Negative for
+    a bucket of the root, which is reduced as a unit of its own and gathered with the root.
     around: the units that this one is nested in, from the outermost; the root is not among them.
     missing: trainable parameters (by id of raw) whose gradient this backward pass still owes.
     open: modules, as gather points, whose calls count as calls of the unit and are running.
@@ -44,6 +45,30 @@ class Unit:
     has_backward: bool = True
     epoch: int = 0
     shows_raw: bool = True
+
+    @cached_property
+    def place(self) -> int:
+        """`index`, of anything but the root itself."""
+        assert self.index is not None
+        return self.index
+
+    @cached_property
+    def is_of_root(self) -> bool:
+        """Whether it is the root, or a bucket of it."""
+        return self.index is None or self.index < 0
+
+    @cached_property
+    def shown_by(self) -> list[nn.Module]:
+        """Modules whose calls show when a bucket of the root is used; none where nobody sees it.
+
+        Of those behind the first unit, as all others reduce last anyway, whose gradients are not
+        kept whole. Who reads what the root itself holds, or a module without `forward`, is unseen.
+        """
+        (bucket,) = self.buckets
+        holders = {id(m): m for managed in bucket.parameters for m, _ in managed.holders}
+        is_early = bucket.plan.is_behind and not self.gradients[0].holds_whole
+        is_seen = id(self.module) not in holders and all(map(is_called, holders.values()))
+        return list(holders.values()) if is_early and is_seen else []
 
     @cached_property
     def gradients(self) -> list[GradientBuffers]:

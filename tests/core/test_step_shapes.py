@@ -99,7 +99,7 @@ STEPS: dict[str, Step] = {
 
 @dataclass
 class Most:
-    """Of units: most buffers at once, and how many gathers and reductions."""
+    """Most buffers at once, of gradients the root's included; gathers and reductions of units."""
 
     whole: int = 0
     gradients: int = 0
@@ -114,15 +114,18 @@ def _unit(bucket: str) -> str:
 def measured(step: Step, **options: Any) -> Most:
     """In the third and fourth step."""
     model = fully_shard_model(Chain(), fsdp_unit_modules=[Unit], **options)
+    holders = {b.name: b.unit or b.parameters[0].partition(".")[0] for b in model.buckets()}
+    holders["(pool)"] = "embed"
     held: dict[str, set[str]] = {"compute_weights": set(), "grad_bucket": set()}
     most = Most()
 
     def book(booking: Booking) -> None:
-        if booking.role in held and _unit(booking.bucket) != "(root)":
+        if booking.role in held:
             here = held[booking.role]
             (here.add if booking.count_bytes > 0 else here.discard)(booking.bucket)
-            most.whole = max(most.whole, len(set(map(_unit, held["compute_weights"]))))
-            most.gradients = max(most.gradients, len(set(map(_unit, held["grad_bucket"]))))
+            modules = {role: {holders[name] for name in held[role]} for role in held}
+            most.whole = max(most.whole, len(modules["compute_weights"] - {"embed", "head"}))
+            most.gradients = max(most.gradients, len(modules["grad_bucket"]))
 
     def send(event: Event) -> None:
         if event.bucket.endswith("/0") and _unit(event.bucket) != "(root)":

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from mfsdp_core import (
@@ -16,8 +17,9 @@ from mfsdp_core import (
 )
 from mfsdp_core.events import Event
 from oracle.beside_torch import WAYS, beside, own_batch
-from oracle.models import Branched, loss
+from oracle.models import Block, Branched, loss
 from oracle.ranks import mesh, on_two_axes
+from oracle.sharded import STRATEGIES
 
 pytestmark = pytest.mark.on_ranks
 
@@ -37,19 +39,25 @@ class Branching(nn.Module):
         return x + self.aside(x) if "a" in branches else x
 
 
+@pytest.mark.parametrize("agreed", [False, True])
 @pytest.mark.parametrize("branches", [("012a", "012a"), ("012a", "-1"), ("01a", "-1 2")])
 def test_ranks_on_other_paths_issue_the_same_collectives_and_hold_two_units_at_most(
-    branches: tuple[str, str],
+    branches: tuple[str, str], agreed: bool
 ) -> None:
-    """test_programs.py has the gradients."""
+    """test_programs.py has the gradients. agreed: all have seen the same order of units before."""
     model = beside(Branching, WAYS[3], units=[Branched]).model
+    for _ in range(2 * agreed):
+        loss(model(own_batch(0), "012a")).backward()
+        model.zero_grad()
     counts: Counter[str] = Counter()
+    sent: list[tuple[str, str]] = []
     held: set[str] = set()
     most: list[int] = []
 
     def follow(event: Event) -> None:
         if event.kind == "collective":
             counts[event.operation] += 1
+            sent.append((event.operation, event.bucket))
         elif event.kind == "materialise":
             held.add(event.bucket)
         elif event.kind == "release":
@@ -63,6 +71,45 @@ def test_ranks_on_other_paths_issue_the_same_collectives_and_hold_two_units_at_m
     # Those of units are gathered for the forward and for the backward pass.
     assert counts == {"all_gather": 2 * of_units, "reduce_scatter": len(buckets)}, counts
     assert max(most) == 2, most
+    sent.sort(key=lambda one: one[0])  # gathers, then reductions, each in their order
+    by_rank: list[Any] = [None, None]
+    dist.all_gather_object(by_rank, sent, group=mesh(2).get_group("dp"))
+    assert by_rank[0] == by_rank[1]
+    reduced = [bucket for operation, bucket in sent if operation == "reduce_scatter"]
+    place = 0 if agreed else -2  # of the root's branch
+    assert {reduced[place], reduced[place + 1]} == {"(root)/0", "(root)/1"}, reduced
+
+
+class ReadTwice(nn.Module):
+    """Reads the weight of its head in front of the units as well, without calling the head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(6, 6, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x @ self.head.weight
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_head_that_is_read_in_front_of_the_units_as_well_is_reduced_last(strategy: str) -> None:
+    pair = beside(ReadTwice, (strategy, "storage_resize"))
+    sent: list[str] = []
+    pair.model.events.subscribe(
+        lambda event: sent.append(event.bucket) if "reduce" in event.operation else None,
+        ("collective",),
+    )
+    for number in range(3):
+        sent.clear()
+        pair.backward(own_batch(number, 4, 6))
+        reduced = sent.copy()
+        pair.compare_gradients()
+        pair.zero_grad()
+        assert reduced.index("(root)/0") == len(reduced) - 1, reduced
 
 
 @pytest.mark.parametrize("outer_strategy", [0, 1])
