@@ -89,7 +89,7 @@ def _ending(audit: Audit, results: Sequence[Result]) -> tuple[int, tuple[str, ..
             f"requirement {words.get(one.state, 'not met')}: {one.requirement.text}: {one.message}"
             for one in unmet
         )
-    if not audit.rows:
+    if not audit.rows and not audit.job.times.rows():
         return exit_codes.NOTHING_MEASURED, (_NOTHING,)
     return exit_codes.OK, ()
 

@@ -174,7 +174,9 @@ def of_cell(cell: Cell) -> Evidence:
 def choice(line: str) -> tuple[str, str] | None:
     """Operation and kind of kernel that a line of NCCL tells; None for scalars and other lines."""
     found = grammar.tuning(line.partition(" NCCL INFO ")[2].encode())
-    if found is None or found.operation is None or found.size_bytes < _LEAST_BYTES:
+    if found is None or found.operation is None or not found.kind:
+        return None
+    if found.size_bytes < _LEAST_BYTES:
         return None
     return found.operation, found.kind
 

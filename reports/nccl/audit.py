@@ -18,6 +18,7 @@ from bench.store.reading import read_json_object
 from reports.nccl.calls import calls_of
 from reports.nccl.communicators import GroupKey, View
 from reports.nccl.hints import hints
+from reports.nccl.inspector import InspectorTimes
 from reports.nccl.job import LoggedJob, make_job
 from reports.nccl.model import Unread
 from reports.nccl.reader import Marks, read_source
@@ -106,9 +107,9 @@ def audit_paths(
         UsageError: a path that cannot be read.
     """
     sources, remarks = find_sources(paths)
-    unread, marks = Unread(), marks or {}
-    streams = [read_source(one, marks.get(one.name, ()), unread) for one in sources]
-    job = make_job(streams, unread)
+    unread, times, marks = Unread(), InspectorTimes(), marks or {}
+    streams = [read_source(one, marks.get(one.name, ()), unread, times) for one in sources]
+    job = make_job(streams, unread, times)
     job.remarks[:0] = remarks
     by = "marks of the run" if marks else "iteration lines, in the order of the file"
     seen = job.iterations_seen is not None

@@ -234,7 +234,7 @@ class _Walk:
         found.lines[self._process.name] += seen.times
         if call is None:
             found.unmatched[self._process.name] += seen.times * works
-        if choice.what not in found.kernels:
+        if choice.what and choice.what not in found.kernels:
             found.kernels.append(choice.what)
         found.line = found.line or seen.line
         found.every_rank |= choice.printed_by_every_rank
@@ -278,7 +278,7 @@ def _size(
         return size_bytes, "per_rank"
     if choice is None:
         return (call.elements if call is not None else 0), "total"
-    if choice.bytes_are == "per_rank" or choice.operation is None:
+    if choice.bytes_are != "total" or choice.operation is None:
         return choice.size_bytes, choice.bytes_are
     if choice.operation not in SCALED_BY_RANKS:
         return choice.size_bytes, "per_rank"

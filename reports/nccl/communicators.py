@@ -19,7 +19,8 @@ class View:
     """A communicator as one process sees it; None and "" where no line says.
 
     split: (parent, number of the split, colour). begins: how many communicators had this pointer
-    before. said: the last line of a kind that is about it. ranges: registered addresses.
+    before. said: the last line of a kind that is about it. ranges: registered addresses,
+    without those whose window was refused.
     """
 
     process: str
@@ -55,6 +56,7 @@ class Views:
     now: dict[str, View] = field(default_factory=dict)
     all: list[View] = field(default_factory=list)
     _initialising: dict[str, View] = field(default_factory=dict)
+    _registering: dict[str, View] = field(default_factory=dict)
 
     def of(self, pointer: str, ranks: int | None = None) -> View:
         """The communicator that has this pointer now, made known if it was not."""
@@ -85,11 +87,20 @@ class Views:
             case "register":  # a window or a plain registration: the line is the same
                 pointer, start, size = (value or "0" for value in event.values)
                 first = int(start, 16)
-                self.of(pointer).ranges.append(range(first, first + int(size)))
+                view = self._registering[event.thread] = self.of(pointer)
+                view.ranges.append(range(first, first + int(size)))
+            case "window_refused":  # the registration before it in the thread
+                self._refuse(event)
             case "not_supported" | "p2p":  # said during initialisation, of no named communicator
                 view = self._initialising.get(event.thread)
                 if view is not None:
                     view.said[event.kind] = event
+
+    def _refuse(self, event: StateChange) -> None:
+        view = self._registering.pop(event.thread, None)
+        if view is not None and view.ranges:
+            view.ranges.pop()
+            view.said[event.kind] = event
 
     def _init(self, event: StateChange) -> None:
         """Begin or complete a communicator."""

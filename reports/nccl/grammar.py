@@ -215,15 +215,80 @@ def _name(table: tuple[str, ...], text: str) -> str:
     return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
 
 
-_LEAD: Final = re.compile(rb"[\s>*+`'\"-]*(?:NCCL INFO )?")
+_LEAD: Final = rb"[\s>*+`'\"-]*"
+_DEVICE: Final = rb"\[(\d{1,4})\] "
+_PLACE: Final = rb"[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?"
+# What is left of a prefix: the device behind any decoration, or nothing but marks of a page.
+_HEADLESS: Final = re.compile(
+    rb"(?:(?P<decoration>.*?)(?<![^\s])" + _DEVICE + rb"|" + _LEAD + rb")"
+    rb"(?:NCCL INFO |(?P<warning>(?:" + _PLACE + rb")?NCCL WARN ))",
+    re.DOTALL,
+)
+_BARE: Final = re.compile(rb"\A" + _LEAD)
+# The end of HOST:PID:TID, which no time stamp is.
+_END_OF_PREFIX: Final = re.compile(rb"(?<![\d:]\d\d:\d\d:)(?:\A|:)\d{1,10} \Z")
+# Lines whose end is lost: the kind stands in front, then the bytes, then the kernel.
+_CUT: Final = re.compile(
+    rb"(?P<operation>[A-Za-z]{2,40})(?: \[(?P<kind>Symmetric|Copy Engine|Hierarchical CE)\])?:"
+    rb"(?: (?P<size>\d{1,19}) Bytes(?: -> (?:Kernel (?P<kernel>\w{2,80})(?=\s)"
+    rb"|Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})(?=\s))?)?)?"
+    rb"(?P<rest>[^:>]{0,80})\Z",
+    re.DOTALL,
+)
+_ELLIPSIS: Final = re.compile(rb"(?:[.]{3}|\xe2\x80\xa6)\s*\Z")
+_CUT_KINDS: Final[dict[bytes, Kind]] = {
+    b"Symmetric": "symmetric",
+    b"Copy Engine": "copy_engine",
+    b"Hierarchical CE": "hierarchical_ce",
+}
 
 
-def pasted(line: bytes) -> Choice | None:
-    """The choice in a line that was pasted without the prefix of its process, if it is whole."""
-    lead = _LEAD.match(line)
-    message = line[lead.end() if lead else 0 :]
-    choice = tuning(message) or tuning(message, _ELIDED)
-    return choice if choice is not None and choice.operation in COLLECTIVES else None
+@dataclass(frozen=True, slots=True)
+class Headless:
+    """A message without HOST:PID:TID. device: "" where it is missing too. marked: as NCCL's."""
+
+    device: bytes
+    message: bytes
+    warning: bool = False
+    marked: bool = True
+
+
+def headless(line: bytes) -> Headless | None:
+    """The message of a line that lacks the prefix of its process; None if it may be a cut one."""
+    match = _HEADLESS.match(line)
+    if match is None:
+        bare = _BARE.sub(b"", line, count=1)
+        return None if b"NCCL INFO " in line else Headless(b"", bare, marked=False)
+    before = match["decoration"] or b""
+    if is_fragment(before) or _END_OF_PREFIX.search(before):
+        return None
+    return Headless(match[2] or b"", line[match.end() :], match["warning"] is not None)
+
+
+def pasted(message: bytes, *, marked: bool) -> Choice | CollectiveCall | None:
+    """What a message states that was pasted, with its end or without."""
+    found = fact(message) or tuning(message, _ELIDED) or _cut(message.rstrip(b"`'\" \r"), marked)
+    return found if found is not None and found.operation in COLLECTIVES else None
+
+
+def _cut(message: bytes, marked: bool) -> Choice | None:
+    """As far as a line tells that ends too early; of `AllGather: ...` not even which line it is."""
+    match = _CUT.match(message)
+    if match is None:
+        return None
+    size, kind = match["size"], match["kind"]
+    if not _ELLIPSIS.search(match["rest"]) and (size is None or not (marked or kind)):
+        return None
+    versions = Versions((2, 27, 3), NEWEST) if kind == b"Symmetric" else Versions()
+    chosen = (match["algorithm"] or b"").upper(), (match["protocol"] or b"").upper()
+    return Choice(
+        _CUT_KINDS[kind] if kind else None if size is None else "regular",
+        match["operation"].decode(),
+        0 if size is None else min(int(size), _LARGEST_BYTES),
+        (match["kernel"] or b" ".join(filter(None, chosen))).decode(),
+        versions,
+        bytes_are="unknown" if size is None else "per_rank",
+    )
 
 
 def may_be_cut(choice: Choice) -> bool:
@@ -319,24 +384,30 @@ PROCESS_EVENTS: Final = _events(
     ("classic_registration", r"(?:COLLNET|NET) (?:register|reuse)|Skipping registration"),
 )
 
-# Warnings that explain why a window is missing; each is kept once per process.
-WARNINGS: Final = _events(
+# A warning that explains why a window is missing; it follows the registration that it is about.
+REFUSALS: Final = _events(
     (
         "window_refused",
-        r"buffer \S+ .*does not satisfy symmetric registration requirements"
+        r"(?:buffer \S+ .*does not satisfy symmetric registration requirements"
         r"|Window address must be suitably aligned"
         r"|Window registration of addresses that span multiple physical segments"
-        r"|Allocation failed\. No suitable space found to accommodate",
+        r"|Allocation failed\. No suitable space found to accommodate)",
     ),
+)
+
+# Warnings about the process; each is kept once.
+WARNINGS: Final = _events(
     ("unsupported", r"Communicator does not support symmetric memory"),
     ("no_kernel", r"Error: no symmetric kernel available for function (\S+)"),
-    ("offsets", r"Coll (\S+) size \d+ symmetric registration check failed"),
+    ("offsets", r"Coll (\S+) size (\d{1,19}) symmetric registration check failed"),
     ("shared_gpu", r"Multiple Ranks are using the same GPU"),
     ("mismatch", r"Mismatched NCCL (?:version|git versions) detected"),
 )
 
 _EVENTS: Final = (STATE_EVENTS, PROCESS_EVENTS, WARNINGS)
-STATE_KINDS: Final = frozenset(kind for kind, _ in STATE_EVENTS)
+STATE_KINDS: Final = frozenset(kind for kind, _ in (*STATE_EVENTS, *REFUSALS))
+# Kinds that say something of the process and decide no verdict by themselves.
+SAID: Final = ("window_refused", "offsets", "shared_gpu", "mismatch", "nvls", "nvls_failed", "gin")
 
 # Beginnings of messages that are well known and carry no evidence.
 _UNUSED_STARTS: Final = tuple(
@@ -364,7 +435,7 @@ def is_unused(message: str) -> bool:
 
 def event(message: str, *, warning: bool) -> tuple[str, tuple[str | None, ...]] | None:
     """Name and fields of the first line about the state of the process that the message is."""
-    for table in (WARNINGS, PROCESS_EVENTS) if warning else _EVENTS:
+    for table in (REFUSALS, WARNINGS, PROCESS_EVENTS) if warning else _EVENTS:
         for kind, pattern in table:
             match = pattern.match(message)
             if match is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from reports.nccl.job import UNKNOWN_PROCESS, LoggedJob
+from reports.nccl.job import LoggedJob, is_unknown
 from reports.nccl.model import ANY
 from reports.nccl.rows import Verdict, VerdictRow
 
@@ -19,7 +19,7 @@ def hints(job: LoggedJob, rows: Sequence[VerdictRow]) -> list[str]:
     unknown = [row for row in rows if not row.communicator.attributed]
     if not unknown:
         return []
-    known = [row for row in unknown if UNKNOWN_PROCESS not in row.processes]
+    known = [row for row in unknown if not any(map(is_unknown, row.processes))]
     found = [*_version(job), *_brackets(unknown), *_roots(known), *_cascades(known)]
     return [*found, *_no_multicast(unknown)][:_MOST_HINTS]
 
@@ -32,7 +32,7 @@ def _version(job: LoggedJob) -> Iterator[str]:
 
 
 def _brackets(rows: Sequence[VerdictRow]) -> Iterator[str]:
-    if any(set(row.processes) != {UNKNOWN_PROCESS} for row in rows):
+    if not all(is_unknown(name) for row in rows for name in row.processes):
         yield (
             "The number in brackets is the local CUDA device, not a rank, and without COLL lines no"
             " line says which communicator it is about."

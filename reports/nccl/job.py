@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from reports.nccl.inspector import InspectorTimes
 from reports.nccl.model import ANY, Choice, Unread, Versions, exactly
 from reports.nccl.process import Process
 from reports.nccl.reader import StreamReader
 
-# Of lines that were pasted without their prefix.
 UNKNOWN_PROCESS: Final = "unknown process"
+"""Begins the name of what stands for the lines of a device that were pasted without prefix."""
 # A process whose name ends in that of a process of so many times its lines is a glued prefix.
 _GLUED_RATIO: Final = 50
 
@@ -22,6 +23,7 @@ class LoggedJob:
     """Everything that was read, in an order that does not depend on how processes interleave."""
 
     unread: Unread
+    times: InspectorTimes = field(default_factory=InspectorTimes)
     processes: dict[str, Process] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     bytes_read: int = 0
@@ -44,15 +46,20 @@ class LoggedJob:
         return {process.host for process in self.processes.values()} - {""}
 
 
-def make_job(streams: Sequence[StreamReader], unread: Unread) -> LoggedJob:
+def make_job(streams: Sequence[StreamReader], unread: Unread, times: InspectorTimes) -> LoggedJob:
     """Join the streams in their order, and say what does not fit together."""
-    job = LoggedJob(unread)
+    job = LoggedJob(unread, times)
     for one in streams:
         _drop_glued(one)
         for _, process in sorted(one.processes.items()):
             _place(job, process)
-        _place_pasted(job, one.pasted, one.source)
+        _place_pasted(job, one)
         job.remarks += one.problems
+        if one.ras:
+            job.remarks.append(
+                f"{one.source}: a report of NCCL RAS (ncclras), which says what ranks answer, and"
+                " not which kernel ran"
+            )
         job.bytes_read += one.bytes_read
         if one.iteration is not None:
             job.iterations_seen = max(job.iterations_seen or 0, one.iteration)
@@ -63,18 +70,27 @@ def make_job(streams: Sequence[StreamReader], unread: Unread) -> LoggedJob:
     return job
 
 
-def _place_pasted(job: LoggedJob, pasted: Process, source: str) -> None:
-    if not pasted.lines:
+def is_unknown(process: str) -> bool:
+    """Whether this is no name of one process."""
+    return process.startswith(UNKNOWN_PROCESS)
+
+
+def _place_pasted(job: LoggedJob, found: StreamReader) -> None:
+    stated = {device: one for device, one in found.pasted.items() if one.items or one.about}
+    total = sum(process.lines for process in stated.values())
+    if not total:
         return
-    pasted.name, pasted.source = UNKNOWN_PROCESS, source
-    lines = f"{pasted.lines} lines" if pasted.lines > 1 else "1 line"
-    verb = "are" if pasted.lines > 1 else "is"
+    lines = f"{total} lines" if total > 1 else "1 line"
     job.remarks.append(
-        f"{source}: {lines} without the prefix HOST:PID:TID {verb} evidence of an unknown process"
+        f"{found.source}: {lines} without the prefix HOST:PID:TID {'are' if total > 1 else 'is'}"
+        " evidence of an unknown process"
     )
-    known = job.processes.setdefault(UNKNOWN_PROCESS, pasted)
-    if known is not pasted:
-        known.continue_with(pasted)
+    for device, process in stated.items():
+        process.name = UNKNOWN_PROCESS + (f" [{device.decode()}]" if device else "")
+        process.source, process.device = found.source, ""
+        known = job.processes.setdefault(process.name, process)
+        if known is not process:
+            known.continue_with(process)
 
 
 def _drop_glued(found: StreamReader) -> None:

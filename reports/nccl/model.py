@@ -133,7 +133,7 @@ class Unread:
 
 
 Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
-BytesAre = Literal["per_rank", "total"]
+BytesAre = Literal["per_rank", "total", "unknown"]
 
 MAX_QUOTE_CHARACTERS: Final = 240
 
@@ -141,20 +141,26 @@ MAX_QUOTE_CHARACTERS: Final = 240
 class Choice(NamedTuple):
     """One TUNING line: the kernel chosen for a call, or for `works` calls together.
 
-    operation: None where the version does not print it (2.20 to 2.22). size_bytes: as printed;
-    `bytes_are` says what that means (per_rank: input of AllGather, output of ReduceScatter, whole
-    buffer of AllReduce; total: the larger of input and output). works: calls in one symmetric
-    launch, whose bytes are summed; None where the version does not print it. versions: those that
-    print this form.
+    kind: None where the line is cut before what tells it. operation: None where the version does
+    not print it (2.20 to 2.22). size_bytes: as printed; `bytes_are` says what that means (per_rank:
+    input of AllGather, output of ReduceScatter, whole buffer of AllReduce; total: the larger of
+    input and output; unknown: cut off). what: the kernel, "" where it is cut off. works: calls in
+    one symmetric launch, whose bytes are summed; None where the version does not print it.
+    versions: those that print this form.
     """
 
-    kind: Kind
+    kind: Kind | None
     operation: str | None
     size_bytes: int
     what: str
     versions: Versions
     works: int | None = None
     bytes_are: BytesAre = "per_rank"
+
+    @property
+    def cut(self) -> bool:
+        """Whether a part of the line is missing."""
+        return not self.what
 
     @property
     def printed_by_every_rank(self) -> bool:

@@ -6,18 +6,22 @@ test case each, so that a CI system shows them like tests.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from reports.nccl.audit import Audit
-from reports.nccl.job import UNKNOWN_PROCESS
+from reports.nccl.grammar import SAID
+from reports.nccl.inspector import TimedRow
+from reports.nccl.job import is_unknown
+from reports.nccl.reasons import COPIED, copy_engine_policy
 from reports.nccl.requirement import Result
 from reports.nccl.rows import CommunicatorRow, Verdict, VerdictRow, bytes_by_verdict
 from reports.renderers import markdown, terminal
 from reports.renderers.markdown import escape
 from reports.renderers.printable import printable
-from reports.renderers.quantity import binary_bytes, counted
+from reports.renderers.quantity import binary_bytes, counted, significant
 from reports.renderers.table import Row, Table
 
 _PHASES = {
@@ -74,6 +78,7 @@ def rows_table(audit: Audit) -> Table:
 
 def _table_row(row: VerdictRow) -> Row:
     size = f"{row.size_bytes:,}" + (" total" if row.bytes_are == "total" else "")
+    size = "cut off" if row.bytes_are == "unknown" else size
     kernels = ", ".join(row.kernels[:3]) + (", ..." if len(row.kernels) > 3 else "") or "-"  # noqa: PLR2004
     more = len(row.processes) - 1
     printed = (row.processes[0] if row.processes else "-") + (f" +{more}" if more > 0 else "")
@@ -110,10 +115,10 @@ def reason_lines(audit: Audit) -> list[ReasonLine]:
 def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
     first = members[0]
     reason = first.reason
-    sizes = sorted({row.size_bytes for row in members})
+    sizes = sorted({row.size_bytes for row in members if row.bytes_are != "unknown"})
     shown = ", ".join(f"{size:,}" for size in sizes[:4]) + (", ..." if len(sizes) > 4 else "")  # noqa: PLR2004
     verdicts = "/".join(dict.fromkeys(str(row.verdict) for row in members))
-    title = f"{first.operation} {verdicts} ({shown} bytes)"
+    title = f"{first.operation} {verdicts} ({shown + ' bytes' if shown else 'bytes cut off'})"
     if reason is None:
         return ReasonLine(title, "", ())
     details = []
@@ -155,7 +160,7 @@ def results_table(results: Sequence[Result]) -> Table:
 def reading_facts(audit: Audit) -> list[str]:
     """What was read, what was not understood, and what is odd."""
     unread, job = audit.job.unread, audit.job
-    known = len(job.processes.keys() - {UNKNOWN_PROCESS})
+    known = sum(not is_unknown(name) for name in job.processes)
     seen = [f"{counted(known, 'process', 'processes')} on {counted(len(job.hosts), 'host')}"]
     if known < len(job.processes):
         seen = [*(seen if known else ()), "an unknown process"]
@@ -175,8 +180,70 @@ def reading_facts(audit: Audit) -> list[str]:
     most = unread.unknown.most_common(5)
     facts += [f"not understood, {n:,} x: {unread.examples.get(s, s)}" for s, n in most]
     facts += [f"damaged: {text}" for text in unread.damaged_examples]
+    facts += [
+        f"{words}: {line}" + (f" (and {others} other processes)" if others else "")
+        for _, words, line, others in said(audit)[:_MOST_SAID]
+    ]
     facts += [f"warning: {remark}" for remark in job.remarks]
     return facts
+
+
+_WORDS = {
+    "window_refused": "a window was refused",
+    "offsets": "ranks registered buffers unlike",
+    "shared_gpu": "ranks share a GPU",
+    "mismatch": "ranks have unlike versions",
+    "nvls": "NVLS",
+    "nvls_failed": "NVLS was given up",
+    "gin": "kernels over the network",
+}
+_MOST_SAID = 12
+
+
+def said(audit: Audit) -> list[tuple[str, str, str, int]]:
+    """(kind, in words, line, how many other processes) of lines that decide no verdict alone.
+
+    A copy engine that was asked for is among them, with the operations that did not take it.
+    """
+    first: dict[tuple[str, str], tuple[str, str, str]] = {}
+    counts: Counter[tuple[str, str]] = Counter()
+    for process in audit.job.processes.values():
+        lines = {(e.kind, str(e.values[0]) if e.values else ""): e.text
+                 for kind in SAID for e in process.events(kind)}  # fmt: skip
+        for key, text in lines.items():
+            counts[key] += 1
+            first.setdefault(key, (key[0], _WORDS[key[0]], text))
+        asked = copy_engine_policy(process)
+        without = _not_copied(audit, process.label) if asked else []
+        if asked and without:
+            words = f"the copy engine was asked for, and not taken by {', '.join(without)}"
+            counts["copy_engine", words] += 1
+            first.setdefault(("copy_engine", words), ("copy_engine", words, asked.text))
+    return [(*one, counts[key] - 1) for key, one in first.items()]
+
+
+def _not_copied(audit: Audit, process: str) -> list[str]:
+    taken = {"COPY_ENGINE", "HIERARCHICAL_CE", "NO_EVIDENCE"}
+    own = [row for row in audit.rows if process in row.processes and row.operation in COPIED]
+    return sorted({row.operation for row in own if not {*map(str, row.calls)} <= taken})
+
+
+def times_table(audit: Audit) -> Table:
+    """What NCCL's Inspector has timed."""
+    titles = "operation | bytes | ranks | kernel | records | median us | min us | max us | bus GB/s"
+    rows = (
+        (
+            row.key.operation,
+            f"{row.key.size_bytes:,}",
+            str(row.key.ranks or "-"),
+            row.key.kernel or "-",
+            f"{row.records:,}",
+            *(significant(value) for value in (row.median, row.least, row.most)),
+            significant(row.bus_bandwidth),
+        )
+        for row in audit.job.times.rows()
+    )
+    return Table.of(titles, rows)
 
 
 _MOST_ROWS = 400
@@ -192,6 +259,7 @@ def _parts(audit: Audit, results: Sequence[Result]) -> list[tuple[str, Table | l
         ("Requirements", results_table(results)),
         ("Verdicts", replace(verdicts, rows=verdicts.rows[:_MOST_ROWS])),
         ("Bytes by verdict", bytes_table(audit)),
+        ("Times per collective (NCCL Inspector)", times_table(audit)),
         ("Why not symmetric", reason_lines(audit)),
         (
             "What the lines suggest (no verdict rests on this)",
@@ -273,7 +341,7 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
             "damaged_examples": list(unread.damaged_examples),
         },
         "remarks": list(job.remarks),
-    }
+    } | _beside(audit)
 
 
 def _row(row: VerdictRow) -> dict[str, Any]:
@@ -286,7 +354,7 @@ def _row(row: VerdictRow) -> dict[str, Any]:
         "nodes": one.nodes,
         "hosts": list(one.hosts),
         "operation": row.operation,
-        "bytes": row.size_bytes,
+        "bytes": None if row.bytes_are == "unknown" else row.size_bytes,
         "bytes_are": row.bytes_are,
         "phase": row.phase or None,
         "verdict": str(row.verdict),
@@ -309,6 +377,21 @@ def _row(row: VerdictRow) -> dict[str, Any]:
         },
         "remarks": list(row.remarks),
     }
+
+
+def _beside(audit: Audit) -> dict[str, Any]:
+    """What most logs do not hold."""
+    lines = [
+        {"kind": kind, "line": line, "other_processes": others}
+        for kind, _, line, others in said(audit)
+    ]
+    times = [_timed(row) for row in audit.job.times.rows()]
+    return ({"said": lines} if lines else {}) | ({"inspector": times} if times else {})
+
+
+def _timed(row: TimedRow) -> dict[str, Any]:
+    plain = row._asdict()
+    return {**plain.pop("key")._asdict(), **plain}
 
 
 def _result(one: Result) -> dict[str, Any]:

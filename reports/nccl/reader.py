@@ -8,13 +8,16 @@ line is searched for prefixes, and each message is tried form by form.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from reports.nccl import grammar
 from reports.nccl.grammar import Header
+from reports.nccl.inspector import InspectorTimes
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Line, Observation, Process, Thread
+from reports.nccl.process import Fact, Line, Observation, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -33,6 +36,9 @@ _EVIDENCE: Final = re.compile(
 _NOTABLE: Final = tuple(
     b"NCCL,iteration,step:,Bytes ->,opCount,nranks=,[Symmetric]: ,[Copy Engine]: ".split(b",")
 )
+_INSPECTOR: Final = (b'"coll', b'"n_ranks', b"coll_perf")
+# Of the text and of the JSON form.
+_RAS: Final = (b"Communicators... (", b'"communicators_count"', b'"missing_ranks_count"')
 
 Marks = tuple[tuple[int, int], ...]
 Key = bytes | tuple[bytes, bytes]
@@ -44,17 +50,20 @@ Known = tuple[Thread, Line]
 class StreamReader:
     """Facts of one stream, `source`. `unread` counts what all streams hold beside them.
 
-    processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: TUNING
-    lines without the prefix of a process. iteration: iterations that have ended; None before
+    processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: lines
+    without the prefix of a process, by device. iteration: iterations that have ended; None before
     the first boundary. hosts: names at the beginning of lines, by which glued lines are told apart.
-    bytes_read: before the next line. problems: why reading ended early.
+    bytes_read: before the next line. problems: why reading ended early. times: of all streams. ras:
+    whether it holds a report of RAS.
     """
 
     source: str
     unread: Unread
+    times: InspectorTimes = field(default_factory=InspectorTimes)
+    ras: bool = False
     processes: dict[str, Process] = field(default_factory=dict)
     stray: Process = field(default_factory=Process)
-    pasted: Process = field(default_factory=Process)
+    pasted: dict[bytes, Process] = field(default_factory=dict)
     iteration: int | None = None
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
@@ -114,26 +123,30 @@ class StreamReader:
         """
         if self._begun:
             self._read(self._begun)
-        for process in self.processes.values():
+        self.times.close()
+        for process in (*self.processes.values(), *self.pasted.values()):
             process.close()
-        if self.processes:
-            self._doubt_pasted()
+        self._doubt_pasted()
         return self
 
     def _doubt_pasted(self) -> None:
         damaged = self.unread.damaged > self._damaged_before
-        for stretch in self.pasted.stretches():
-            for key, seen in list(stretch.items()):
-                if damaged or seen.choice is None or grammar.may_be_cut(seen.choice):
-                    del stretch[key]
-                    self._damage(seen.line.encode(), seen.times)
+        for process in self.pasted.values():
+            for stretch in process.stretches():
+                for key, seen in list(stretch.items()):
+                    choice = seen.choice
+                    cut = choice is not None and choice.cut
+                    odd = damaged or not choice or cut or grammar.may_be_cut(choice)
+                    if (self.processes and odd) or (damaged and cut):
+                        del stretch[key]
+                        self._damage((seen.line or seen.call_line).encode(), seen.times)
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
         if iteration != self.iteration:
             self.iteration = iteration
             self._alone.clear()
-            for process in self.processes.values():
+            for process in (*self.processes.values(), *self.pasted.values()):
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
 
     def _damage(self, text: bytes, count: int = 1) -> None:
@@ -147,6 +160,9 @@ class StreamReader:
         if len(text) > LONGEST_LINE_BYTES:
             self.unread.overlong += 1
             return None
+        if any(word in text for word in _INSPECTOR) and self.times.read(text):
+            return None
+        self.ras |= any(word in text for word in _RAS)
         if not any(word in text for word in _NOTABLE):
             self.unread.ignored += 1
             return None
@@ -173,7 +189,9 @@ class StreamReader:
             if host is None:
                 self._damage(text)
             else:
-                known = self._understand(header, host, line[header.message : end], text)
+                message = line[header.message : end]
+                process = self._process(header, host)
+                known = self._understand(process, header.tid, message, text, warning=header.warning)
         return known if whole and len(found) == 1 else None
 
     def _host(self, line: bytes, index: int, header: Header) -> bytes | None:
@@ -190,27 +208,39 @@ class StreamReader:
         name = (host + b":" + header.pid).decode()
         process = self.processes.get(name)
         if process is None:
-            process = Process(name, self.source, header.device.decode())
-            self.processes[name] = process
-            if self.iteration is not None:
-                process.change(StateChange("iteration", "", (str(self.iteration),), ""))
+            process = self.processes[name] = self._begun_now(name, header.device)
         return process
 
-    def _understand(self, header: Header, host: bytes, message: bytes, text: bytes) -> Known | None:
-        process = self._process(header, host)
+    def _begun_now(self, name: str, device: bytes) -> Process:
+        process = Process(name, self.source, device.decode())
+        if self.iteration is not None:
+            process.change(StateChange("iteration", "", (str(self.iteration),), ""))
+        return process
+
+    def _understand(
+        self,
+        process: Process,
+        tid: bytes,
+        message: bytes,
+        text: bytes,
+        *,
+        warning: bool,
+        read: Callable[[bytes], Fact | None] = grammar.fact,
+    ) -> Known | None:
+        """tid: of the thread, empty where the line has no prefix. read: a TUNING or COLL line."""
         message, repeated = grammar.without_repetition(message)
         process.deduplicated += repeated
-        fact = None if header.warning else grammar.fact(message)
+        fact = None if warning else read(message)
         if fact is not None:
-            thread, line = process.thread(header.tid), process.line(fact, text)
+            thread, line = process.thread(tid), process.line(fact, text)
             alone = isinstance(fact, Choice)
             thread.add(line, None if alone else grammar.VARYING.search(text))
             return None if repeated else (thread, line)
         process.remarks += 1
         shown = message.decode("utf-8", "replace")
-        event = grammar.event(shown.strip(), warning=header.warning)
+        event = grammar.event(shown.strip(), warning=warning)
         if event is not None:
-            said = StateChange(event[0], header.tid.decode(), event[1], _quoted(text))
+            said = StateChange(event[0], tid.decode(), event[1], _quoted(text))
             (process.change if said.kind in grammar.STATE_KINDS else process.describe)(said)
         elif _EVIDENCE.search(message) is not None:
             self._damage(text)
@@ -234,13 +264,17 @@ class StreamReader:
             if ended <= MOST_ITERATIONS:
                 self.reach(ended)
         elif _EVIDENCE.search(line) is not None:
-            choice = grammar.pasted(line)
-            if choice is None:
+            found = grammar.headless(line)
+            if found is None:
                 self._damage(line)
                 return None
-            thread, pasted = self.pasted.thread(b""), self.pasted.line(choice, line)
-            thread.add(pasted, None)
-            return thread, pasted
+            process = self.pasted.get(found.device)
+            if process is None:
+                process = self.pasted[found.device] = self._begun_now("", found.device)
+            read = partial(grammar.pasted, marked=found.marked)
+            return self._understand(
+                process, b"", found.message, line, warning=found.warning, read=read
+            )
         self.unread.ignored += 1
         return None
 
@@ -249,15 +283,18 @@ def _quoted(text: bytes) -> str:
     return text.decode("utf-8", "replace").strip()[:MAX_QUOTE_CHARACTERS]
 
 
-def read_source(source: LogSource, marks: Marks, unread: Unread) -> StreamReader:
+def read_source(
+    source: LogSource, marks: Marks, unread: Unread, times: InspectorTimes
+) -> StreamReader:
     """Read a stream to its end, or to where it cannot be read on.
 
     Args:
         source: what to read.
         marks: (offset, iterations ended) as the run itself has noted them.
         unread: counts of lines without a fact, over all streams.
+        times: of collectives, over all streams.
     """
-    reader, left = StreamReader(source.name, unread), list(marks)
+    reader, left = StreamReader(source.name, unread, times), list(marks)
     try:
         for piece in read_lines(source):
             while left and left[0][0] <= reader.bytes_read:

@@ -10,10 +10,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Final
 
 from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
-from reports.nccl.model import DATATYPES, REDUCTIONS, Choice, CollectiveCall, Version, Versions
+from reports.nccl.model import (
+    DATATYPES,
+    REDUCTIONS,
+    Choice,
+    CollectiveCall,
+    StateChange,
+    Version,
+    Versions,
+)
+from reports.nccl.process import Process
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)
@@ -228,6 +238,8 @@ def _if_all_failed(outcomes: list[Reason | None]) -> Reason | None:
 
 def registration(case: CallEvidence) -> Reason | None:
     """The buffers must lie in a window of this communicator."""
+    if (refusal := _refusal(case)) is not None:
+        return refusal
     if case.key.phase == "before":
         return _failed(
             "nothing is registered on this communicator yet: its first registration comes later"
@@ -246,6 +258,24 @@ def registration(case: CallEvidence) -> Reason | None:
             case.registration_line or case.call_line,
         )
     return _in_range(case)
+
+
+def _refusal(case: CallEvidence) -> Reason | None:
+    """What NCCL itself warned of, about these calls or their communicator."""
+    for event in case.events("offsets"):
+        operation, size_bytes = event.values
+        if operation == case.key.operation:
+            if size_bytes == str(case.key.size_bytes):
+                return _failed("NCCL found buffers that ranks registered unlike", event.text)
+            return _open(f"ranks may have registered the buffers unlike: {event.text}", "REG")
+    for view in case.views:
+        said = view.said.get("window_refused")
+        if said is not None and (not view.ranges or (case.outside and all(case.outside))):
+            return _failed("a window was refused on this communicator", said.text)
+    said = case.about("window_refused")
+    if said is not None and not case.key.attributed:
+        return _open(f"a window was refused, for no named communicator: {said.text}", "COLL", "REG")
+    return None
 
 
 def _in_range(case: CallEvidence) -> Reason | None:
@@ -330,7 +360,7 @@ _FIRST_WITH_LINES: Final = (2, 20, 3)
 def why_not_symmetric(case: CallEvidence) -> Reason:
     """The reason for calls of one kind that is not symmetric, or for calls without a line."""
     if case.kind is None:
-        return _no_evidence(case)
+        return _cut_off(case) if case.line else _no_evidence(case)
     if case.kind == "copy_engine":
         return _copy_engine(case)
     if case.kind == "hierarchical_ce":
@@ -344,6 +374,13 @@ def why_not_symmetric(case: CallEvidence) -> Reason:
 
 
 def _regular(case: CallEvidence) -> Reason:
+    reason = _not_symmetric(case)
+    if case.key.operation in COPIED and copy_engine_policy(case) is not None:
+        return replace(reason, text=f"{reason.text}; the copy engine was asked for and not taken")
+    return reason
+
+
+def _not_symmetric(case: CallEvidence) -> Reason:
     found = [(name, reason) for name, check in CONDITIONS if (reason := check(case)) is not None]
     for name, reason in found:
         if not reason.missing:
@@ -361,7 +398,7 @@ def _regular(case: CallEvidence) -> Reason:
             tuple(dict.fromkeys(reason.text for _, reason in found)),
             tuple(name for name in _ORDER if name in needs),
         )
-    chosen = " and ".join(case.kernels)
+    chosen = " and ".join(case.kernels) or "a regular kernel"
     text = f"eligible as far as the log shows; NCCL still chose {chosen}"
     if case.versions.all_in(_SMALL_QUIRK):
         text += " (2.29.2 and 2.29.3 fall back for small messages even if they are registered)"
@@ -374,10 +411,21 @@ def _one_host(case: CallEvidence) -> str:
     return f"; nodes are not the reason, as all lines come from host {next(iter(case.job.hosts))}"
 
 
+COPIED: Final = frozenset({"AllGather", "AlltoAll", "Gather", "Scatter"})
+"""Operations that the copy engine can do."""
+
+
+def copy_engine_policy(case: CallEvidence | Process) -> StateChange | None:
+    """The line that asks for it."""
+    named = (e for e in case.events("env") if e.values[0] == "NCCL_CTA_POLICY")
+    policy = next(chain(case.events("cta_policy"), named), None)
+    asked = policy is not None and (policy.values[-1] or "").upper() in ("2", "3", "ZERO")
+    return policy if asked else None
+
+
 def _copy_engine(case: CallEvidence) -> Reason:
     text = "the copy engine takes precedence; the memory is registered"
-    policy = case.about("cta_policy") or case.setting("NCCL_CTA_POLICY")
-    if policy is not None and (policy.values[-1] or "").upper() in ("2", "ZERO"):
+    if (policy := copy_engine_policy(case)) is not None:
         return Reason("copy engine", f"{text} (CTA policy ZERO)", policy.text)
     if case.key.operation == "AllGather" and case.key.size_bytes > _COPY_ENGINE_BYTES:
         text += " (by default on Blackwell for more than 8 MiB per rank, NCCL_SYM_CE_THRESHOLD)"
@@ -420,6 +468,11 @@ def _no_evidence(case: CallEvidence) -> Reason:
             missing=("INIT",),
         )
     return Reason("", "calls were made, and no line tells which kernel ran", quote)
+
+
+def _cut_off(case: CallEvidence) -> Reason:
+    text = "the line is cut: without ` Bytes -> ` it may be that of a call or of a kernel"
+    return Reason("", text, case.line)
 
 
 def _tuning_seen(case: CallEvidence) -> bool:

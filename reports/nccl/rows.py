@@ -9,7 +9,7 @@ from enum import StrEnum
 
 from reports.nccl.calls import CallEvidence, CallKey, Calls
 from reports.nccl.communicators import GroupKey, View
-from reports.nccl.job import UNKNOWN_PROCESS
+from reports.nccl.job import is_unknown
 from reports.nccl.model import COLLECTIVES, Kind
 from reports.nccl.reasons import Reason, why_not_symmetric
 
@@ -180,7 +180,7 @@ def _counted(members: Sequence[CallEvidence], kind: Kind | None) -> tuple[int, i
     lines = calls = per_process.total()
     if kind is None or any(one.every_rank for one in own):
         # Lines of an unknown process may be those of several ranks for one call.
-        per_process[UNKNOWN_PROCESS] = min(per_process[UNKNOWN_PROCESS], 1)
+        per_process.update({name: 1 - n for name, n in per_process.items() if is_unknown(name)})
         lines = calls = _of_one_rank(per_process, own[0].views)
     if any(one.batched for one in own):
         lines = sum(one.lines.total() for one in own)
@@ -195,7 +195,7 @@ def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
             found.append("more than one communicator may be behind this")
         if any(one.every_rank for one in members):
             found.append("2.27 prints this line on every rank of the communicator")
-        if any(one.key.group[1] == UNKNOWN_PROCESS for one in members):
+        if any(is_unknown(str(one.key.group[1])) for one in members):
             found.append("lines without the prefix of a process: which one printed them is unknown")
     if any(one.eliminated for one in members):
         found.append("the only communicator that can have printed it")
@@ -209,7 +209,7 @@ def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
 def bytes_by_verdict(rows: Iterable[VerdictRow]) -> dict[str, dict[Verdict, int]]:
     """Bytes per operation and verdict: calls x bytes, over all communicators."""
     found: dict[str, dict[Verdict, int]] = {}
-    for row in rows:
+    for row in (one for one in rows if one.bytes_are != "unknown"):
         own = found.setdefault(row.operation, {})
         for verdict, size_bytes in row.bytes_by_verdict.items():
             own[verdict] = own.get(verdict, 0) + size_bytes

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from nccl_lines import coll, info, init, ring, sym
+from nccl_lines import coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import communicator_text, reading_facts, to_terminal
 from reports.nccl.rows import Verdict
@@ -82,16 +82,85 @@ def test_in_a_log_what_may_be_the_end_of_another_line_is_damage(tmp_path, lines)
 @pytest.mark.parametrize(
     "line",
     [
-        "NCCL INFO AlltoAll [Copy Engine]: ...",
-        "AllReduce: 4096 Bytes -> Algo RI...",
-        "AllReduce [Symmetric]: 4096 Bytes -> Kernel AllReduce_RSx...",
         "Widgets: 4096 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}",
         "4096 Bytes -> Algo 1 proto 0 time 7.5",
+        "AllGather: 4096 Bytes -> Algo RING",  # the tail of a log, which nobody has cut on purpose
+        "AllGather [Symmetric]: is nice",
+        "00:100 [0] NCCL INFO AllGather: 4096 Bytes -> Algo RING proto LL",  # its host is lost
     ],
 )
-def test_what_is_left_out_is_not_guessed(tmp_path, line):
+def test_what_is_no_fragment_of_a_line_is_damage(tmp_path, line):
     found = audit(tmp_path, line)
     assert (found.rows, found.job.unread.damaged) == ((), 1)
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("NCCL INFO ReduceScatter [Symmetric]: ...", "ReduceScatter unknown SYMMETRIC "),
+        ("ReduceScatter [Symmetric]: \N{HORIZONTAL ELLIPSIS}", "ReduceScatter unknown SYMMETRIC "),
+        ("[3] NCCL INFO AllGather: ...", "AllGather unknown NO_EVIDENCE "),
+        ("NCCL INFO AlltoAll [Copy Engine]: ...", "AlltoAll unknown COPY_ENGINE "),
+        ("AllReduce: 4096 Bytes ...", None),
+        ("AllReduce: 4096 Bytes -> ...", "AllReduce 4096 REGULAR "),
+        ("AllReduce: 4096 Bytes -> Algo RI...", "AllReduce 4096 REGULAR "),
+        (
+            "NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL chan",
+            "AllReduce 64 REGULAR RING LL",
+        ),
+        (
+            "AllReduce [Symmetric]: 4096 Bytes -> Kernel AllReduce_RSx...",
+            "AllReduce 4096 SYMMETRIC ",
+        ),
+        (
+            "NCCL INFO ReduceScatter [Symmetric]: 100681728 Bytes -> Kernel ReduceScatter_LDMC"
+            " nchannels 2 nthreads ",
+            "ReduceScatter 100681728 SYMMETRIC ReduceScatter_LDMC",
+        ),
+    ],
+)
+def test_a_fragment_has_the_verdict_that_is_left_of_it(tmp_path, line, shown):
+    found = audit(tmp_path, line)
+    assert found.job.unread.damaged == 0
+    rows = [
+        f"{row.operation} {row.size_bytes if row.bytes_are == 'per_rank' else row.bytes_are}"
+        f" {row.verdict} {'/'.join(row.kernels)}"
+        for row in found.rows
+    ]
+    assert rows == ([] if shown is None else [shown])
+    assert ("bytes cut off" in to_terminal(found)) == any(
+        row.reason is not None and row.bytes_are == "unknown" for row in found.rows
+    )
+
+
+def test_fragments_in_a_log_of_processes_are_damage(tmp_path):
+    found = audit(tmp_path, info(ring("AllReduce")), "NCCL INFO AllGather [Symmetric]: ...")
+    assert ([row.operation for row in found.rows], found.job.unread.damaged) == (["AllReduce"], 1)
+
+
+DECORATIONS = ("", "I0622 10:11:12.000001 1 nccl_utils.cc:77] ", "2026-08-11T10:00:20Z ", "[7] ")
+
+
+@pytest.mark.parametrize("before", DECORATIONS)
+def test_a_log_whose_prefixes_are_cut_to_the_device_is_judged_with_its_communicators(
+    tmp_path, before
+):
+    said = [
+        *((rank, text) for rank in (0, 1) for text in init(rank, comm=f"0xa{rank}", ranks=2)),
+        *((rank, reg(comm=f"0xa{rank}")) for rank in (0, 1)),
+        (0, coll("AllGather", comm="0xa0", ranks=2)),
+        (0, sym("AllGather", "AllGather_STMC", works=1)),
+    ]
+    lines = [f"{before}[{rank}] NCCL INFO {text}" for rank, text in said]
+    found = audit(tmp_path, "NCCL version 2.29.7+cuda13.0", *lines)
+    [row] = found.rows
+    assert (row.verdict, row.size_bytes, row.phase) == (Verdict.SYMMETRIC, 1 << 20, "after")
+    assert (row.communicator.ranks, row.processes) == (2, ("unknown process [0]",))
+    assert (found.job.unread.damaged, found.versions) == (0, ("2.29.7",))
+    remark = (
+        f"{len(lines)} lines without the prefix HOST:PID:TID are evidence of an unknown process"
+    )
+    assert any(remark in text for text in found.job.remarks)
 
 
 def log(folder: Path, *hosts: str, nodes: int) -> None:

@@ -1,0 +1,110 @@
+"""Times per collective, as NCCL's Inspector plug-in writes them: one JSON object a record.
+
+Records are read field by field, so that it does not matter whether they stand on one line, are
+indented, or are wrapped by a collector. A field that stands a second time begins the next record.
+From its version 6 on the number of ranks stands in a marker before many records.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from array import array
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final, NamedTuple
+
+_FIELD: Final = re.compile(
+    rb'\\?"(coll|coll_algo|coll_proto|coll_msg_size_bytes|coll_exec_time_us|coll_busbw_gbs|n_ranks)'
+    rb'\\?"\s{0,4}:\s{0,4}\\?"?([A-Za-z0-9_.+-]{1,60})'
+)
+_SIZE: Final = b"coll_msg_size_bytes"
+_TIME: Final = b"coll_exec_time_us"
+_NEEDED: Final = frozenset({b"coll", _SIZE, _TIME})
+_MOST_KEYS: Final = 2_000
+
+
+class TimedKey(NamedTuple):
+    """One kind of collective. ranks: of the communicator, 0 if unknown. kernel: "" if unknown."""
+
+    operation: str
+    size_bytes: int
+    ranks: int
+    kernel: str
+
+
+class TimedRow(NamedTuple):
+    """Records of all ranks. Times in microseconds; bus bandwidth in GB/s, None if none is told."""
+
+    key: TimedKey
+    records: int
+    median: float
+    least: float
+    most: float
+    bus_bandwidth: float | None
+
+
+@dataclass
+class InspectorTimes:
+    """Of all streams. left_out: records beyond the limit of kinds."""
+
+    left_out: int = 0
+    _times: dict[TimedKey, array[float]] = field(default_factory=dict)
+    _rates: dict[TimedKey, array[float]] = field(default_factory=dict)
+    _open: dict[bytes, bytes] = field(default_factory=dict)
+
+    def read(self, line: bytes) -> bool:
+        """Take in the fields of a line; whether it had any."""
+        found = False
+        for match in _FIELD.finditer(line):
+            found = True
+            name, text = match.groups()
+            if name in self._open:
+                self.close(keep_ranks=name != b"n_ranks")
+            self._open[name] = text
+        return found
+
+    def close(self, *, keep_ranks: bool = False) -> None:
+        """End the record that is open; one without a time or a size is none."""
+        ranks = self._open.get(b"n_ranks")
+        if self._open.keys() >= _NEEDED:
+            self._count(self._open)
+        self._open = {b"n_ranks": ranks} if keep_ranks and ranks is not None else {}
+
+    def _count(self, said: dict[bytes, bytes]) -> None:
+        size, ranks, time, rate = (
+            _number(said.get(name)) for name in (_SIZE, b"n_ranks", _TIME, b"coll_busbw_gbs")
+        )
+        if size is None or time is None:
+            return
+        chosen = (said.get(name, b"").decode() for name in (b"coll_algo", b"coll_proto"))
+        kernel = " ".join(one for one in chosen if one not in ("", "unknown"))
+        key = TimedKey(said[b"coll"].decode(), int(size), int(ranks or 0), kernel)
+        if key not in self._times and len(self._times) >= _MOST_KEYS:
+            self.left_out += 1
+            return
+        self._times.setdefault(key, array("d")).append(time)
+        if rate is not None:
+            self._rates.setdefault(key, array("d")).append(rate)
+
+    def rows(self) -> list[TimedRow]:
+        """One per kind of collective."""
+        return [
+            TimedRow(
+                key,
+                len(times),
+                median(times),
+                min(times),
+                max(times),
+                median(rates) if (rates := self._rates.get(key)) else None,
+            )
+            for key, times in sorted(self._times.items())
+        ]
+
+
+def _number(text: bytes | None) -> float | None:
+    try:
+        value = float(text or b"")
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None
