@@ -116,7 +116,10 @@ def _say_what_becomes_contiguous(module: nn.Module) -> None:
     names = [
         name
         for name, parameter in module.named_parameters()
-        if not parameter.is_meta and not local_tensor(parameter).is_contiguous()
+        if not parameter.is_meta
+        and not local_tensor(parameter).is_contiguous()
+        # One element that is expanded, in place of values that come later, has no format.
+        and 0 not in local_tensor(parameter).stride()
     ]
     if names:
         warnings.warn(

@@ -22,12 +22,14 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
+from bench.models.initialisation import initial_values, materialise, takes_meta
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 Reduction = torch.futures.Future[Tensor]
 CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
 
 
+@takes_meta
 class DdpEngine(StockEngine):
     """Replicated weights, bucketed all-reduce overlapped with the backward.
 
@@ -43,8 +45,12 @@ class DdpEngine(StockEngine):
         self._dtypes = resolved.dtypes
         self._device = device
         self._ring = RingBytes(group.size())
+        model = model.to(main_dtype(resolved.dtypes))
+        agrees = initial_values(model) is not None  # by construction
+        materialise(model, device)
         self._ddp = DistributedDataParallel(
-            model.to(main_dtype(resolved.dtypes)),
+            model,
+            init_sync=not agrees,
             device_ids=[device] if device.type == "cuda" else None,
             gradient_as_bucket_view=True,
         )

@@ -11,7 +11,7 @@ Gradients are reduced on every microbatch in both, into the sharded gradient, so
 gradient outlives a backward; with an outer axis of replicas over both axes, as torch does unasked.
 Parameters are stored in the main dtype; `MixedPrecisionPolicy`
 gathers and computes in the compute dtype and reduces in the gradient communication dtype. A model
-on the meta device is drawn and sharded unit by unit ([Note: models on the meta device]).
+on the meta device is sharded there, and each rank then writes its own rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
-from bench.models.initialisation import materialise
+from bench.models.initialisation import materialise, takes_meta
 from bench.models.meshes import DATA, OUTER, mesh_of, tensor_mesh
 from bench.models.units import units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
@@ -42,6 +42,7 @@ _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
 }
 
 
+@takes_meta
 class Fsdp2Engine(StockEngine):
     """Sharded weights, gradients and optimizer state, as torch ships it.
 
@@ -74,15 +75,14 @@ class Fsdp2Engine(StockEngine):
         mesh = mesh_of(device, dist.get_world_size(), outer=outer) if cut is None else cut[own]
         policy = _policy(dtypes)
         for layer in units(model):
-            materialise(layer, device)
             fully_shard(
                 layer,
                 mesh=mesh,
                 reshard_after_forward=self._reshard_after_forward,
                 mp_policy=policy,
             )
-        materialise(model, device)
         fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        materialise(model, device)
         for module in model.modules():
             if isinstance(module, FSDPModule):
                 module.set_custom_all_gather(self._all_gather)

@@ -3,7 +3,7 @@
 Some behaviour of the package is undone here, so that it starts where the other engines start:
 - `fully_shard_optimizer` takes a step with gradients of zeros to make optimizer state, which counts
   as a step and decays weights: it is taken at a learning rate of 0, and its state is dropped;
-- main weights are made from weights in the compute dtype: the FP32 values are copied in.
+- main weights are made from weights in the compute dtype: they get the FP32 values afterwards.
 It has no function for clipping, so the norm is computed over the shards here.
 """
 
@@ -31,11 +31,20 @@ from bench.engines.optimizer import (
 from bench.engines.protocol import UNREPORTED
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
+from bench.models.initialisation import (
+    GivenValues,
+    Part,
+    give_placeholders,
+    initial_values,
+    takes_meta,
+    write_values,
+)
 from bench.models.meshes import DATA, OUTER, mesh_of
 from bench.models.units import unit_classes
 from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
 
 
+@takes_meta
 class MegatronFsdpEngine(StockEngine):
     """The wrapped model and its optimizer. package: what has the functions; a test's stand-in."""
 
@@ -43,11 +52,14 @@ class MegatronFsdpEngine(StockEngine):
         self, model: nn.Module, resolved: ResolvedRun, device: torch.device, package: Any = None
     ) -> None:
         self._package = package or importlib.import_module("megatron_fsdp")
-        initial = {name: p.detach().clone() for name, p in model.named_parameters()}
+        values = initial_values(model)
+        given = GivenValues(model) if values is None else values
+        model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
+        give_placeholders(model, device)
         self._accumulates = resolved.microbatches > 1
         self.settings = resolved.engine.settings_as(MegatronFsdpSettings)
         self.model: Any = self._package.fully_shard_model(
-            model.to(TORCH_DTYPES[resolved.dtypes.compute]),
+            model,
             device=device,
             fsdp_unit_modules=unit_classes(model),
             zero_dp_strategy=resolved.strategy,
@@ -61,8 +73,9 @@ class MegatronFsdpEngine(StockEngine):
         self.optimizer = self._sharded(
             build_optimizer(self.parameters, resolved.train, decoupled=self.settings.decoupled_grad)
         )
-        if resolved.dtypes.main_params not in (None, resolved.dtypes.compute):
-            self._load_main_weights(initial)
+        if values or resolved.dtypes.main_params not in (None, resolved.dtypes.compute):
+            write_values(given, self.parts())
+            self.model.install_optimized_model_weights()
 
     def _sharded(self, optimizer: torch.optim.Optimizer) -> Any:
         lr = optimizer.param_groups[0]["lr"]
@@ -72,15 +85,15 @@ class MegatronFsdpEngine(StockEngine):
         sharded.state.clear()
         return sharded
 
-    @torch.no_grad()
-    def _load_main_weights(self, initial: Mapping[str, Tensor]) -> None:
+    def parts(self) -> list[Part]:
+        """Stretches of the main weights."""
+        found = []
         for name, parameter in self.model.named_parameters():
-            part = getattr(parameter, "megatron_fsdp_slice", slice(None))
+            start = getattr(parameter, "megatron_fsdp_slice", slice(0)).start or 0
             if parameter.requires_grad:
-                rows = local_tensor(parameter.data)
-                value = initial[name.removeprefix("module.")].flatten()[part]
-                rows.copy_(value.reshape(rows.shape))
-        self.model.install_optimized_model_weights()
+                rows = local_tensor(parameter.data).view(-1)
+                found.append(Part(name.removeprefix("module."), rows, (start,)))
+        return found
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool

@@ -6,7 +6,7 @@ replicas. What the package does not offer is refused or undone here:
 - weights that stay whole on every axis have nothing to gather, which it refuses: no other strategy;
 - sharding over the outer axis too fails in its second step, where gradients would have to go back;
 - gradients travel in the dtype of the computation, whatever the policy says;
-- main weights are made from weights in that dtype: the FP32 values are copied in;
+- main weights are made from weights in that dtype: they get the FP32 values afterwards;
 - of a weight with two names it makes two, and never reduces the gradients of the module that has
   both: refused.
 Every microbatch reduces over the inner axis, the last one over the outer axis as well.
@@ -28,6 +28,13 @@ from bench.engines.megatron_fsdp import MegatronFsdpEngine, dtype_policy
 from bench.engines.optimizer import build_optimizer
 from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
+from bench.models.initialisation import (
+    GivenValues,
+    Part,
+    give_placeholders,
+    initial_values,
+    write_values,
+)
 from bench.models.meshes import mesh_of
 from bench.models.units import units
 from bench.spec import MegatronFsdpSettings, ResolvedRun
@@ -41,15 +48,18 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
         self._v2 = importlib.import_module("megatron_fsdp.experimental")
         self.settings = MegatronFsdpSettings()
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-        whole = {name: p.detach().clone() for name, p in model.named_parameters()}
-        if tied := sorted(set(names) - set(whole)):
+        if tied := sorted(set(names) - {name for name, _ in model.named_parameters()}):
             raise UnsupportedError(
                 "megatron_fsdp_v2_tied",
                 f"megatron_fsdp_v2 cannot tie weights; found another name for {', '.join(tied)}",
             )
-        self.model = model.to(device, TORCH_DTYPES[resolved.dtypes.compute])
+        values = initial_values(model) or GivenValues(model)
+        self.model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
+        give_placeholders(self.model, device)
         self._shard(resolved, device)
-        self.load_whole(whole)
+        write_values(values, self.parts())
+        for _, group in self.groups():
+            group.sync_model_weight_from_main_weight()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.parameters, resolved.train)
         self._v2.fully_shard_optimizer(self.optimizer)
@@ -77,6 +87,17 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
                     [f"{prefix}.{name}".removeprefix(".") for name in group.parameter_names],
                     group,
                 )
+
+    def parts(self) -> list[Part]:
+        """Stretches of the main weights, by the package's own layout."""
+        found = []
+        for names, group in self.groups():
+            main = group.main_weight
+            for index, name in enumerate(names):
+                if own := main._get_owned_range(index):
+                    rows = main.local_buffer.narrow(0, own.buffer_relative_offset, own.numel)
+                    found.append(Part(name, rows, (own.tensor_relative_offset,)))
+        return found
 
     def load_whole(self, values: Mapping[str, Tensor]) -> None:
         """Main weights from whole tensors by name; then what is computed with."""

@@ -2,8 +2,8 @@
 
 Units are those that the model names. The model is cast to the compute dtype and sharded; where that
 cast has lost something, the main weights get the FP32 values, so that training starts from what
-every other engine starts from: with a model on the meta device ([Note: models on the meta device])
-unit by unit, else by a load.
+every other engine starts from. Of a model on the meta device the core shards placeholders
+([Note: models on the meta device]), and each rank then writes its main weights.
 
 Microbatches: with one per step, every backward ends its cycle by itself (auto-sync). With more, the
 earlier ones run in `no_sync()` and the last in `sync()`; strategies that shard gradients reduce
@@ -31,20 +31,29 @@ from bench.engines.optimizer import build_optimizer
 from bench.engines.protocol import LedgerView
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
+from bench.models.initialisation import (
+    Part,
+    give_placeholders,
+    initial_values,
+    takes_meta,
+    write_values,
+)
 from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
 from bench.models.units import unit_classes
 from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
 
 
+@takes_meta
 class MfsdpEngine(StockEngine):
     """The wrapped model and its optimizer."""
 
     model: Any
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        on_meta = any(parameter.is_meta for parameter in model.parameters())
-        initial = {} if on_meta else _exact_values(model)
-        compute = TORCH_DTYPES[resolved.dtypes.compute]
+        values = initial_values(model)
+        initial = model.state_dict() if values is None and _loses_values(resolved.dtypes) else None
+        model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
+        give_placeholders(model, device)
         self._accumulates = resolved.microbatches > 1
         switches = resolved.engine.settings_as(MfsdpSettings)
         self._registers = switches.nccl_ub and switches.manual_registration
@@ -52,19 +61,21 @@ class MfsdpEngine(StockEngine):
         self._tokens = 0
         self._shares = resolved.microbatches * resolved.data_parallel
         self.model = mfsdp_core.fully_shard_model(
-            model.to(compute),
+            model,
             device=device,
             fsdp_unit_modules=unit_classes(model) or None,
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
             mixed_precision_policy=_policy(resolved.dtypes, switches),
-            init_model_with_meta_device=on_meta,
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
             **_switches(switches),
         )
-        if initial and _loses_values(resolved.dtypes):
+        if initial is not None:
             self.model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
+        if values is not None:
+            write_values(values, self.parts())
+            self.model.install_optimized_model_weights()
         self.optimizer = mfsdp_core.fully_shard_optimizer(
             build_optimizer(
                 self.model.parameters(),
@@ -73,6 +84,16 @@ class MfsdpEngine(StockEngine):
                 decoupled=switches.decoupled_grad,
             )
         )
+
+    def parts(self) -> list[Part]:
+        """Rows of the main weights, where the core says that a checkpoint has them."""
+        found, names = [], {name for name, _ in self.model.named_parameters()}
+        for name, shard in self.model.state_dict().items():
+            local: Any = shard._local_tensor if name in names else None
+            chunks = () if local is None else local.__create_chunk_list__()
+            bare = name.removeprefix("module.")
+            found += [Part(bare, local, tuple(chunk.offsets)) for chunk in chunks]
+        return found
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -206,11 +227,6 @@ def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPr
         if engine.recipe == "none"
         else mfsdp_core.Float8Reference(engine.recipe, engine.gather_precision),
     )
-
-
-def _exact_values(model: nn.Module) -> dict[str, Any]:
-    """The state dict in the precision that the model was built in."""
-    return model.state_dict() | getattr(model, "exact_values", {})
 
 
 def _loses_values(dtypes: ResolvedDtypes) -> bool:

@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from bench.models.initialisation import Part
 from bench.spec import ResolvedRun
 
 UNREPORTED: Final[dict[str, int | None]] = dict.fromkeys(
@@ -73,6 +74,13 @@ class Engine(Protocol):
         Keys as `mfsdp_core.MegatronFSDP.pool_plan`: allocator, pools, units.
         """
         return None
+
+    def parts(self) -> Sequence[Part]:
+        """What this rank holds of the weights that the optimizer updates; none if it does not say.
+
+        A part that another rank holds too is one of both.
+        """
+        return ()
 
     def code_path(self) -> str:
         """The file of the implementation under test, as proof of what was measured."""

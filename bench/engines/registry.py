@@ -12,13 +12,15 @@ from torch import nn
 
 from bench.engines.protocol import Engine, EngineFactory
 from bench.errors import ConfigError
+from bench.models.initialisation import materialise
 from bench.spec import EngineRow, ResolvedRun, known_engine
 
 
 def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Engine:
     """The engine of `resolved` around `model`, which it takes over (casts, wraps or shards).
 
-    Every engine but those of one process needs an initialised default process group.
+    Every engine but those of one process needs an initialised default process group. An engine
+    whose factory has no `takes_meta` that is true is given real FP32 parameters.
 
     Raises:
         ConfigError: no engine has this name, or its factory is not where its row says, or takes
@@ -35,10 +37,9 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
                 f"engine {row.name}: expected {row.factory}(model, resolved, device); found a "
                 f"function that takes {signature}: {error}"
             ) from None
-    engine = factory(model, resolved, device)
-    # The FP32 values behind rounded weights: an engine that wants them has loaded them.
-    getattr(model, "exact_values", {}).clear()
-    return engine
+    if not getattr(factory, "takes_meta", False):
+        materialise(model, device)
+    return factory(model, resolved, device)
 
 
 def engine_factory(row: EngineRow) -> EngineFactory:

@@ -9,14 +9,18 @@ from bench.engines.dtypes import main_dtype
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
 from bench.engines.stock_inspection import StockInspection
+from bench.models.initialisation import materialise, takes_meta
 from bench.spec import ResolvedRun
 
 
+@takes_meta
 class SingleEngine(StockEngine):
     """Plain autograd and optimizer."""
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        super().__init__(model.to(main_dtype(resolved.dtypes)), resolved)
+        model = model.to(main_dtype(resolved.dtypes))
+        materialise(model, device)
+        super().__init__(model, resolved)
         self._dtypes = resolved.dtypes
         self._device = device
         self._ring = RingBytes(1)  # nothing is sent

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.local_tensor import local_tensor
@@ -20,6 +21,7 @@ from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_
 from bench.engines.protocol import Engine
 from bench.engines.ring_bytes import RingBytes
 from bench.errors import UnsupportedError
+from bench.models.initialisation import Part, parts_of
 from bench.spec import ResolvedDtypes, ResolvedRun, TrainSpec
 
 _AUTOCAST_DTYPES = (torch.bfloat16, torch.float16)
@@ -66,6 +68,11 @@ class StockEngine(Engine):
     def set_learning_rate(self, lr: float) -> None:
         """Set it for the next step."""
         set_learning_rate(self.optimizer, lr)
+
+    def parts(self) -> list[Part]:
+        """Plain tensors, or rows of DTensors; names are those of the bare model."""
+        prefix = "module." if isinstance(self.model, DistributedDataParallel) else ""
+        return parts_of(self.model.named_parameters(), prefix)
 
     def wire_bytes(self) -> int | None:
         """As counted where the engine communicates."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +22,9 @@ from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import BenchError, UnsupportedError, UsageError
 from bench.fit.hollow import Hollow, hollow_tensors
+from bench.models import initial_values
 from bench.models.build import run_model
+from bench.models.initial_values import chunks
 from bench.models.units import units
 from bench.spec import ResolvedRun, known_engine
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE
@@ -32,8 +35,6 @@ MICROBATCHES: Final = 3
 _STEPS: Final = 2
 SETUP: Final = "setup"
 
-#: Parameters are drawn on the host, where a device does not count.
-_DRAWN: Final = "bench/models/initial_values.py"
 #: Who has made a storage, by the end of the innermost file on the stack that is listed.
 _FILES: Final = (
     ("mfsdp_core/memory/allocators.py", "role"),
@@ -47,7 +48,9 @@ _FILES: Final = (
     ("torch/optim/", "optimizer"),
     ("bench/engines/precision_aware_adamw.py", "optimizer"),
     ("torch/utils/checkpoint.py", "activations"),
-    (_DRAWN, _DRAWN),
+    ("bench/models/initial_values.py", "temporaries"),
+    ("bench/models/philox.py", "temporaries"),
+    ("bench/models/initialisation.py", "main_weights"),
     ("bench/models/", "activations"),
 )
 CATEGORIES: Final = (
@@ -172,6 +175,21 @@ def _ranks(resolved: ResolvedRun) -> Iterator[None]:
         dist.destroy_process_group()
 
 
+@contextmanager
+def _drawing_once(device: str) -> Iterator[None]:
+    """Draw as much at once as `device` does, and of every size once: integers are computed here."""
+    drawn: set[torch.Size] = set()
+
+    def first(rows: Tensor, begin: int, stride: int) -> Iterator[tuple[Tensor, int]]:
+        for part, start in itertools.islice(chunks(rows, begin, stride, device), 1):
+            if part.shape not in drawn:
+                drawn.add(part.shape)
+                yield part, start
+
+    with mock.patch.object(initial_values, "chunks", first):
+        yield
+
+
 class _Recorder:
     """Writes a `Trace` while the engine runs."""
 
@@ -181,7 +199,6 @@ class _Recorder:
         self._microbatch: int | None = None
         self._in_step = False
         self._shapes: set[torch.Size] = set()
-        self._on_the_host: set[int] = set()
         self.trace = Trace(units=0)
         shape = resolved.shape
         whole = 0 if shape is None else shape.vocab
@@ -194,13 +211,8 @@ class _Recorder:
         if tensor is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")
             contents = f"{dtype}{list(tensor.shape)}"
-            category = self._category(tensor)
-            if category == _DRAWN:
-                category = "temporaries"
-                if self._run.launch.device == "cuda":
-                    self._on_the_host.add(number)
-            self.trace.kinds[number] = Kind(category, contents)
-        if change and number not in self._on_the_host:
+            self.trace.kinds[number] = Kind(self._category(tensor), contents)
+        if change:
             self.trace.changes.append((number, change, len(self.trace.moments) - 1))
 
     def communicated(self, operation: str, group: ProcessGroup, tensors: Sequence[Tensor]) -> None:
@@ -217,7 +229,8 @@ class _Recorder:
         model, make_batch = run_model(self._run, device)
         self._shapes = {p.shape for p in model.parameters() if p.dim() > 1}
         self._watch(model)
-        engine = build_engine(model, self._run, device)
+        with _drawing_once(self._run.launch.device):
+            engine = build_engine(model, self._run, device)
         if self._run.launch.device == "cuda":
             _step_as_on_cuda(engine)
         for step in range(_STEPS):

@@ -17,46 +17,31 @@ from bench.models.decoder import Decoder
 from bench.models.expert_parallel import spread
 from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
-from bench.models.initialisation import give_resets, materialise
+from bench.models.initial_values import InitialValues
+from bench.models.initialisation import materialise
 from bench.models.llama import Llama
 from bench.models.low_precision import exchange_layers
 from bench.models.meshes import EXPERT, TENSOR, mesh_of
 from bench.spec import (
-    SHARDED,
     TENSOR_PARALLEL_DIMS,
     ModelShape,
     Recompute,
     ResolvedRun,
-    known_engine,
 )
 
 
 def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, MakeBatch | None]:
     """The model of a run, and what makes its batches where it is the user's own.
 
-    On the meta device where the engine draws it unit by unit ([Note: models on the meta device]).
+    A shape is built on the meta device ([Note: models on the meta device]).
     """
     if resolved.shape is None:
         made = build_user_model(resolved, device)
         return made.module, made.make_batch
     model = model_on_meta(resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed)
-    if _is_drawn_by_unit(resolved):
-        return model, None
-    materialise(model, device)
-    exchange_layers(model, resolved.linear, resolved.dtypes.compute)
+    exchange_layers(model, resolved.linear, resolved.dtypes.compute, device)
     _split(model, resolved, device)
     return model, None
-
-
-def _is_drawn_by_unit(resolved: ResolvedRun) -> bool:
-    """Models that are cut over other meshes first, or keep codes, need their values at once."""
-    engine = resolved.engine
-    return (
-        known_engine(engine.name).draws_by_unit
-        and bool(SHARDED[resolved.strategy])
-        and resolved.linear.kind == "torch"
-        and engine.tensor_parallel == engine.expert_parallel == 1
-    )
 
 
 def _split(model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
@@ -86,10 +71,11 @@ def build_model(
 
 
 def model_on_meta(shape: ModelShape, *, recompute: Recompute, seed: int) -> Decoder:
-    """The same on the meta device; its modules' `reset_parameters` draw its values."""
+    """The same on the meta device, with the rule of its values."""
     with torch.device("meta"):
         model = empty_model(shape, recompute)
-    give_resets(model, model.residual_writes, seed)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    model.initial_values = InitialValues(seed, model.residual_writes, shapes)
     return model
 
 

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
+from bench.models.initial_values import InitialValues
 from bench.models.norm import RMSNorm
 from bench.spec import ModelShape, Recompute
 
@@ -67,8 +68,8 @@ class Decoder(nn.Module):
 
     Parameters are FP32 as built; engines cast, wrap or shard them. A subclass says what a layer is
     called with. unit_classes: the modules that sharding engines gather and release as one.
-    precision: what a forward pass runs under, and exact_values: FP32 values of weights that are
-    rounded already, by name (both of `bench.models.low_precision`).
+    precision: what a forward pass runs under (`bench.models.low_precision`). initial_values: the
+    rule of its parameters' values.
     """
 
     unit_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -80,7 +81,7 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(layers)
         self.norm = RMSNorm(shape.hidden, shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        self.exact_values: dict[str, Tensor] = {}
+        self.initial_values: InitialValues | None = None
         self.precision: Callable[[], AbstractContextManager[object]] = nullcontext
         self.tie()
 

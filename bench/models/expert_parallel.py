@@ -23,12 +23,17 @@ from bench.models.meshes import EXPERT
 def spread(model: Decoder, mesh: DeviceMesh) -> None:
     """Leave this rank its share of all experts, in place, marked as sharded over `mesh`."""
     group = mesh[EXPERT].get_group()
-    for experts in (module for module in model.modules() if isinstance(module, Experts)):
+    values = model.initial_values
+    for prefix, experts in model.named_modules():
+        if not isinstance(experts, Experts):
+            continue
         for parameter in experts.parameters():
             # Router and shared expert are every rank's, whatever they are called.
             parameter.allreduce = True  # type: ignore[attr-defined]
         for name in ("up", "down"):
             part = getattr(experts, name).detach().chunk(group.size())[group.rank()].clone()
+            if values is not None:
+                values.first_rows[f"{prefix}.{name}"] = group.rank() * part.shape[0]
             parameter = nn.Parameter(part)
             parameter.allreduce = False  # type: ignore[attr-defined]
             setattr(experts, name, parameter)

@@ -1,82 +1,120 @@
 """Memory and initial values of a model that was built without them.
 
-[Note: models on the meta device] A model is built there, and its modules can draw their parameters
-(`reset_parameters`). It gets memory and values as a whole or, from an engine that can, unit by
-unit: draw all of a unit, keep the own shard, go on. Values are the same either way.
+[Note: models on the meta device] A model is built there, and carries the rule of its values,
+`initial_values` ([Note: one start]). An engine that takes such a model (`takes_meta` of its
+factory) shards it and lets each rank write its own part. Where a package shards real tensors alone,
+it gets placeholders: one element in memory, expanded to the shape of the parameter.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Mapping
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-from bench.models.initial_values import initial_value
+from bench.models.initial_values import InitialValues
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def give_resets(model: nn.Module, residual_writes: int, seed: int) -> None:
-    """Let `reset_parameters` of every module draw its own parameters, once.
+class Part(NamedTuple):
+    """This rank's part of a parameter, by its name in the bare model.
 
-    A tied parameter has its first name, whichever of its modules draws it. The FP32 values of one
-    that holds less are kept as Transformer Engine keeps them: see `_keep_drawn`.
+    rows: the memory. offsets: of its first element, one for each dim of `rows`; of a flat part of
+    a parameter of more dims, the number of that element.
     """
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for module in model.modules():
-        own = {
-            attribute: names[id(parameter)]
-            for attribute, parameter in module._parameters.items()
-            if parameter is not None
-        }
-        if own:
-            reset = partial(_draw, module, own, residual_writes, seed)
-            module.reset_parameters = reset  # type: ignore[assignment]
+
+    name: str
+    rows: Tensor
+    offsets: tuple[int, ...]
 
 
-def materialise(module: nn.Module, device: torch.device) -> None:
-    """Give parameters of `module` on the meta device memory and values; tied ones stay one."""
+def takes_meta(factory: F) -> F:
+    """Mark what builds an engine: it is given models on the meta device as they are."""
+    factory.takes_meta = True  # type: ignore[attr-defined]
+    return factory
+
+
+def initial_values(model: nn.Module) -> InitialValues | None:
+    """The rule of a model on the meta device; None of one that has values already."""
+    found: InitialValues | None = getattr(model, "initial_values", None)
+    return found if any(parameter.is_meta for parameter in model.parameters()) else None
+
+
+class GivenValues:
+    """Values that a model has, copied, for engines that round or move them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._whole = {name: p.detach().clone() for name, p in model.named_parameters()}
+
+    def fill_part_(self, out: Tensor, name: str, offsets: Sequence[int]) -> None:
+        """As `InitialValues.fill_part_`, of flat parts."""
+        (start,) = offsets
+        out.copy_(self._whole[name].flatten()[start : start + out.numel()])
+
+
+def parts_of(named: Iterable[tuple[str, nn.Parameter]], prefix: str = "") -> list[Part]:
+    """Parts of plain tensors and of DTensors that are cut as torch cuts them."""
+    found = []
+    for name, parameter in named:
+        rows, offsets = parameter.detach(), (0,) * parameter.dim()
+        if isinstance(rows, DTensor):
+            _, offsets = compute_local_shape_and_global_offset(
+                parameter.shape, rows.device_mesh, rows.placements
+            )
+            rows = rows.to_local()
+        found.append(Part(name.removeprefix(prefix), rows, tuple(offsets)))
+    return found
+
+
+def write_values(values: InitialValues | GivenValues, parts: Iterable[Part]) -> None:
+    """Let every part begin as `values` say."""
+    for part in parts:
+        values.fill_part_(part.rows, part.name, part.offsets)
+
+
+def materialise(model: nn.Module, device: torch.device) -> None:
+    """Give parameters of `model` on the meta device, sharded or not, memory and values."""
+    values = initial_values(model)
+    if values is None:
+        return
+    waiting = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    _replace_meta(model, lambda meta: torch.empty_like(meta, device=device))
+    write_values(values, parts_of(one for one in model.named_parameters() if one[0] in waiting))
+
+
+def give_placeholders(model: nn.Module, device: torch.device) -> None:
+    """Give parameters of `model` on the meta device a shape on `device`, and no memory."""
+
+    def placeholder(meta: Tensor) -> Tensor:
+        zero = torch.zeros((), dtype=meta.dtype, device=device)
+        if not isinstance(meta, DTensor):
+            return zero.expand(meta.shape)
+        return DTensor.from_local(
+            zero.expand(meta.to_local().shape),
+            meta.device_mesh,
+            meta.placements,
+            run_check=False,
+            shape=meta.shape,
+            stride=meta.stride(),
+        )
+
+    _replace_meta(model, placeholder)
+
+
+def _replace_meta(model: nn.Module, make: Callable[[Any], Tensor]) -> None:
+    """Tied parameters stay one, and keep their attributes."""
     made: dict[int, nn.Parameter] = {}
-    for owner in list(module.modules()):
-        waiting = [n for n, p in owner._parameters.items() if p is not None and p.is_meta]
-        for attribute in waiting:
-            meta: Any = owner._parameters[attribute]
+    for module in model.modules():
+        for attribute, meta in list(module._parameters.items()):
+            if meta is None or not meta.is_meta:
+                continue
             if id(meta) not in made:
-                empty = torch.empty_like(meta, device=device)
-                made[id(meta)] = nn.Parameter(empty, requires_grad=meta.requires_grad)
-            owner._parameters[attribute] = made[id(meta)]
-        if waiting:
-            owner.reset_parameters(keeps_drawn=False)  # type: ignore[operator]
-
-
-@torch.no_grad()
-def _draw(
-    module: nn.Module,
-    names: Mapping[str, str],
-    residual_writes: int,
-    seed: int,
-    *,
-    keeps_drawn: bool = True,
-) -> None:
-    """names: of the parameters in the model, by their attributes in `module`."""
-    for attribute, name in names.items():
-        parameter = getattr(module, attribute)
-        value = initial_value(name, parameter.shape, residual_writes=residual_writes, seed=seed)
-        parameter.copy_(value)
-        if keeps_drawn and parameter.dtype != torch.promote_types(parameter.dtype, value.dtype):
-            _keep_drawn(parameter, value)
-    del module.reset_parameters  # which refers to the module
-
-
-def _keep_drawn(parameter: Any, value: Tensor) -> None:
-    """Offer the exact values of a rounded parameter to whoever creates its main weights."""
-    alive = weakref.ref(parameter)
-
-    def forget() -> None:
-        for name in ("get_high_precision_init_val", "clear_high_precision_init_val"):
-            delattr(alive(), name)
-
-    parameter.get_high_precision_init_val = lambda: value
-    parameter.clear_high_precision_init_val = forget
+                real = nn.Parameter(make(meta.detach()), requires_grad=meta.requires_grad)
+                vars(real).update({k: v for k, v in vars(meta).items() if k not in vars(real)})
+                made[id(meta)] = real
+            module._parameters[attribute] = made[id(meta)]

@@ -7,7 +7,7 @@ their names. The package is not imported before a run needs it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
@@ -28,29 +28,32 @@ _TE_RECIPES: Final = {
 }
 
 
-def exchange_layers(model: Decoder, linear: LinearLayers, compute: DtypeName) -> None:
+def exchange_layers(
+    model: Decoder, linear: LinearLayers, compute: DtypeName, device: torch.device
+) -> None:
     """Let Transformer Engine compute the projections of every layer, in place, if `linear` says so.
 
-    compute: the dtype that Transformer Engine decodes its codes to. `model.exact_values` then has
-    the values that they were made of, by name of the parameter.
+    compute: the dtype that Transformer Engine decodes its codes to. device: where weights that are
+    kept as codes are made; all others stay on the meta device.
     """
     if linear.kind == "transformer_engine":
         dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
-        _to_transformer_engine(model, linear, dtype)
+        _to_transformer_engine(model, linear, dtype, device)
 
 
-def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.dtype) -> None:
+def _to_transformer_engine(
+    model: Decoder, linear: LinearLayers, compute: torch.dtype, device: torch.device
+) -> None:
     te = importlib.import_module("transformer_engine.pytorch")
     recipes = importlib.import_module("transformer_engine.common.recipe")
     recipe = getattr(recipes, _TE_RECIPES[linear.recipe])()
-    for prefix, layer in model.named_modules():
-        if prefix.startswith("layers.") and isinstance(layer, nn.Linear):
-            model.exact_values[f"{prefix}.weight"] = layer.weight.detach()
-    for parent in list(model.layers.modules()):
+    made_on = device if linear.quantised_weights else torch.device("meta")
+    for prefix, parent in list(model.named_modules()):
         for name, layer in parent.named_children():
-            if isinstance(layer, nn.Linear):
+            if prefix.startswith("layers.") and isinstance(layer, nn.Linear):
+                values = partial(_write, model, f"{prefix}.{name}.weight")
                 with te.quantized_model_init(linear.quantised_weights, recipe, True):
-                    setattr(parent, name, _te_linear(te, layer, compute))
+                    setattr(parent, name, _te_linear(te, layer, compute, made_on, values))
     model.precision = lambda: te.autocast(enabled=True, recipe=recipe)
     for layer in model.layers:
         if isinstance(layer, Recomputable):
@@ -77,19 +80,24 @@ def recompute_contexts(
     return forward, recompute()
 
 
-def _te_linear(te: Any, layer: nn.Linear, compute: torch.dtype) -> nn.Module:
-    """With the values of `layer`, which the codes and the values behind them are made of."""
+def _write(model: Decoder, name: str, weight: Tensor) -> None:
+    if model.initial_values is not None and not weight.is_meta:
+        model.initial_values.fill_(weight.detach(), name)
 
-    def values(weight: Tensor) -> None:
-        with torch.no_grad():
-            weight.copy_(layer.weight)
 
+def _te_linear(
+    te: Any,
+    layer: nn.Linear,
+    compute: torch.dtype,
+    device: torch.device,
+    values: Callable[[Tensor], None],
+) -> nn.Module:
     made: nn.Module = te.Linear(
         layer.in_features,
         layer.out_features,
         init_method=values,
         bias=False,
         params_dtype=compute,
-        device=layer.weight.device,
+        device=device,
     )
     return made

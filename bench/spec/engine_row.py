@@ -80,8 +80,7 @@ class EngineRow:
     needs: modules that must be installed. install: the command that does it. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed with it. colour: in
-    figures, as `#0072B2`; None takes the next free one. draws_by_unit: whether it takes a model on
-    the meta device, and draws and shards one unit after another. established: a reference that the
+    figures, as `#0072B2`; None takes the next free one. established: a reference that the
     numerics of others may be compared with.
     """
 
@@ -101,7 +100,6 @@ class EngineRow:
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None
-    draws_by_unit: bool = False
     established: bool = False
 
     def __post_init__(self) -> None:

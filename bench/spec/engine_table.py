@@ -147,7 +147,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         code=("bench/engines/fsdp2.py",),
         torch_code=("torch/distributed/fsdp/**/*.py",),
         colour="#0072B2",
-        draws_by_unit=True,
         established=True,
     ),
     EngineRow(
@@ -198,6 +197,5 @@ TABLE: Final[tuple[EngineRow, ...]] = (
             "mfsdp_core/**/*.py",
         ),
         colour="#D55E00",
-        draws_by_unit=True,
     ),
 )

@@ -17,6 +17,7 @@ from torch import nn
 
 from bench.engines.ddp import DdpEngine
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes
+from bench.models.initialisation import takes_meta
 from bench.spec import ResolvedRun, TrainSpec
 from examples.engines import refuse_others
 
@@ -55,6 +56,7 @@ class DdpZeroEngine(DdpEngine):
         return inspect.getfile(ZeroRedundancyOptimizer)
 
 
+@takes_meta
 def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DdpZeroEngine:
     """What `engine.name` names."""
     refuse_others(resolved, ("optim",), main=("fp32", "fp64"))

@@ -3,7 +3,7 @@
 BF16 accumulates and steps in FP32; of stage 1 its BF16_Optimizer is then in charge. Some of
 its behaviour is undone here, so that it starts where the other engines start:
 - it clips every step at a norm of 1: that is off, and the loop clips the shards here;
-- main weights are made of weights that were rounded to BF16: the FP32 values are copied in;
+- main weights are made of weights that were rounded to BF16: they get the FP32 values afterwards;
 - it casts buffers to BF16, rotary tables among them: they stay as they were;
 - on a CPU it compiles an extension that adds up past gloo: that is off;
 - stage 3 replaces torch's linear layer for everything in the process: it is restored when the
@@ -32,6 +32,15 @@ from bench.engines.optimizer import (
 )
 from bench.engines.protocol import UNREPORTED, Engine
 from bench.errors import UnsupportedError
+from bench.models.initialisation import (
+    GivenValues,
+    Part,
+    give_placeholders,
+    initial_values,
+    materialise,
+    takes_meta,
+    write_values,
+)
 from bench.spec import DtypeName, ResolvedRun, StrategyName
 from examples.engines import refuse_others
 from examples.engines.deepspeed_inspection import DeepSpeedInspection
@@ -53,29 +62,46 @@ class DeepSpeedEngine(Engine):
         package = _package()
         DeepSpeedEngine._newest = weakref.ref(self)
         weakref.finalize(self, _put_back_linear, package)
+        is_drawn = initial_values(model) is not None
+        values = initial_values(model) or GivenValues(model)
+        model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
+            if is_drawn and resolved.strategy == "optim_grads_params":
+                self._partition(package, model, resolved)
+            materialise(model, device)
             self._start(package, model, resolved)
         self._file = str(package.__file__)
         self.inspected = DeepSpeedInspection(self.engine, package, STAGES[resolved.strategy])
-        if resolved.dtypes.compute != "fp32":
-            self.inspected.set_weights(self._initial)
-        del self._initial
+        write_values(values, self.parts())
+        if is_drawn and resolved.strategy == "optim_grads_params":
+            write_values(values, self.inspected.compute_parts())
+
+    def parts(self) -> list[Part]:
+        """Stretches of the FP32 main weights."""
+        return self.inspected.parts()
 
     def _start(self, package: Any, model: nn.Module, resolved: ResolvedRun) -> None:
-        self._initial = {name: p.detach().clone() for name, p in model.named_parameters()}
         buffers = {name: b.detach().clone() for name, b in model.named_buffers()}
-        model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
         parameters = [p for p in model.parameters() if p.requires_grad]
         self.engine, *_ = package.initialize(
             model=model,
             model_parameters=parameters,
             optimizer=build_optimizer(parameters, resolved.train),
-            config=configuration(resolved, sum(p.numel() for p in parameters)),
+            config=configuration(resolved, _elements(model)),
             dist_init_required=False,
         )
         for name, buffer in self.engine.module.named_buffers():
             buffer.data = buffers[name].to(buffer.device)
+
+    def _partition(self, package: Any, model: nn.Module, resolved: ResolvedRun) -> None:
+        """Shard parameters one by one: each is whole, and without values, for a moment."""
+        config = configuration(resolved, _elements(model))
+        init = package.zero.Init(module=nn.Module(), config_dict_or_path=config)
+        give_placeholders(model, self._device)
+        for parameter in model.parameters():
+            parameter.data = torch.zeros_like(parameter.data, memory_format=torch.contiguous_format)
+            init._convert_to_zero_parameters([parameter])
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -121,6 +147,13 @@ class DeepSpeedEngine(Engine):
         return self._file
 
 
+def _elements(model: nn.Module) -> int:
+    """Of what is trained, whether or not it is partitioned already."""
+    trained = (p for p in model.parameters() if p.requires_grad)
+    return sum(getattr(p, "ds_numel", p.numel()) for p in trained)
+
+
+@takes_meta
 def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> DeepSpeedEngine:
     """What `engine.name` names.
 

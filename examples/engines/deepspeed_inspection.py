@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.inspection import Inspection, LocalRows
+from bench.models.initialisation import Part
 
 _STAGE_OF_WEIGHTS = 3
 
@@ -82,14 +82,20 @@ class DeepSpeedInspection(Inspection):
             return _part(torch.empty(0, dtype=torch.float32, device=parameter.device))
         return _part(mapping.hp_fragment.detach())
 
-    @torch.no_grad()
-    def set_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Give the FP32 main weights these values, which are whole."""
-        for name, parameter in self._parameters().items():
-            if parameter.requires_grad:
-                rows = self._weight(parameter).rows
-                start = self._start_of(parameter)
-                rows.copy_(weights[name].flatten()[start : start + rows.numel()])
+    def parts(self) -> list[Part]:
+        """Of the FP32 main weights."""
+        return [
+            Part(name, self._weight(p).rows.flatten(), (self._start_of(p),))
+            for name, p in self._parameters().items()
+            if p.requires_grad
+        ]
+
+    def compute_parts(self) -> list[Part]:
+        """Of the weights that stage 3 gathers."""
+        return [
+            Part(name, _without_padding(p.ds_tensor.data, p), (self._start_of(p),))
+            for name, p in self._parameters().items()
+        ]
 
     def _start_of(self, parameter: Any) -> int:
         if not self._whole:

@@ -33,6 +33,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.engines.stock_inspection import StockInspection
+from bench.models.initialisation import materialise, takes_meta
 from bench.models.meshes import mesh_of
 from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun, StrategyName
 from examples.engines import refuse_others
@@ -167,6 +168,7 @@ class SimpleFsdpEngine(StockEngine):
         else:
             read = self._gathers.recomputed if self._regathers else self._gathers.whole
         _parametrise(model, device, self._ranks, read)
+        materialise(model, device)
         super().__init__(model, resolved)
         self._run: Any = model
         if self._backend != "none":
@@ -205,16 +207,19 @@ class SimpleFsdpEngine(StockEngine):
         return __file__
 
 
+@takes_meta
 def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
     """Not compiled."""
     return SimpleFsdpEngine(model, resolved, device)
 
 
+@takes_meta
 def traced(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
     """Compiled by `aot_eager`: traced, and run as it is."""
     return SimpleFsdpEngine(model, resolved, device, "aot_eager")
 
 
+@takes_meta
 def compiled(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
     """Compiled by `inductor`."""
     return SimpleFsdpEngine(model, resolved, device, "inductor")

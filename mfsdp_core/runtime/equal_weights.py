@@ -22,10 +22,13 @@ _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def warn_of_unequal(parameters: Iterable[ManagedParameter], axes: DataParallelAxes) -> None:
     """Warn on every rank if some parameter has other values on another one. Collective.
 
-    Parameters on the meta device, and those that are no plain tensors, are not looked at.
+    Parameters on the meta device, expanded ones, and those that are no plain tensors are not looked
+    at.
     """
     looked_at = [p for p in parameters if type(local_tensor(p.raw).data) is torch.Tensor]
-    looked_at = [p for p in looked_at if not p.raw.is_meta]
+    looked_at = [
+        p for p in looked_at if not p.raw.is_meta and 0 not in local_tensor(p.raw).stride()
+    ]
     if not looked_at:
         return
     sums = torch.tensor([_sum_of_bits(local_tensor(p.raw).data) for p in looked_at])

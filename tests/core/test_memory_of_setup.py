@@ -1,6 +1,6 @@
 """What lives on a device when an engine is built; and peaks of steps have no set-up in them.
 
-By a twin of the device's counters, which live storage drives.
+torch.cuda's counters of allocated bytes are those of live storage on the CPU.
 """
 
 from __future__ import annotations
@@ -10,14 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
+from live_peak import LivePeak
 
 from bench.data.batches import build_batches
 from bench.engines.registry import build_engine
 from bench.loop import TrainingLoop
 from bench.meters.memory import MemoryMeter
-from bench.meters.operation_counter import dispatches, tensors_in
 from bench.models.build import run_model
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
@@ -29,41 +27,9 @@ LARGE = 2**26
 TE = {"linear": "transformer_engine", "linear_recipe": "current"}
 
 
-class DeviceCounters(TorchDispatchMode):
-    """torch.cuda's counters of allocated bytes, for everything that operators make on the CPU."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._made: dict[int, StorageWeakRef] = {}
-        self.peak = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if any(dispatches(one) for one in types):
-            return NotImplemented
-        result = func(*args, **(kwargs or {}))
-        for tensor in tensors_in(result):
-            if tensor.layout is torch.strided and tensor.device.type == "cpu":
-                storage = tensor.untyped_storage()
-                self._made.setdefault(storage._cdata, StorageWeakRef(storage))
-        self.peak = max(self.peak, self.alive())
-        return result
-
-    def alive(self) -> int:
-        """Bytes, now."""
-        gone = [key for key, one in self._made.items() if one.expired()]
-        for key in gone:
-            del self._made[key]
-        storages = (torch.UntypedStorage._new_with_weak_ptr(k) for k in self._made)
-        return sum(storage.nbytes() for storage in storages)
-
-    def reset(self, _device: torch.device) -> None:
-        """As `torch.cuda.reset_peak_memory_stats`."""
-        self.peak = self.alive()
-
-
 @pytest.fixture
-def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceCounters]:
-    twin = DeviceCounters()
+def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[LivePeak]:
+    twin = LivePeak()
     for name in ("max_memory_allocated", "max_memory_reserved"):
         monkeypatch.setattr(torch.cuda, name, lambda _device: twin.peak)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", twin.reset)
@@ -78,7 +44,7 @@ def counters(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeviceCounters]:
     "layers", [{}, TE, TE | {"quantised_weights": True}], ids=["torch", "cast", "codes"]
 )
 def test_after_set_up_the_plan_is_alive_and_peaks_begin_anew(
-    counters: DeviceCounters, layers: dict[str, Any]
+    counters: LivePeak, layers: dict[str, Any]
 ) -> None:
     run = resolve_anywhere(
         RunSpec(

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from bench.models.build import run_model
+from bench.models.initialisation import materialise
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, ModelSpec, RunSpec, TrainSpec
 from mfsdp_core import CapturedStep, fully_shard_model, fully_shard_optimizer
@@ -65,7 +66,10 @@ def model(recipe: str, recompute: str, *, quantised: bool = False, **shape: Any)
         train=TrainSpec(steps=1, global_batch=1, micro_batch=1, seq_len=16),
         launch=LaunchSpec(ranks=1),
     )
-    return run_model(resolve_anywhere(spec), torch.device("cpu"))[0]
+    cpu = torch.device("cpu")
+    made, _ = run_model(resolve_anywhere(spec), cpu)
+    materialise(made, cpu)
+    return made
 
 
 def sharded(module: Any, **options: Any) -> tuple[Any, Any]:

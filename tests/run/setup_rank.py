@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from live_peak import LivePeak
+from torch import Tensor, nn
 
-from bench.engines.local_tensor import local_tensor
 from bench.engines.registry import build_engine
 from bench.meters.memory_profile import MemoryProfile
-from bench.models.build import build_model, run_model
+from bench.models.build import build_model, model_on_meta, run_model
+from bench.models.units import units
 from bench.spec import ResolvedRun
 
 CPU = torch.device("cpu")
+
+
+def built(model: nn.Module, run: ResolvedRun) -> Any:
+    """The engine; the core in place of megatron_fsdp, which needs CUDA."""
+    if run.engine.name != "megatron_fsdp":
+        return build_engine(model, run, CPU)
+    from test_engine_megatron_fsdp import Stepping
+
+    from bench.engines.megatron_fsdp import MegatronFsdpEngine
+
+    return MegatronFsdpEngine(model, run, CPU, Stepping())
+
+
+def packages(run: ResolvedRun) -> AbstractContextManager[object]:
+    """A stand-in of Transformer Engine, where the run has its layers."""
+    if run.linear.kind == "torch":
+        return nullcontext()
+    from oracle import transformer_engine
+
+    return transformer_engine.installed()
 
 
 def peak_of_setup(run: ResolvedRun) -> int:
@@ -32,32 +54,54 @@ def peak_of_setup(run: ResolvedRun) -> int:
     return profile.allocator_peak_bytes
 
 
+def live_setup(run: ResolvedRun) -> dict[str, int]:
+    """Bytes of storage: the most at set-up, what is left after it; FP32 (FP64) bytes of the model.
+
+    largest: of its largest unit or of what the root has, whichever is more. Few values are drawn at
+    once, so that the temporaries of a small model are not larger than it is.
+    """
+    model = model_on_meta(run.shape, recompute="none", seed=0)
+    size = 8 if run.dtypes.compute == "fp64" else 4
+    sizes = [size * sum(p.numel() for p in unit.parameters()) for unit in units(model)]
+    whole = size * sum(p.numel() for p in model.parameters())
+    few = mock.patch.dict("bench.models.initial_values.CHUNK_ELEMENTS", cpu=2**12)
+    with few, packages(run), LivePeak() as live:
+        model, _ = run_model(run, CPU)
+        engine = built(model, run)
+        found = {"peak": live.peak, "after": live.alive()}
+    getattr(engine, "close", lambda: None)()
+    return found | {"whole": whole, "largest": max(*sizes, whole - sum(sizes))}
+
+
 def differences_from_whole(run: ResolvedRun) -> list[str]:
-    """Of a model drawn by unit: weights and losses that one built whole has not, bit for bit."""
-    model, _ = run_model(run, CPU)
-    wrong = [] if all(p.is_meta for p in model.parameters()) else ["not on the meta device"]
-    shape, seed = run.shape, run.train.seed
-    whole = build_model(shape, recompute=run.recompute, seed=seed, device=CPU)
-    first, second = (build_engine(one, run, CPU) for one in (model, whole))
-    pairs = zip(_optimized(first), _optimized(second), strict=True)
-    wrong += [f"weight {index}" for index, (a, b) in enumerate(pairs) if not _is_same(a, b)]
-    tokens = torch.arange(2 * 32).reshape(2, 32) % shape.vocab
-    for step in range(2):
-        losses = []
-        for engine in (first, second):
-            engine.set_learning_rate(1e-3)
-            losses.append(engine.forward_backward(tokens, tokens, 1.0, True))
-            engine.optimizer_step()
-            engine.zero_grad()
-        if not torch.equal(*losses):
-            wrong.append(f"loss of step {step}")
-    return wrong
+    """Of a model on the meta device: weights and losses that one built whole has not, bit for bit.
+
+    The whole one has FP32 values when the engine gets it, as a model of a user's own.
+    """
+    with packages(run):
+        model, _ = run_model(run, CPU)
+        wrong = [] if any(p.is_meta for p in model.parameters()) else ["not on the meta device"]
+        weights, losses = _trained(built(model, run), run)
+        shape, seed = run.shape, run.train.seed
+        assert run.linear.kind == "torch"
+        whole: Any = build_model(shape, recompute=run.recompute, seed=seed, device=CPU)
+        expected, expected_losses = _trained(built(whole, run), run)
+    wrong += [name for name in expected if not _is_same(weights[name], expected[name])]
+    return wrong + [f"losses {losses}"] * (losses != expected_losses)
 
 
-def _optimized(engine: Any) -> list[Tensor]:
-    optimizer = engine.optimizer
-    found = [p for group in optimizer.param_groups for p in group["params"]]
-    return [local_tensor(p.detach()) for p in found]
+def _trained(engine: Any, run: ResolvedRun) -> tuple[dict[str, Tensor], list[float]]:
+    """Rows of the initial weights, and the losses of two steps."""
+    weights = engine.inspection().weights()
+    rows = {name: part.rows.clone() for name, part in weights.items()}
+    tokens = torch.arange(2 * 32).reshape(2, 32) % run.shape.vocab
+    losses = []
+    for _ in range(2):
+        engine.set_learning_rate(1e-3)
+        losses.append(engine.forward_backward(tokens, tokens, 1.0, True).item())
+        engine.optimizer_step()
+        engine.zero_grad()
+    return rows, losses
 
 
 def _is_same(one: Tensor, other: Tensor) -> bool:

@@ -7,6 +7,7 @@ calls themselves are bound to the signatures of the package, where it is install
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 
 import pytest
@@ -116,7 +117,14 @@ class Stepping:
         # The two switches that the core has under one name of its own, `allocator`.
         for name in ("maxpool_double_buffer", "fsdp_db_use_persist_buf_on_alloc_fail"):
             assert not named.pop(name)
-        return mfsdp_core.fully_shard_model(module, **named)
+        model = mfsdp_core.fully_shard_model(module, **named)
+        shards = model.state_dict()
+        for name, parameter in model.named_parameters():
+            local = shards[name]._local_tensor
+            first = [chunk.offsets[0] for chunk in local.__create_chunk_list__()] or [0]
+            begin = first[0] * math.prod(parameter.shape[1:])
+            parameter.megatron_fsdp_slice = slice(begin, begin + local.numel())
+        return model
 
     @staticmethod
     def fully_shard_optimizer(optimizer):

@@ -13,21 +13,21 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15310, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3264, ("bench/spec/", "bench/resolve/")),
+    "mfsdp_core": (15316, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3260, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4167, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
-    "bench: models, data": (1654, ("bench/models/", "bench/data/")),
-    "bench: engines": (1994, ("bench/engines/",)),
+    "bench: models, data": (1836, ("bench/models/", "bench/data/")),
+    "bench: engines": (2070, ("bench/engines/",)),
     "bench: meters, worker, loop": (2483, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3904, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7414, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
-    "bench: fit": (1182, ("bench/fit/",)),
+    "bench: fit": (1195, ("bench/fit/",)),
     "bench: importers": (1239, ("bench/importers/",)),
     "bench: cli": (4589, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
@@ -41,9 +41,9 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/__init__.py", "reports/build.py", "reports/history/", "reports/lint/",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
-    "examples/engines": (662, ("examples/",)),
+    "examples/engines": (708, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (42573, ("tests/",)),
+    "tests": (42868, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

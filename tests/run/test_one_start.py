@@ -1,0 +1,103 @@
+"""Every engine begins with the same bits, and holds little more at set-up than what it keeps.
+
+Of a model on the meta device each rank writes its own part; the reference is the same engine around
+a model that has all values already. What the values are: test_initial_values.py.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from setup_rank import differences_from_whole, live_setup
+from small_runs import BF16, FP64, HFSDP, MAIN16, ZERO3, small_run
+
+from bench.spec import ResolvedRun
+
+pytestmark = pytest.mark.processes
+
+CODES = {"recipe": "delayed"}
+TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
+HYBRID = {"preset": "hybrid-tiny"}
+TE = {"linear": "transformer_engine", "linear_recipe": "current"}
+SENT16 = BF16 | {"grad_comm": "bf16"}
+
+
+def run(engine: dict, dtypes: dict | None = None, model: dict | None = None) -> ResolvedRun:
+    return small_run(
+        engine,
+        model=model or {"preset": "debug", "layers": 5},
+        dtypes=dtypes or {},
+        train={"global_batch": 4, "micro_batch": 2},
+    )
+
+
+def example(name: str, strategy: str) -> dict:
+    return {"name": f"examples.engines.{name}:build", "strategy": strategy}
+
+
+RUNS = {
+    "zero1-bf16": run(ZERO3 | {"strategy": "optim"}, BF16),
+    "zero3-main16": run(ZERO3, MAIN16),
+    "zero3-fp64-tied": run(ZERO3, FP64, TIED),
+    "zero3-codes": run(ZERO3 | CODES, BF16, TIED),
+    "hfsdp-pool": run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
+    "no-shard": run(ZERO3 | {"strategy": "no_shard"}, BF16),
+    "hybrid": run(ZERO3, BF16, HYBRID),
+    "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
+    "fsdp2-main16-tied": run({"name": "fsdp2"}, MAIN16, TIED),
+    "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
+    "ddp": run({"name": "ddp"}, BF16, TIED),
+    "megatron": run({"name": "megatron_fsdp"}, BF16),
+    "ddp-zero": run(example("ddp_zero", "optim"), BF16),
+    "simple-tied": run(example("simple_fsdp", "optim_grads_params"), BF16, TIED),
+    **{
+        f"deepspeed-{strategy}": run(example("deepspeed", strategy), SENT16)
+        for strategy in ("optim", "optim_grads", "optim_grads_params")
+    },
+}
+#: Whose package makes optimizer state by a step at set-up, or flattens all weights at once; and
+#: where the first encoding has the temporaries of every step's.
+KEEPS_MORE = {"megatron", "deepspeed-optim_grads", "zero3-codes"}
+SMALL_BYTES = 2**18
+NEEDS = {"deepspeed": "deepspeed"}
+
+
+def marked(names: list[str]) -> list:
+    """Cells, with what they need besides torch."""
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.needs(p) for e, p in NEEDS.items() if name.startswith(e)],
+            id=name,
+        )
+        for name in names
+    ]
+
+
+@pytest.fixture(scope="module")
+def workers(fork_server):
+    with fork_server.workers(2) as found:
+        yield partial(found.run, seconds=180)
+
+
+@pytest.mark.parametrize("name", marked(list(RUNS)))
+def test_weights_and_losses_are_those_of_a_model_built_whole(workers, name):
+    assert workers(differences_from_whole, RUNS[name]) == [[], []]
+
+
+TWO_TP = {"tensor_parallel": 2}
+MIXED = {"preset": "hybrid-tiny", "pattern": "ME*E/ME*E"}
+HELD = {
+    **{name: RUNS[name] for name in RUNS if name not in KEEPS_MORE},
+    "te": run(ZERO3, SENT16, {"preset": "debug", "layers": 5} | TE),
+    "tp": run(ZERO3 | TWO_TP, BF16),
+    "fsdp2-tp": run({"name": "fsdp2"} | TWO_TP, BF16),
+    "ep": run(ZERO3 | {"expert_parallel": 2}, BF16, MIXED),
+}
+
+
+@pytest.mark.parametrize("name", marked(list(HELD)))
+def test_set_up_holds_one_unit_more_than_what_is_kept(workers, name):
+    for held in workers(live_setup, HELD[name]):
+        assert held["peak"] <= held["after"] + held["largest"] + SMALL_BYTES
