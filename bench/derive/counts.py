@@ -118,10 +118,19 @@ def by_name(rows: Iterable[CountRow]) -> dict[str, CountRow]:
     return {name: row.model_copy(update={"site": "", "line": 0}) for name, row in found.items()}
 
 
+_AMOUNTS: Final = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
+
+
 def added(one: CountRow, other: CountRow) -> CountRow:
     """Two rows of one name as one."""
-    amounts = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
-    return one.model_copy(update={n: getattr(one, n) + getattr(other, n) for n in amounts})
+    return one.model_copy(update={n: getattr(one, n) + getattr(other, n) for n in _AMOUNTS})
+
+
+def less(one: CountRow, other: CountRow | None) -> CountRow:
+    """What `one` has more than `other`, which may be absent."""
+    if other is None:
+        return one
+    return one.model_copy(update={n: getattr(one, n) - getattr(other, n) for n in _AMOUNTS})
 
 
 def _of_kinds(amount: str, *kinds: str) -> Callable[[CountRow], int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
 
 from bench.derive.metrics import CURVES
+from reports.gates.cause import causes
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import interval_text
 from reports.gates.judgement import Judgement
@@ -24,12 +25,22 @@ SUMMARY_BYTES = 1024 * 1024 - 1024
 def to_junit(result: GateResult, *, strict: bool = False) -> str:
     """XML text.
 
-    Failures are required metrics that regressed (with `strict` undecided ones too), errors are
-    cells without a number, skipped are pruned, incomparable, undecided and advisory ones.
+    Failures are places of the code that made something worse, and required metrics that regressed
+    for another reason (with `strict` undecided ones too); errors are cells without a number,
+    skipped are pruned, incomparable, undecided and advisory ones, and what a place explains.
     """
     suite = TestSuite(printable(f"mfsdp-bench gate: {result.sides.head}"))
+    placed = [cause for cause in causes(result) if cause.file]
+    explained = {id(row): cause for cause in placed for row in cause.rows}
+    for cause in placed:
+        failure = Failure(printable(cause.text), "regressed")
+        suite.add_testcase(_with(cause.file, f"line {cause.line}", failure))
     for judgement in result.judgements:
-        suite.add_testcase(_case(judgement, strict=strict))
+        case = _case(judgement, strict=strict)
+        if id(judgement) in explained:
+            why = f"{sentence(judgement)}; see {explained[id(judgement)].file}"
+            case.result = [Skipped(printable(why), "regressed")]
+        suite.add_testcase(case)
     for name, why in result.sides.failed:
         suite.add_testcase(_with(name, "measured", Error(printable(why), "failed")))
     for name, why in result.sides.not_comparable:
@@ -59,7 +70,7 @@ def _case(one: Judgement, *, strict: bool) -> TestCase:
     return case
 
 
-def _with(cell: str, name: str, result: Error | Skipped) -> TestCase:
+def _with(cell: str, name: str, result: Error | Failure | Skipped) -> TestCase:
     case = TestCase(name=name, classname=printable(cell))
     case.result = [result]
     return case
@@ -85,11 +96,19 @@ def sentence(one: Judgement) -> str:
 
 
 def annotation_lines(result: GateResult) -> list[str]:
-    """`::error ...::` and `::warning ...::` lines, the worst first."""
+    """`::error ...::` and `::warning ...::` lines, the worst first.
+
+    A cause is shown at its file and line; what has no place, at the sweep file.
+    """
     source = result.sides.source
-    errors = [("cell failed", f"{cell}: {why}") for cell, why in result.sides.failed]
-    errors += [(f"{j.metric} {j.verdict}", sentence(j)) for j in result.of("unmeasured")]
-    errors += [(f"{j.metric} {j.verdict}", sentence(j)) for j in result.worse]
+    errors = [("cell failed", f"{cell}: {why}", source, 0) for cell, why in result.sides.failed]
+    for cause in causes(result, result.of("unmeasured") + result.worse):
+        first = cause.rows[0] if cause.rows else None
+        title, text = "regressed", cause.text
+        if first is not None and not cause.file:
+            title = f"{first.metric} {first.verdict}"
+            text = sentence(first) if len(cause.rows) == 1 else f"{text}; {sentence(first)}"
+        errors.append((title, text, cause.file or source, cause.line))
     warnings = [(f"{j.metric} undecided", sentence(j)) for j in result.of("inconclusive")]
     warnings += [
         (f"{j.metric} regressed (advisory)", sentence(j))
@@ -97,7 +116,10 @@ def annotation_lines(result: GateResult) -> list[str]:
     ]
     warnings += [("not comparable", f"{c}: {why}") for c, why in result.sides.not_comparable]
     return [
-        *(annotation("error", title, text, source) for title, text in errors[:MOST_ANNOTATIONS]),
+        *(
+            annotation("error", title, text, file, line=line)
+            for title, text, file, line in errors[:MOST_ANNOTATIONS]
+        ),
         *(
             annotation("warning", title, text, source)
             for title, text in warnings[:MOST_ANNOTATIONS]

@@ -6,11 +6,11 @@ and only as far as it rose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from bench.derive.counts import COUNTED, CountRow, StepCounts, by_name
+from bench.derive.counts import COUNTED, CountRow, StepCounts, added, by_name, less
 from bench.derive.metrics import Metric, MetricRule
 from reports.gates.judgement import Judgement, judge_values, unmeasured
 from reports.gates.pairing import Pair
@@ -19,7 +19,7 @@ from reports.renderers import quantity
 
 _MOST_NAMED = 4
 _MOST_SITES = 3
-_VISIBLE_MILLISECONDS = 5e-4
+VISIBLE_MILLISECONDS = 5e-4
 
 _OfRow = Callable[[CountRow], int]
 
@@ -56,7 +56,7 @@ def judge_count(
         why = f"no two counted steps in a row agree about {unsteady}"
         return replace(judged, verdict="inconclusive", reason=why)
     if judged.verdict == "regressed":
-        return replace(judged, reason=_why(metric, rises, base.counts, head.counts))
+        return replace(judged, reason=_why(metric, rises, base.counts, head.counts, allowed))
     notes = [
         f"{_size(metric, rise.allowed)} of {rise.name} allowed ({rise.reason})"
         for rise in rises
@@ -104,15 +104,44 @@ def _rises(
     return sorted(found, key=lambda rise: -rise.amount)
 
 
-def _why(metric: Metric, rises: Sequence[Rise], base: StepCounts, head: StepCounts) -> str:
+def site_rises(
+    metric: str, base: StepCounts, head: StepCounts, allowed: Sequence[AllowedRise]
+) -> list[CountRow]:
+    """What each call site adds to a metric: rows of the difference, of names that rose."""
+    of_row = COUNTED[metric][1]
+    names = {r.name for r in _rises(base, head, of_row, allowed) if r.amount > r.allowed}
+    before, after = (_by_site(side.rows, names) for side in (base, head))
+    grown = (less(row, before.get(key)) for key, row in after.items())
+    return [row for row in grown if of_row(row) > 0]
+
+
+def _by_site(
+    rows: Iterable[CountRow], names: Collection[str]
+) -> dict[tuple[str, str, str], CountRow]:
+    found: dict[tuple[str, str, str], CountRow] = {}
+    for row in rows:
+        if row.name in names:
+            key = row.site, row.name, row.kind
+            found[key] = added(found[key], row) if key in found else row
+    return found
+
+
+def _why(
+    metric: Metric,
+    rises: Sequence[Rise],
+    base: StepCounts,
+    head: StepCounts,
+    allowed: Sequence[AllowedRise],
+) -> str:
     """`aten._to_copy float32>bfloat16 +4 from a.py:f line 12 (+4), about 0.2 ms of a step; ...`."""
     left = [rise for rise in rises if rise.amount > rise.allowed]
+    grown = site_rises(metric.name, base, head, allowed)
     texts = []
     for rise in left[:_MOST_NAMED]:
         text = f"{rise.name} {_size(metric, rise.amount - rise.allowed)}"
         if rise.allowed:
             text += f" beyond the {_size(metric, rise.allowed)} that is allowed"
-        sites = _sites(metric, rise.name, base, head)
+        sites = _sites(metric, (row for row in grown if row.name == rise.name))
         text += f" from {', '.join(sites)}" if sites else ""
         cost = _milliseconds(rise.name, base, head)
         text += f", about {quantity.significant(cost, 2)} ms of a step" if cost else ""
@@ -125,22 +154,12 @@ def _size(metric: Metric, amount: float) -> str:
     return f"+{amount:,.0f}" + (" bytes" if metric.unit == "bytes" else "")
 
 
-def _sites(metric: Metric, name: str, base: StepCounts, head: StepCounts) -> list[str]:
+def _sites(metric: Metric, rows: Iterable[CountRow]) -> list[str]:
     """Who calls it more often than before; who calls it at all where the base does not say."""
     of_row = COUNTED[metric.name][1]
-    before: dict[str, int] = {}
-    for row in base.rows:
-        if row.name == name:
-            before[row.site] = before.get(row.site, 0) + of_row(row)
-    grown = [
-        (of_row(row) - before.get(row.site, 0), row)
-        for row in head.rows
-        if row.name == name and row.site and of_row(row) > before.get(row.site, 0)
-    ]
-    grown.sort(key=lambda pair: -pair[0])
+    grown = sorted((row for row in rows if row.site), key=lambda row: -of_row(row))
     return [
-        f"{row.site} line {row.line} ({_size(metric, amount)})"
-        for amount, row in grown[:_MOST_SITES]
+        f"{row.site} line {row.line} ({_size(metric, of_row(row))})" for row in grown[:_MOST_SITES]
     ]
 
 
@@ -151,4 +170,4 @@ def _milliseconds(name: str, base: StepCounts, head: StepCounts) -> float | None
         return None
     cost = head.rates.milliseconds(after)
     cost = (cost - (head.rates.milliseconds(before) if before else 0.0)) / head.ranks
-    return cost if cost > _VISIBLE_MILLISECONDS else None
+    return cost if cost > VISIBLE_MILLISECONDS else None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from reports.gates.cause import Cause, causes
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import (
     is_count,
@@ -18,6 +19,7 @@ from reports.gates.gate_table import (
 )
 from reports.gates.judgement import Judgement, Verdict
 from reports.renderers import markdown, quantity, terminal
+from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
 from reports.renderers.printable import printable
 
 DEFINITIONS = (
@@ -49,7 +51,8 @@ def headline(result: GateResult) -> str:
     """The outcome in one line, with the names of the cells that are the cause."""
     if result.nothing_comparable and not result.failed:
         reasons = dict.fromkeys(why for _, why in result.sides.not_comparable)
-        return f"not comparable: {_few(list(reasons)) or 'no cell of the two sides'}"
+        why = quantity.few(list(reasons), _MOST_NAMED) or "no cell of the two sides"
+        return f"not comparable: {why}"
     counts = Counter(one.verdict for one in result.judgements if one.required)
     found = (
         ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
@@ -62,7 +65,7 @@ def headline(result: GateResult) -> str:
     else:
         word = "UNDECIDED" if result.undecided else "PASSED"
     undecided = _cells_without_a_time(result) if word == "PASSED" else ""
-    return "; ".join([f"{word}{undecided}: {found}", *_causes(result)])
+    return "; ".join([f"{word}{undecided}: {found}", *_named_causes(result)])
 
 
 def _cells_without_a_time(result: GateResult) -> str:
@@ -77,50 +80,60 @@ def _cells_without_a_time(result: GateResult) -> str:
     )
 
 
-def _causes(result: GateResult) -> list[str]:
-    """The first cells that failed, regressed or, if there is none, are undecided."""
+def _named_causes(result: GateResult) -> list[str]:
+    """What failed, regressed or, if there is none, is undecided; the first of many."""
     found = [
         f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed
     ]
     worst = result.of("unmeasured") + result.worse
-    for one in worst or ([] if found else result.of("inconclusive")):
-        change = (
-            ""
-            if one.ratio is None
-            else f" {quantity.change(one.change, exact=one.time_ratio is None)}"
-        )
-        if is_count(one) and one.base is not None and one.head is not None:
-            change = f" {one.head - one.base:+,.0f}"
-        found.append(f"{one.cell} {one.verdict}: {metric_text(one)}{change}")
-    return [_few(found)] if found else []
-
-
-def _few(texts: Sequence[str]) -> str:
-    more = len(texts) - _MOST_NAMED
-    return "; ".join([*texts[:_MOST_NAMED], *([f"and {more} more"] if more > 0 else [])])
+    named = worst or ([] if found else result.of("inconclusive"))
+    found += [cause.text for cause in causes(result, named)]
+    return [quantity.few(found, _MOST_NAMED)] if found else []
 
 
 def to_terminal(result: GateResult) -> str:
-    """Aligned plain text, the outcome first."""
-    return f"{headline(result)}\n\n{verdicts(result)}"
+    """Aligned plain text, the outcome first; rows that a place of the code explains are counted."""
+    shown = [Paragraph(headline(result)), *verdict_blocks(result, below_headline=True)]
+    return terminal.blocks(shown, opened=False) + "\n"
 
 
 def to_markdown(result: GateResult) -> str:
     """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
-    return f"### {markdown.escape(headline(result))}\n\n{verdicts(result, form='md')}"
+    shown = [Heading(headline(result)), *verdict_blocks(result, below_headline=True)]
+    return markdown.blocks(shown) + "\n"
 
 
 def verdicts(result: GateResult, *, form: str = "table") -> str:
     """The tables and what must be known beside them; form: `table` (plain text) or `md`."""
-    tables = [t for t in (time_table(result.judgements), other_table(result.judgements)) if t.rows]
-    notes = [("definitions", DEFINITIONS), ("method", METHOD), *remarks(result)]
-    if form == "md":
-        parts = [markdown.escape(_names(result)), *(markdown.table(table) for table in tables)]
-        parts.append("\n".join(f"- {title}: {markdown.escape(text)}" for title, text in notes))
-    else:
-        parts = [printable(_names(result)), *(terminal.table(table) for table in tables)]
-        parts.append("\n".join(printable(f"{title}: {text}") for title, text in notes))
-    return "\n\n".join(parts) + "\n"
+    write = markdown.blocks if form == "md" else terminal.blocks
+    return write(verdict_blocks(result)) + "\n"
+
+
+def verdict_blocks(
+    result: GateResult, *, below_headline: bool = False, explained: bool = True
+) -> list[Block]:
+    """Causes first, then every row that none of them explains, then what must be known beside.
+
+    below_headline: leave out causes that it names. explained: say what the numbers mean.
+    """
+    placed = [cause for cause in causes(result) if cause.file]
+    of_causes = {id(row) for cause in placed for row in cause.rows}
+    shown, folded = (
+        [one for one in result.judgements if (id(one) in of_causes) == is_folded]
+        for is_folded in (False, True)
+    )
+    sides = f"{result.sides.head} (head) against {result.sides.base} (base)"
+    blocks: list[Block] = [Paragraph(sides)]
+    if placed and not (below_headline and len(placed) < _MOST_NAMED):
+        blocks.append(Bullets(tuple(("regressed", one.text) for one in placed)))
+    tables = (time_table(shown), other_table(shown))
+    blocks += [TableBlock(table) for table in tables if table.rows]
+    if folded:
+        rows, of = quantity.counted(len(folded), "row"), quantity.counted(len(placed), "cause")
+        inner = (TableBlock(other_table(folded)), Bullets(tuple(_reasons(folded))))
+        blocks.append(Details(f"{rows} of {of}", blocks=inner))
+    meaning = [("definitions", DEFINITIONS), ("method", METHOD)] if explained else []
+    return [*blocks, Bullets((*meaning, *remarks(result, shown)))]
 
 
 def to_data(result: GateResult) -> dict[str, Any]:
@@ -134,6 +147,7 @@ def to_data(result: GateResult) -> dict[str, Any]:
         "passed": result.passed,
         "policy": result.policy.source,
         "alpha": result.policy.alpha,
+        "causes": [_cause(one) for one in causes(result)],
         "judgements": [_judgement(one) for one in result.judgements],
         "failed": _pairs(result.sides.failed),
         "not_comparable": _pairs(result.sides.not_comparable),
@@ -143,10 +157,10 @@ def to_data(result: GateResult) -> dict[str, Any]:
     } | ({"rates": rates} if rates else {})
 
 
-def remarks(result: GateResult) -> list[tuple[str, str]]:
-    """Everything that a reader must know beside the tables."""
+def remarks(result: GateResult, rows: Sequence[Judgement] | None = None) -> list[tuple[str, str]]:
+    """Everything that a reader must know beside the tables; rows: whose reasons are given."""
     found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
-    found += _reasons(result.judgements)
+    found += _reasons(result.judgements if rows is None else rows)
     found += [("not comparable", f"{name}: {why}") for name, why in result.sides.not_comparable]
     found += [("rate that compares", f"{name}: {rate}") for name, rate in result.rates]
     found += [("pruned", f"{name}: {why}") for name, why in result.sides.pruned]
@@ -205,8 +219,15 @@ def _noise(result: GateResult) -> str:
     )
 
 
-def _names(result: GateResult) -> str:
-    return f"{result.sides.head} (head) against {result.sides.base} (base)"
+def _cause(one: Cause) -> dict[str, Any]:
+    return {
+        "text": one.text,
+        "file": one.file or None,
+        "line": one.line or None,
+        "milliseconds": one.milliseconds,
+        "cells": one.cells,
+        "metrics": list(dict.fromkeys(row.metric for row in one.rows)),
+    }
 
 
 def _judgement(one: Judgement) -> dict[str, Any]:

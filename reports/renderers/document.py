@@ -49,10 +49,11 @@ class Figure:
 
 @dataclass(frozen=True)
 class Details:
-    """Literal text, folded away under its title."""
+    """Literal text or blocks, folded away under its title."""
 
     title: str
-    text: str
+    text: str = ""
+    blocks: tuple[Block, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from html import escape as html_escape
 
 from reports.renderers.document import (
@@ -67,9 +68,14 @@ def render(document: Document) -> str:
         parts.append(escape(document.subtitle))
     for section in document.sections:
         parts.append(f"## {escape(section.title)}")
-        parts.extend(_block(block) for block in section.blocks)
+        parts.append(blocks(section.blocks))
     parts.append(f"---\n\n{escape(document.footer)}")
     return "\n\n".join(parts) + "\n"
+
+
+def blocks(of: Iterable[Block]) -> str:
+    """Blocks with an empty line between them."""
+    return "\n\n".join(_block(block) for block in of)
 
 
 def _block(block: Block) -> str:
@@ -89,8 +95,9 @@ def _block(block: Block) -> str:
             shown = f"![{escape(caption)}](figures/{name}.svg)"
         case Code(text):
             shown = code_block("\n".join(map(printable, text.splitlines())), "sh")
-        case Details(title, text):
-            summary, body = html_escape(printable(title)), code_block(text, "json")
+        case Details(title, text, inner):
+            summary = html_escape(printable(title))
+            body = blocks(inner) if inner else code_block(text, "json")
             shown = f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
     return shown
 

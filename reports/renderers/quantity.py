@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 MISSING = "-"
 """What is shown where nothing was measured; never a zero."""
@@ -89,3 +90,9 @@ def amount(value: float | None, unit: str) -> str:
 def counted(count: int, noun: str, plural: str | None = None) -> str:
     """A count with its noun: 1 cell, 12 cells."""
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
+
+
+def few(texts: Sequence[str], most: int, joint: str = "; ") -> str:
+    """The first texts, and how many more there are: `a; b; and 3 more`."""
+    more = len(texts) - most
+    return joint.join([*texts[:most], *([f"and {more} more"] if more > 0 else [])])

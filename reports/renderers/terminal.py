@@ -8,13 +8,25 @@ from __future__ import annotations
 
 import io
 import unicodedata
+from collections.abc import Iterable
 from contextvars import ContextVar
 from textwrap import wrap
 
+from reports.renderers.document import (
+    Block,
+    Bullets,
+    Code,
+    Details,
+    Facts,
+    Heading,
+    Paragraph,
+    TableBlock,
+)
 from reports.renderers.printable import printable
 from reports.renderers.table import Align, RowKind, Table
 
 _MARKS: dict[RowKind, str] = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
+_FOLDED = "(folded; Markdown and JSON have them)"
 _UNSTEADY = "undecided, not steady or not measured"
 
 _NARROWEST_TEXT = 16
@@ -25,6 +37,34 @@ _width_of_terminal: ContextVar[int | None] = ContextVar("width_of_terminal", def
 def show_on_terminal(width: int) -> None:
     """From now on tables fit into `width` columns, where their numbers can."""
     _width_of_terminal.set(width)
+
+
+def blocks(of: Iterable[Block], *, opened: bool = True) -> str:
+    """Blocks with an empty line between them; figures are left out.
+
+    opened: whether what is folded away is shown too, and not its title alone.
+    """
+    parts = []
+    for block in of:
+        match block:
+            case Paragraph(text) | Heading(text):
+                shown = printable(text)
+            case Bullets(items) | Facts(items):
+                texts = (f"{name}: {text}" if name else text for name, text in items)
+                shown = "\n".join(map(printable, texts))
+            case TableBlock(data, caption):
+                shown = table(data) + (f"\n\n{printable(caption)}" if caption else "")
+            case Code(text):
+                shown = "\n".join(map(printable, text.splitlines()))
+            case Details(title, text, inner):
+                body = blocks(inner) if inner else text
+                shown = (
+                    f"{printable(title)}:\n\n{body}" if opened else f"{printable(title)} {_FOLDED}"
+                )
+            case _:
+                continue
+        parts.append(shown)
+    return "\n\n".join(parts)
 
 
 def table(data: Table) -> str:

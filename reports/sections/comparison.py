@@ -8,8 +8,7 @@ from bench.store import DamagedRecordError
 from reports.comparisons.change import Change, change_table
 from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.findings import Findings
-from reports.gates.gate_table import other_table, time_table
-from reports.gates.gate_text import METHOD, remarks
+from reports.gates.gate_text import METHOD, verdict_blocks
 from reports.plots.memory import MOST_CELLS, memory_figure
 from reports.plots.style import looks
 from reports.plots.throughput import MOST_NAMES, throughput_figure
@@ -135,10 +134,8 @@ def arms_section(findings: Findings) -> Section | None:
     """Every other arm against the first; None where no cell has a block that counts."""
     blocks: list[Block] = []
     for judged in findings.judged:
-        tables = [table(judged.judgements) for table in (time_table, other_table)]
         blocks.append(Heading(f"{judged.sides.head} against {judged.sides.base}"))
-        blocks += [TableBlock(table) for table in tables if table.rows]
-        blocks.append(Bullets(tuple(remarks(judged))))
+        blocks += verdict_blocks(judged, explained=False)[1:]
     if not blocks:
         return None
     introduction = (

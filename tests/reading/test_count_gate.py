@@ -15,7 +15,7 @@ from bench.derive.live_storage import LiveRow, LiveStorage
 from reports.gates.baseline import make_baseline, read_baseline
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import GateResult, gate
-from reports.gates.gate_text import to_terminal
+from reports.gates.gate_text import to_terminal, verdicts
 from reports.gates.pairing import cells_of, sides_of_baseline
 from reports.gates.policy import Policy
 from reports.renderers.document import TableBlock
@@ -146,7 +146,7 @@ def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
     assert ("copies" in regressed(result)) == regresses
     (copies,) = [one for one in result.judgements if one.metric == "copies"]
     assert (copies.base, copies.head) == (4, 4 * times)
-    assert said in to_terminal(result)
+    assert said in verdicts(result)
     assert result.notes == ("the policy allows more of aten.cat int8, and no cell does more of it",)
 
 

@@ -1,0 +1,215 @@
+"""Verdicts grouped by what caused them: one place of the code, or one metric.
+
+An added cast makes operations, copies, bytes and allocations of every cell worse. That is one
+finding with its place, its cost and its cells; the rows it explains are for those who open them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bench.derive.counts import COUNTED, CountRow
+from bench.derive.live_storage import risen
+from bench.derive.metrics import LIVE_STORAGE
+from reports.gates.count_gate import VISIBLE_MILLISECONDS, site_rises
+from reports.gates.gate import GateResult
+from reports.gates.gate_table import is_count, metric_text
+from reports.gates.judgement import Judgement
+from reports.gates.pairing import Pair
+from reports.renderers import quantity
+
+_MOST_PARTS = 3
+_SHORT = {"float64": "FP64", "float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
+_NOUNS = {
+    "view": "views",
+    "copy": "copies",
+    "fill": "fills",
+    "wait": "waits",
+    "resize": "resizes",
+    "host_read": "reads by the host",
+    "python_call": "Python calls",
+    "python_line": "Python lines",
+    "kernel_launch": "kernel launches",
+}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why verdicts are what they are.
+
+    text: a sentence. rows: the judgements it explains. file, line: the place, where it is known.
+    milliseconds: what it costs of a step and rank, by an estimate.
+    """
+
+    text: str
+    rows: tuple[Judgement, ...]
+    file: str = ""
+    line: int = 0
+    milliseconds: float | None = None
+
+    @property
+    def cells(self) -> list[str]:
+        """Cells of its rows, each once."""
+        return list(dict.fromkeys(one.cell for one in self.rows))
+
+
+@dataclass
+class _Place:
+    """What a call site does more of, by cell and name; live: bytes it holds more, by cell."""
+
+    line: int = 0
+    rises: dict[str, dict[str, CountRow]] = field(default_factory=dict)
+    live: dict[str, int] = field(default_factory=dict)
+    rows: list[Judgement] = field(default_factory=list)
+
+
+def causes(result: GateResult, judgements: Sequence[Judgement] | None = None) -> list[Cause]:
+    """Of the judgements that fail the gate (or of others), what explains most of them first."""
+    pairs = {pair.label: pair for pair in result.sides.pairs}
+    places: dict[str, _Place] = {}
+    rest: list[Judgement] = []
+    for one in result.worse if judgements is None else judgements:
+        site = _put(one, pairs[one.cell], result, places)
+        if site:
+            places[site].rows.append(one)
+        else:
+            rest.append(one)
+    found = [_of_place(site, place, pairs) for site, place in places.items()]
+    found.sort(key=lambda cause: -len(cause.rows))
+    return [*found, *_by_metric(rest, len(pairs))]
+
+
+def _put(one: Judgement, pair: Pair, result: GateResult, places: dict[str, _Place]) -> str:
+    """Note where the rise of `one` comes from, and return the site with most of it."""
+    if one.verdict != "regressed":
+        return ""
+    base, head = pair.base, pair.head
+    if one.metric == LIVE_STORAGE.name and base.live is not None and head.live is not None:
+        held = [(row, size) for row, size in risen(base.live, head.live) if row.site]
+        if not held:
+            return ""
+        largest, size = held[0]
+        places.setdefault(largest.site, _Place(largest.line)).live[one.cell] = size
+        return largest.site
+    if not is_count(one) or base.counts is None or head.counts is None:
+        return ""
+    rises = site_rises(one.metric, base.counts, head.counts, result.policy.allowed)
+    for row in filter(lambda row: row.site, rises):  # a baseline keeps no call sites
+        place = places.setdefault(row.site, _Place(row.line))
+        place.rises.setdefault(one.cell, {})[row.name] = row
+    return max(rises, key=COUNTED[one.metric][1]).site if rises else ""
+
+
+def _of_place(site: str, place: _Place, pairs: Mapping[str, Pair]) -> Cause:
+    file, _, function = site.partition(":")
+    costs = [_milliseconds(rows.values(), pairs[cell]) for cell, rows in place.rises.items()]
+    cost = max((one for one in costs if one is not None), default=None)
+    hits = list(dict.fromkeys([*place.rises, *place.live]))
+    amounts = [_amounts(_telling(place.rises.get(cell, {}).values())) for cell in hits]
+    for cell, size in place.live.items():
+        amounts[hits.index(cell)]["of live storage"] = (size, True)
+    parts = [_part(noun, amounts) for noun in dict.fromkeys(n for one in amounts for n in one)]
+    where = f"{function or file}, line {place.line}" + (f" of {file}" if function else "")
+    text = f"{where}: {quantity.few(parts, _MOST_PARTS, ', ')} more in {_cells(hits, len(pairs))}"
+    if cost:
+        text += f", about {quantity.significant(cost, 2)} ms of a step"
+    return Cause(text, tuple(place.rows), file, place.line, cost)
+
+
+def _telling(rows: Iterable[CountRow]) -> list[CountRow]:
+    """Rows without the Python that called the operations among them."""
+    known = list(rows)
+    return [row for row in known if not row.kind.startswith("python")] or known
+
+
+def _amounts(rows: Iterable[CountRow]) -> dict[str, tuple[int, bool]]:
+    """Noun -> how many more, and whether that is bytes; a cast and its way back are one."""
+    found: dict[str, tuple[int, bool]] = {}
+    for row in rows:
+        noun, amount, in_bytes = _noun(row)
+        if row.kind == "cast" and row.count:
+            source, _, target = row.dtype.partition(">")
+            back = f"casts from {_short(target)} to {_short(source)}"
+            if back in found and found[back] == (amount, False):
+                found = {
+                    f"{back} and back" if name == back else name: n for name, n in found.items()
+                }
+                continue
+        before = found.get(noun, (0, in_bytes))[0]
+        found[noun] = (before + amount, in_bytes)
+    return found
+
+
+def _noun(row: CountRow) -> tuple[str, int, bool]:
+    """What one row is more of: events, else bytes, waits behind no compute, or allocations."""
+    noun = _NOUNS.get(row.kind, row.operation)
+    if row.kind == "cast":
+        source, _, target = row.dtype.partition(">")
+        noun = f"casts from {_short(source)} to {_short(target)}"
+    if row.count > 0:
+        return noun, row.count, False
+    if row.bytes > 0:
+        return f"of {noun}", row.bytes, True
+    if row.exposed > 0:
+        return f"{noun} behind no compute", row.exposed, False
+    if row.allocations > 0:
+        return "allocations", row.allocations, False
+    return "allocated", row.allocated_bytes, True
+
+
+def _short(dtype: str) -> str:
+    return _SHORT.get(dtype, dtype)
+
+
+def _part(noun: str, amounts: Sequence[Mapping[str, tuple[int, bool]]]) -> str:
+    """`12 to 78 copies`, of the cells that have any."""
+    known = [one[noun] for one in amounts if noun in one]
+    ends = dict.fromkeys((min(known)[0], max(known)[0]))
+    texts = [quantity.amount(end, "bytes" if known[0][1] else "count") for end in ends]
+    return f"{' to '.join(texts)} {noun}"
+
+
+def _milliseconds(rows: Iterable[CountRow], pair: Pair) -> float | None:
+    """What `rows` cost per rank and step by the head's calibration."""
+    counts = pair.head.counts
+    if counts is None or counts.rates is None:
+        return None
+    cost = sum(map(counts.rates.milliseconds, rows)) / counts.ranks
+    return cost if cost > VISIBLE_MILLISECONDS else None
+
+
+def _cells(cells: Sequence[str], of: int) -> str:
+    """`zero3`, `all 3 cells`, or `2 of 3 cells (ddp, zero1)`."""
+    if len(cells) == 1:
+        return cells[0]
+    if len(cells) == of:
+        return {2: "both cells"}.get(of, f"all {of} cells")
+    return f"{len(cells)} of {of} cells ({quantity.few(cells, _MOST_PARTS, ', ')})"
+
+
+def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
+    """What no place explains: each metric with its verdict once."""
+    groups: dict[tuple[str, str], list[Judgement]] = {}
+    for one in judgements:
+        groups.setdefault((one.verdict, metric_text(one)), []).append(one)
+    return [
+        Cause(
+            f"{_cells([one.cell for one in rows], cells)} {verdict}: {metric}{_changes(rows)}",
+            tuple(rows),
+        )
+        for (verdict, metric), rows in groups.items()
+    ]
+
+
+def _changes(rows: Sequence[Judgement]) -> str:
+    """` +9.9 % to +10.2 %`, of all rows; empty where no change is known."""
+    counts = [one.head - one.base for one in rows if one.base is not None and one.head is not None]
+    if is_count(rows[0]) and counts:
+        return " " + " to ".join(dict.fromkeys(f"{n:+,.0f}" for n in (min(counts), max(counts))))
+    known = [one.change for one in rows if one.change is not None]
+    if not known:
+        return ""
+    exact = rows[0].time_ratio is None
+    ends = (quantity.change(end, exact=exact) for end in (min(known), max(known)))
+    return " " + " to ".join(dict.fromkeys(ends))
