@@ -33,7 +33,7 @@ def import_logs(asked: ImportRequest) -> Answer:
     name, form, results = asked.name, asked.form, asked.results
     if not asked.logs:
         if name or form or asked.facts:
-            raise UsageError("--from, --name and --set say what a log is; name the log")
+            raise UsageError("--format, --name and --set say what a log is; name the log")
         damaged: list[str] = []
         kept = list(ResultsStore.open(results, create=False).imports.all(damaged))
         for problem in damaged:

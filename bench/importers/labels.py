@@ -7,13 +7,16 @@ from typing import Any
 
 _COMMENT = re.compile(r"^\s{0,8}#{1,6}\s+(?P<text>\S.*?)\s*#*\s*$")
 _BULLET = re.compile(r"^\s*(?:[-*+•◦▪‣·○]|\d{1,2}[.)])\s+(?P<text>\S.*?)\s*$")
-_BOLD = re.compile(r"^\s*\*\*(?P<text>[^*]+)\*\*:?\s*$")
+# Words can stand behind what is bold, and the summary of what folds is a label, too.
+_BOLD = re.compile(r"^\s*(?P<text>(?:\*\*|__)[^*_].*?(?:\*\*|__).{0,80}?)\s*:?\s*$")
+_TAG = re.compile(r"^\s*(?:<details>\s*)?<(summary|b|strong|h\d)>(?P<text>.+?)</\1>.*$")
+_TAGS = re.compile(r"</?[a-z]\w*[^>]*>")
 # A heading of a page that was pasted has lost its mark, and stands alone between empty lines.
-_PLAIN = re.compile(r"^(?P<text>[A-Z][^|=\[\]{}]{2,98}[^|=\[\]{}.,;])$")
+_PLAIN = re.compile(r"^(?P<text>[A-Z][^|=\[\]{}]{2,98}[^|=\[\]{}.,;])\s*$")
 _LETTER = re.compile(r"[^\W\d_]{2}")
 _BRACKETS = re.compile(r"\(([^()]+)\)")
 _QUOTE = re.compile(r"^\s*(?:>\s?)+")
-_MARKS = re.compile(r"[`*]+")
+_MARKS = re.compile(r"[`*]+|__")
 
 _MODEL = re.compile(r"\b(llama[\s-]?(?:3(?:\.\d)?[\s-]?)?\d+(?:\.\d+)?\s?b)\b", re.IGNORECASE)
 _SEQUENCE = re.compile(
@@ -26,11 +29,11 @@ _SEQUENCE = re.compile(
 def label_of(line: str, *, alone: bool = False) -> str | None:
     """The label that the line is, None if it is none. alone: between empty lines."""
     bare = _QUOTE.sub("", line)
-    forms = (_COMMENT, _BULLET, _BOLD, _PLAIN) if alone else (_COMMENT, _BULLET, _BOLD)
+    forms = (_COMMENT, _BULLET, _BOLD, _TAG, *((_PLAIN,) if alone else ()))
     for form in forms:
         found = form.match(bare)
         if found is not None and _LETTER.search(found["text"]):
-            return _MARKS.sub("", found["text"])[:300]
+            return _MARKS.sub("", _TAGS.sub("", found["text"])).rstrip(" :")[:300]
     return None
 
 

@@ -1,31 +1,29 @@
-"""What an importer makes of a text: a run, said line by line.
+"""One run as its lines tell it, line by line.
 
-A reader of a dialect turns one line into `Said`; `Parsed` puts together what the lines of one run
-say. A value that cannot be (a negative time, not-a-number, 1e308) is dropped here, with its line.
+A value that cannot be (a negative time, not-a-number, 1e308) is dropped here, with its line; a
+field that stands in two forms, of which one is not understood, has no number at all.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
-import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.importers.formats import OURS
 from bench.workload import ImportedStep
 
-NUMBER = r"[-+]?(?:nan|inf|\.?\d(?:[\d.,]*[\d.])?(?:e[-+]?\d+)?)"
 AFTER = "memory after iterations"
 """In `extra`: the iteration behind which the memory of a step was read, where it is another one."""
+MEMORY, ARGUMENT = "memory", "argument"
 
 Value = float | str
-_FIELDS = {one.name for one in dataclasses.fields(ImportedStep)} - {"step", "extra", "lines"}
-_WHOLE = {name for name in _FIELDS if name.endswith("_bytes")} | {"tokens"}
+_WHOLE = {name for name in OURS if name.endswith("_bytes")} | {"tokens"}
 # Field: the smallest and the largest value that can be.
-_TIME = (1e-6, 1e10)
 _LIMITS: dict[str, tuple[float, float]] = {
-    "milliseconds": _TIME,
+    "milliseconds": (1e-6, 1e10),
     "loss": (-1e30, 1e30),
     "grad_norm": (0.0, 1e30),
     "learning_rate": (0.0, 1e6),
@@ -33,221 +31,246 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "tokens_per_second_per_device": (1e-6, 1e12),
     "teraflops_per_device": (0.0, 1e6),
 }
-_BYTES = (0.0, 2.0**50)
-_ANY = (-1e30, 1e30)
-_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
+_BYTES, _ANY = (0.0, 2.0**50), (-1e30, 1e30)
 _MOST_EXTRAS = 64
 _LONGEST_TEXT = 80
 _SHOWN = 5
+_FEW = 0.05
+"""Share of a field's lines that may be damaged without making it a field of two forms."""
+_ODD = {
+    "number of skipped iterations": "were skipped",
+    "number of nan iterations": "gave not-a-number",
+}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Said:
     """What one line says.
 
-    step: None for a line without a number. values: fields of `ImportedStep` by their names, and
-    others by the source's. facts: fields of `Workload`. kind: lines of one step that say different
-    things; of one kind the last counts, and of memory, which ranks print, the largest.
+    step: None for a line without a number. values: fields of `ImportedStep` by their names (in
+    `ours`), and others by the source's. facts: fields of `Workload`; arguments: of the program.
+    kind: lines of one step that say different things; of one kind the last counts, and of memory,
+    which ranks print, the largest. belongs: of a line without a step, to which line with one.
+    unread: fields whose text is not understood, and the text. unknown: names that the row does not
+    have. is_cut_off: whether something stands behind its last separator; cut_off: that field.
     """
 
     step: int | None = None
-    values: Mapping[str, Value] = field(default_factory=dict)
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
     kind: str = "step"
-
-
-Line = Callable[[str], Said | None]
-MEMORY = "memory"
+    ours: set[str] = field(default_factory=set)
+    belongs: str = "own"
+    unread: list[tuple[str, str]] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)
+    is_cut_off: bool = False
+    cut_off: tuple[str, str] | None = None
 
 
 @dataclass
 class Parsed:
     """One run as the lines that were read tell it, its name and its lines of NCCL.
 
-    steps: by number, what its lines say by kind.
+    steps: by number, what its lines say by kind. reached: by kind of line and rank, where the first
+    and the last line stand.
     """
 
     importer: str = ""
     label: str = ""
     stated: tuple[str, ...] = ()
     workload: dict[str, Any] = field(default_factory=dict)
+    arguments: dict[str, str] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
     nccl: list[str] = field(default_factory=list)
     first_line: int = 0
     last_line: int = 0
     _steps: dict[int, dict[str, dict[str, Value]]] = field(default_factory=dict)
-    _lines: dict[int, list[int]] = field(default_factory=dict)
+    _lines: dict[int, set[int]] = field(default_factory=dict)
     _order: list[int] = field(default_factory=list)
     _memory: list[tuple[int, int, int, dict[str, Value]]] = field(default_factory=list)
-    _unnumbered: list[tuple[int, Mapping[str, Value]]] = field(default_factory=list)
+    _unnumbered: list[tuple[int, dict[str, Value]]] = field(default_factory=list)
+    _reached: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
+    _dropped: list[tuple[int, str, str]] = field(default_factory=list)
     _repeated: set[int] = field(default_factory=set)
-    _impossible: list[tuple[int, str, str]] = field(default_factory=list)
+    _read: Counter[str] = field(default_factory=Counter)
+    _unread: Counter[str] = field(default_factory=Counter)
+    _unknown: Counter[str] = field(default_factory=Counter)
+    _left_out: set[str] = field(default_factory=set)
 
     def seen(self, line: int) -> None:
         """The run reaches to this line."""
         self.first_line = self.first_line or line
         self.last_line = line
 
+    def begins_again(self, said: Said, rank: str) -> str:
+        """What says that the line is of a later run, "" where nothing does.
+
+        It is back at the first step of this rank or before it, or is an argument with another value
+        behind steps. Lines without a step are placed by their epoch.
+        """
+        if self._order and any(self.arguments.get(k) != v for k, v in said.arguments.items()):
+            return "other arguments stand behind steps"
+        at = said.step if said.step is not None else said.values.get("epoch")
+        if isinstance(at, str) or at is None or said.belongs != "own" or said.kind == MEMORY:
+            return ""
+        first, last = self._reached.get((said.kind, rank), (at, at))
+        self._reached[said.kind, rank] = (first, at)
+        return "steps begin again" if at <= first < last else ""
+
     def add(self, said: Said, line: int) -> None:
         """Take in what a line says."""
         self.seen(line)
-        self.workload |= {name: value for name, value in said.facts.items() if value is not None}
+        self.workload |= said.facts
+        self.arguments |= said.arguments
+        self._unknown.update(said.unknown)
+        self._unread.update(name for name, _ in said.unread)
+        for name, text in (*said.unread, *filter(None, [said.cut_off])):
+            self.drop(line, name, text)
         values = self._possible(said.values, line)
-        if said.step is None:
-            if said.values:
-                self._unnumbered.append((line, values))
-            return
-        if said.kind == MEMORY:
+        if said.belongs == "last":
+            kept = self._unnumbered[-1][1] if self._unnumbered else {}
+            kept = self._steps[self._order[-1]]["step"] if self._order else kept
+            kept |= values | kept
+        elif said.step is None:
+            self._unnumbered += [(line, values)] if said.values else []
+        elif said.kind == MEMORY:
             self._memory.append((said.step, len(self._order), line, values))
-            return
-        kinds = self._steps.setdefault(said.step, {})
-        if said.kind == "step":
-            if not self._order or self._order[-1] != said.step:
-                self._order.append(said.step)
-            if len(self._unnumbered) == 1:
-                # A line without a number stands above the one it belongs to.
-                ahead_line, ahead = self._unnumbered.pop()
-                values = {**ahead, **values}
-                self._lines.setdefault(said.step, []).append(ahead_line)
-        if said.kind in kinds and kinds[said.kind] != values:
-            self._repeated.add(said.step)
-        kinds[said.kind] = dict(values)
-        self._lines.setdefault(said.step, []).append(line)
+        else:
+            self._tell(said.step, said.kind, values, line)
 
     def drop(self, line: int, name: str, text: str) -> None:
         """Say that a value cannot be, instead of keeping it."""
-        self._impossible.append((line, name, text[:_LONGEST_TEXT]))
+        self._dropped.append((line, name, text[:_LONGEST_TEXT]))
 
     @property
-    def has_steps(self) -> bool:
-        """Whether any line told of a step."""
-        return bool(self._steps or self._memory or self._unnumbered)
+    def has_values(self) -> bool:
+        """Whether any line told a number of ours."""
+        return any(OURS & values.keys() for values in self._all())
+
+    @property
+    def names(self) -> list[str]:
+        """Of all that was told."""
+        return list(dict.fromkeys(itertools.chain(*self._all(), self._unknown, self._unread)))
+
+    def _all(self) -> Iterator[Mapping[str, Value]]:
+        yield from itertools.chain.from_iterable(one.values() for one in self._steps.values())
+        yield from (values for *_, values in self._memory)
+        yield from (values for _, values in self._unnumbered)
+
+    def _tell(self, step: int, kind: str, values: dict[str, Value], line: int) -> None:
+        kinds, lines = self._steps.setdefault(step, {}), self._lines.setdefault(step, set())
+        if kind == "step":
+            if self._order[-1:] != [step]:
+                self._order.append(step)
+            if len(self._unnumbered) == 1:
+                # A line without a number stands above the one it belongs to.
+                above, ahead = self._unnumbered.pop()
+                values = ahead | values
+                lines.add(above)
+        if kinds.get(kind, values) != values:
+            self._repeated.add(step)
+        kinds[kind] = values
+        lines.add(line)
 
     def steps(self) -> tuple[ImportedStep, ...]:
         """All of them, in the order of their numbers, and remarks on what is odd about them."""
         if not self._order and self._unnumbered:
-            for number, (line, values) in enumerate(self._unnumbered, start=1):
-                self.add(Said(number, values), line)
             self.remarks.append("its lines have no step: they are numbered as they stand")
-        self._unnumbered.clear()
+            lines, self._unnumbered = self._unnumbered, []
+            for step, (line, values) in enumerate(lines, start=1):
+                self._tell(step, "step", values, line)
+        elif self._unnumbered:
+            self.remarks.append(f"{len(self._unnumbered)} lines without a step are left out")
         self._place_memory()
+        for name, count in self._unread.items():
+            self._forget(name, count, self._read[name] + count)
         found = tuple(self._step(number) for number in sorted(self._steps))
         self.remarks += self._about(found)
         return found
 
+    def _forget(self, name: str, count: int, whole: int) -> None:
+        """A field of which more than a few are not understood has no number."""
+        if _FEW * whole < count < whole:
+            for kinds in self._steps.values():
+                for values in kinds.values():
+                    values.pop(name, None)
+            self.remarks.append(
+                f"{name} stands in several forms, of which {count} of {whole} are not understood:"
+                " none of its numbers is kept"
+            )
+
     def _place_memory(self) -> None:
         """Memory belongs to the step of its number, else to the line that follows or precedes."""
         for after, position, line, said in self._memory:
-            number, values = after, said
+            number = after
             if after not in self._steps and self._order:
                 number = self._order[min(position, len(self._order) - 1)]
-                values = {**said, AFTER: after}
+                said[AFTER] = float(after)
             kinds = self._steps.setdefault(number, {})
-            before = kinds.get(MEMORY, {})
-            largest = {
-                name: max(value, before[name])
-                if isinstance(value, float | int) and isinstance(before.get(name), float | int)
-                else value
-                for name, value in values.items()
-            }
-            kinds[MEMORY] = {**before, **largest}
-            self._lines.setdefault(number, []).append(line)
+            before = kinds.setdefault(MEMORY, {})
+            for name, value in said.items():
+                old = before.get(name)
+                larger = isinstance(value, float) and isinstance(old, float) and old > value
+                before[name] = old if larger and old is not None else value
+            self._lines.setdefault(number, set()).add(line)
         self._memory.clear()
 
     def _step(self, number: int) -> ImportedStep:
         said = {name: value for of in self._steps[number].values() for name, value in of.items()}
         known: dict[str, Any] = {
             name: round(float(said[name])) if name in _WHOLE else float(said[name])
-            for name in said.keys() & _FIELDS
+            for name in said.keys() & OURS
         }
-        extra = {name: value for name, value in said.items() if name not in _FIELDS}
-        lines = tuple(sorted({*self._lines.get(number, ())} - {0}))
+        extra = {name: value for name, value in said.items() if name not in OURS}
+        lines = tuple(sorted(self._lines.get(number, set()) - {0}))
         return ImportedStep(number, **known, extra=extra, lines=lines)
 
     def _possible(self, values: Mapping[str, Value], line: int) -> dict[str, Value]:
         kept: dict[str, Value] = {}
         for name, value in values.items():
-            if isinstance(value, str):
-                if name in _FIELDS:
-                    self.drop(line, name, value)
-                else:
-                    kept[name] = value[:_LONGEST_TEXT]
-                continue
             low, high = _BYTES if name.endswith("_bytes") else _LIMITS.get(name, _ANY)
-            if low <= value <= high:
+            if isinstance(value, str):
+                kept[name] = value[:_LONGEST_TEXT]
+            elif low <= value <= high:
                 kept[name] = value
             else:
                 self.drop(line, name, f"{value:g}")
-        extras = [name for name in kept if name not in _FIELDS]
-        for name in extras[_MOST_EXTRAS:]:
+        self._read.update(kept.keys() & OURS)
+        for name in [name for name in kept if name not in OURS][_MOST_EXTRAS:]:
             del kept[name]
-        if len(extras) > _MOST_EXTRAS:
-            self.workload.setdefault("_columns_left_out", len(extras) - _MOST_EXTRAS)
+            self._left_out.add(name)
         return kept
 
-    def _about(self, steps: tuple[ImportedStep, ...]) -> list[str]:
-        found = []
-        if left := self.workload.pop("_columns_left_out", None):
-            found.append(f"{left} columns beyond {_MOST_EXTRAS} that are not understood: left out")
-        if self._impossible:
-            shown = ", ".join(
-                f"{name} {text}" + (f" (line {line})" if line else "")
-                for line, name, text in self._impossible[:_SHOWN]
-            )
-            more = len(self._impossible) - _SHOWN
-            found.append(
-                f"{len(self._impossible)} values that cannot be were dropped: {shown}"
-                + (f" and {more} more" if more > 0 else "")
-            )
+    def _about(self, steps: tuple[ImportedStep, ...]) -> Iterator[str]:
+        if self._left_out:
+            count = len(self._left_out)
+            yield f"{count} columns beyond {_MOST_EXTRAS} that are not understood: left out"
+        elif self._unknown:
+            told = [f"{name} ({count:,})" for name, count in self._unknown.most_common()]
+            yield f"fields that are not understood: {some(told)}"
+        if self._dropped:
+            told = [f"{n} {text}" + f" (line {at})" * (at > 0) for at, n, text in self._dropped]
+            yield f"{len(told)} values that cannot be were dropped: {some(told)}"
         if self._repeated:
-            found.append(
+            yield (
                 f"{len(self._repeated)} steps stand more than once with other numbers, as step"
                 f" {min(self._repeated)}: the last line counts"
             )
-        for name, words in _ODD:
-            odd = [one for one in steps if float(one.extra.get(name, 0) or 0) > 0]
+        for name, words in _ODD.items():
+            counts = [(one, one.extra.get(name, 0)) for one in steps]
+            odd = [(one, int(n)) for one, n in counts if not isinstance(n, str) and n > 0]
             if odd:
-                where = ", ".join(str(one.step) for one in odd[:_SHOWN])
-                lost = sum(one.loss is None for one in odd) if "nan" in name else 0
-                found.append(
-                    f"{sum(int(float(one.extra[name])) for one in odd)} iterations {words} (step"
-                    f" {where})" + (f"; {lost} of these steps have no loss" if lost else "")
-                )
+                where = ", ".join(str(one.step) for one, _ in odd[:_SHOWN])
+                lost = sum(one.loss is None for one, _ in odd) if "nan" in name else 0
+                more = f"; {lost} of these steps have no loss" if lost else ""
+                yield f"{sum(n for _, n in odd)} iterations {words} (step {where}){more}"
         timed = [one.step for one in steps if one.loss is not None or one.milliseconds is not None]
-        gaps = {after - before for before, after in itertools.pairwise(timed)}
-        if gaps and gaps != {1}:
-            found.append("not every step has a line, so that a line may be a mean over several")
-        return found
+        if {after - before for before, after in itertools.pairwise(timed)} - {1}:
+            yield "not every step has a line, so that a line may be a mean over several"
 
 
-_ODD = (
-    ("number of skipped iterations", "were skipped"),
-    ("number of nan iterations", "gave not-a-number"),
-)
-
-
-def number(text: str) -> float | None:
-    """A number as logs print it, with commas between thousands; None for `3,1`, a decimal comma."""
-    whole = text.partition(".")[0]
-    if "," in text and not _THOUSANDS.fullmatch(whole):
-        return None
-    try:
-        return float(whole.replace(",", "") + text[len(whole) :])
-    except ValueError:
-        return None
-
-
-def value(text: str) -> Value:
-    """A number where it is one, with `%` behind it or not; else the text."""
-    plain = text.strip().removesuffix("%").strip()
-    found = number(plain) if re.fullmatch(NUMBER, plain, re.IGNORECASE) else None
-    return text.strip() if found is None else found
-
-
-def renamed(said: Mapping[str, Value], names: Mapping[str, tuple[str, float]]) -> dict[str, Value]:
-    """`said` with our fields where `names` has them: (field, factor into its unit)."""
-    found: dict[str, Value] = {}
-    for name, one in said.items():
-        field_name, factor = names.get(name, (name, 1.0))
-        found[field_name] = one if isinstance(one, str) else one * factor
-    return found
+def some(told: Iterable[str]) -> str:
+    """The first of them, and how many more there are."""
+    first, more = [*told][:_SHOWN], [*told][_SHOWN:]
+    return ", ".join(first) + (f" and {len(more)} more" if more else "")

@@ -1,4 +1,4 @@
-"""The importers, and what of a text is absent. To add one: a module with `line`, and a row here."""
+"""The runs of a text, and what of each is absent."""
 
 from __future__ import annotations
 
@@ -6,22 +6,17 @@ import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers import deepspeed, labels, megatron, nemo, text, torchtitan, trainer
-from bench.importers.parsed import Line, Parsed
+from bench.importers import labels, text
+from bench.importers.formats import Format, read_format, shipped
+from bench.importers.parsed import Parsed, some
+from bench.importers.reading import FormatReader
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
-_READERS: dict[str, Line] = {
-    "megatron": megatron.line,
-    "torchtitan": torchtitan.line,
-    "nemo": nemo.line,
-    "deepspeed": deepspeed.line,
-    text.STATE: trainer.line,
-}
-IMPORTERS = (*_READERS, text.TABLE)
 # In words, and the fields of which one at least must be there.
 _OF_STEPS = {
     "step times": ("milliseconds", "tokens_per_second_per_device"),
@@ -48,23 +43,27 @@ def read_text(
     Args:
         source: what the text is called.
         blocks: the text.
-        form: which importer, None for all.
+        form: the name of a row, or a file that is one; None for all that are shipped.
         facts: fields of `Workload` that the caller knows better, as text.
 
     Raises:
-        UsageError: an unknown importer, or a fact that is none.
-        NothingMeasuredError: no importer finds a step in it.
+        UsageError: an unknown row, or a fact that is none.
+        NothingMeasuredError: it holds no step with a number of ours.
     """
-    if form is not None and form not in IMPORTERS:
-        raise UsageError(f"--from: expected one of {', '.join(IMPORTERS)}, found {form!r}")
+    rows = _rows(form)
     digest = hashlib.sha256()
-    readers = {name: read for name, read in _READERS.items() if form in (None, name)}
-    parsed = text.runs_of(_lines(blocks, digest.update), readers, tables=form in (None, text.TABLE))
+    lines = _lines(blocks, digest.update)
+    parsed, without = text.runs_of(lines, list(map(FormatReader, rows)))
+    if not parsed and without:
+        raise NothingMeasuredError(
+            f"{source} holds no run: expected times, losses, rates or memory of steps, found only"
+            f" {some(without)}. --format FILE.yaml says what they mean"
+        )
     if not parsed:
         raise NothingMeasuredError(
-            f"{source} holds no run: no training step that {form or ', '.join(IMPORTERS)} prints."
+            f"{source} holds no run: no training step that {form or _all()} prints."
             " Is it the log of the rank that prints? A table of steps can be imported from any"
-            " framework: step,loss,milliseconds"
+            " framework (step,loss,milliseconds), other lines by --format FILE.yaml"
         )
     found: list[ImportedRun] = []
     for run in parsed:
@@ -98,6 +97,20 @@ def _lines(blocks: Iterable[bytes], seen: Callable[[bytes], None]) -> Iterator[s
             raise UsageError("a line of more than 256 MiB; expected a text")
     if rest:
         yield rest.decode(errors="replace")
+
+
+def _rows(form: str | None) -> tuple[Format, ...]:
+    if form is None:
+        return shipped()
+    if form.endswith((".yaml", ".yml")):
+        return (read_format(Path(form)),)
+    if not (named := tuple(row for row in shipped() if row.name == form)):
+        raise UsageError(f"--format: expected {_all()} or FILE.yaml, found {form!r}")
+    return named
+
+
+def _all() -> str:
+    return ", ".join(row.name for row in shipped())
 
 
 def _unused(label: str, taken: Sequence[str]) -> str:

@@ -1,221 +1,178 @@
-"""Tables pasted as Markdown, TSV or CSV: a row per step, or a row per run where no step is named.
-
-Columns are known by their names and units, whoever wrote them; the others are kept by their name.
-"""
+"""Tables pasted as Markdown, TSV, CSV or columns: a row per step, or a row or column per run."""
 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import functools
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from bench.importers.parsed import NUMBER, Said, Value, value
-from bench.workload import ImportedStep
+from bench.importers.parsed import Parsed
+from bench.importers.quantities import NOTHING, NUMBER, quantities
+from bench.importers.reading import MOST, FormatReader
 
-_OURS = {one.name for one in dataclasses.fields(ImportedStep)} - {"extra", "lines"}
-_RULE = re.compile(r"^\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?$|^\s*:?-{2,}:?\s*\|.*-\s*$")
-_STEP = re.compile(r"(global )?(step|iteration|iter)s?")
-_DECORATION = re.compile(r"\[\^\w+\]|[*`~]|^\s*≈")
-_NOTHING = ("", "-", "--", "n/a", "none")
-_MOST = 2.0**53
+_RULE = re.compile(r"^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$")
+_FOOTNOTE = re.compile(r"\[\^\w+\]\s*$")
+_DECORATION = re.compile(r"\[\^\w+\]|[*`~]|</?\w+>")
 _TIMES = re.compile(rf"{NUMBER}\s?[x×]", re.IGNORECASE)  # noqa: RUF001
-_TWO = re.compile(rf"({NUMBER}) \(({NUMBER})\)$", re.IGNORECASE)
-_UNITS = {"ms": 1.0, "milliseconds": 1.0, "s": 1e3, "sec": 1e3, "seconds": 1e3, "secs": 1e3}
-_BYTES = {"bytes": 1.0, "kib": 2.0**10, "mib": 2.0**20, "gib": 2.0**30, "mb": 1e6, "gb": 1e9}
-_RATE = r"(?:tokens|toks?)/s(?:ec(?:ond)?)?/(?:gpu|device)"
-# Of a name in lower case with one space between words and none around a slash.
-_MEASURES: tuple[tuple[re.Pattern[str], str, dict[str, float] | None], ...] = (
-    (re.compile(r"(?:elapsed |train )?(?:step|iteration|iter) tim(?:e|ing)\b.*"), "milliseconds",
-     _UNITS),
-    (re.compile(r"elapsed time per iteration.*"), "milliseconds", _UNITS),
-    (re.compile(r"(?:ms|milliseconds|s|seconds)(?:/| per )(?:step|iteration|iter)"),
-     "milliseconds", _UNITS),
-    (re.compile(rf"{_RATE}|tokens per second per (?:gpu|device)|tps(?:/gpu)?"),
-     "tokens_per_second_per_device", None),
-    (re.compile(r"(?:model )?tflops?(?:/s(?:ec)?)?(?:/| per )?(?:gpu|device).*|tflops"),
-     "teraflops_per_device", None),
-    (re.compile(r"throughput per gpu.*"), "teraflops_per_device", None),
-    (re.compile(r"(?:lm |train(?:ing)? |final )?loss"), "loss", None),
-    (re.compile(r"grad(?:ient)? ?norm"), "grad_norm", None),
-    (re.compile(r"lr|learning rate"), "learning_rate", None),
-    (re.compile(r"(?:max|peak)\b.*\breserved\b.*"), "device_reserved_peak_bytes", _BYTES),
-    (re.compile(r"(?:max|peak)\b.*\b(?:mem(?:ory)?|alloc(?:ated)?)\b.*"), "device_peak_bytes",
-     _BYTES),
-)  # fmt: skip
-_FACTS: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"model(?: name)?"), "model"),
-    (re.compile(r"#?[- ]?(?:of )?(?:gpus|ranks)|num gpus|world size"), "ranks"),
-    (re.compile(r"gbs|global batch(?: size)?"), "global_batch"),
-    (re.compile(r"mbs|micro batch(?: size)?"), "micro_batch"),
-    (re.compile(r"seq(?:uence)? ?len(?:gth)?"), "seq_len"),
-    (re.compile(r"tp"), "tensor_parallel"),
-    (re.compile(r"pp"), "pipeline_parallel"),
-    (re.compile(r"ep"), "expert_parallel"),
-    (re.compile(r"framework|engine|device|optimizer|strategy"), ""),
-)
+_OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?")
+_STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
+_DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
+_NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
+_LENGTH = "number of steps"
 
 
 @dataclass(frozen=True)
 class _Column:
-    """field: of `ImportedStep`, or `step`; fact: of `Workload`; neither: kept by its name."""
+    """run: of which it tells, where a table has columns of several.
 
-    name: str
-    field: str = ""
-    factor: float = 1.0
-    fact: str = ""
-
-
-@dataclass(frozen=True)
-class ParsedRow:
-    """What a row says, and what it is called where rows are runs.
-
-    said: None where the row is none. bad: what cannot be read of it, and what stands there.
+    is_known: whether it has a field of ours. is_left_out: a smallest or largest value.
     """
 
-    said: Said | None
-    label: str = ""
-    bad: tuple[tuple[str, str], ...] = ()
+    name: str
+    run: str = ""
+    is_known: bool = False
+    is_left_out: bool = False
+
+    @property
+    def is_step(self) -> bool:
+        return _STEP.fullmatch(self.name) is not None
 
 
 class LogTable:
-    """A table whose header was seen; `row` reads on until a line is none of its rows."""
+    """A table whose header was seen; lines are taken until one is none of its rows.
 
-    def __init__(self, header: list[str], split: Callable[[str], list[str]]) -> None:
-        self._columns = _columns(header)
+    first: the header where it is a row already, as in files of step and loss without a head.
+    """
+
+    def __init__(
+        self, reader: FormatReader, header: list[str], split: Callable[[str], list[str]]
+    ) -> None:
+        self._reader = reader
+        self._columns = [self._column(name) for name in header]
         self._split = split
-
-    @property
-    def is_of_steps(self) -> bool:
-        """Whether its rows are steps of one run; else every row is a run."""
-        return any(one.field == "step" for one in self._columns)
-
-    @property
-    def _is_known(self) -> bool:
-        return any(one.field for one in self._columns)
+        self._rows: list[tuple[int, list[str]]] = []
+        self.first = ""
+        self.name = reader.row.name
 
     @classmethod
-    def opening(cls, header: str, following: str) -> tuple[LogTable, bool] | None:
-        """The table that begins with these two lines, and whether the second is a row already."""
+    def at(cls, reader: FormatReader, header: str, following: str) -> LogTable | None:
+        """The table that begins with these two lines, of which the second is still to be taken."""
         if "|" in header and _RULE.match(following):
-            table = cls(_piped(header), _piped)
-            return (table, False) if table._is_known else None
-        for split in (_tabbed, _commas):
-            cells, next_cells = split(header), split(following)
-            if len(cells) < 2 or len(cells) != len(next_cells):  # noqa: PLR2004 - a table
+            return cls(reader, _piped(header), _piped)
+        if _NAMELESS.fullmatch(header) and _NAMELESS.fullmatch(following):
+            names = ["step", "loss", "grad_norm"][: len(header.split())]
+            table = cls(reader, names, _spaced)
+            table.first = header
+            return table
+        for mark, split in (("\t", _tabbed), (",", _commas), (" ", _spaced)):
+            cells, below = (split(header), split(following)) if mark in header else ([], [])
+            if len(cells) < 2 or len(cells) != len(below):  # noqa: PLR2004 - a table
                 continue
-            table = cls(cells, split)
-            if table._is_known and any(
-                column.field and isinstance(_plain(cell), float)
-                for column, cell in zip(table._columns, next_cells, strict=True)
-            ):
-                return table, True
+            if split is _spaced and not _STEP.fullmatch(cells[0]):
+                continue
+            table = cls(reader, cells, split)
+            both = zip(table._columns, below, strict=True)
+            numbers = [bool(quantities(cell)) for one, cell in both if one.is_known or one.is_step]
+            # Of columns of prose all must be known.
+            least = len(cells) if split is _spaced else 1
+            if any(one.is_known for one in table._columns) and sum(numbers) >= least:
+                return table
         return None
 
-    def row(self, line: str) -> ParsedRow | None:
-        """What a line of the table says; None where the table is over."""
-        cells = self._split(line)
-        if not line.strip():
-            return None
-        if len(cells) != len(self._columns):
-            is_row = self._split is _piped and line.lstrip().startswith("|")
-            return ParsedRow(None, bad=(("row of cells", str(len(cells))),)) if is_row else None
-        read = _Cells()
-        for column, cell in zip(self._columns, cells, strict=True):
-            read.add(column, cell)
-        if not self.is_of_steps:
-            label = " ".join(read.words[:3])
-            return ParsedRow(Said(0, read.values, read.facts), label, tuple(read.bad))
-        step = read.step
-        if isinstance(step, str) or not step.is_integer() or not 0 <= step < _MOST:
-            return ParsedRow(None, bad=(*read.bad, ("step", str(step))))
-        return ParsedRow(Said(int(step), read.values, read.facts), bad=tuple(read.bad))
+    def takes(self, line: str) -> bool:
+        """Whether the line below is of the table."""
+        alike = len(self._split(line)) == len(self._columns)
+        is_row = self._split is _piped and line.lstrip().startswith("|")
+        return bool(line.strip()) and (alike or is_row)
 
+    def row(self, number: int, line: str) -> None:
+        """Take a line."""
+        if not (self._split is _piped and _RULE.match(line)):
+            cells = [_FOOTNOTE.sub("", cell).strip(" *`~≈") for cell in self._split(line)]
+            self._rows.append((number, cells))
 
-class _Cells:
-    """The cells of one row, one by one."""
+    def runs(self) -> list[tuple[str, Parsed]]:
+        """What each run is called, and what tells of it; those without a value too."""
+        if self._split is _piped and not any(one.is_known for one in self._columns):
+            self._turn()
+        self._tell_lengths()
+        names = list(dict.fromkeys(one.run for one in self._columns if one.run)) or [""]
+        found = {name: Parsed() for name in names if any(one.is_step for one in self._columns)}
+        runs = list(found.items())
+        for number, cells in self._rows:
+            if len(cells) != len(self._columns):
+                if runs:
+                    runs[-1][1].drop(number, "row of cells", str(len(cells)))
+                continue
+            row = list(zip(self._columns, cells, strict=True))
+            if not found:
+                run = Parsed(remarks=["a row of a table, which does not say at which step"])
+                words = [cell for one, cell in row if not one.is_known and _is_word(cell)]
+                runs.append((" ".join(words[:3]), run))
+            for name in names:
+                self._add(found.get(name) or runs[-1][1], row, name, number)
+        return runs
 
-    def __init__(self) -> None:
-        self.step: Value = ""
-        self.values: dict[str, Value] = {}
-        self.facts: dict[str, Any] = {}
-        self.words: list[str] = []
-        self.bad: list[tuple[str, str]] = []
-
-    def add(self, column: _Column, cell: str) -> None:
-        one = _plain(cell)
-        if isinstance(one, str) and one.lower() in _NOTHING:
+    def _add(self, run: Parsed, row: list[tuple[_Column, str]], name: str, number: int) -> None:
+        at = next((cell for one, cell in row if one.is_step), "0")
+        step = quantities(at)[0].plain if quantities(at) else None
+        if step is None or not step.is_integer() or not 0 <= step < MOST:
+            run.drop(number, "step", at)
             return
-        if isinstance(one, str) and (two := _TWO.match(one)) and (column.field or column.fact):
-            # `37556 (36108)`: another setting in brackets, beside the one of the row.
-            self.values[f"{column.name} in brackets"] = value(two[2])
-            one = value(two[1])
-        if column.field == "step":
-            self.step = one
-        elif column.field and isinstance(one, float):
-            self.values[column.field] = one * column.factor
-        elif column.field or (isinstance(one, float) and column.fact and not 0 < one < _MOST):
-            self.bad.append((column.name, cell))
-        elif column.fact:
-            self.facts[column.fact] = int(one) if isinstance(one, float) else one
-        else:
-            self.values[column.name] = one
-        if isinstance(one, str) and not column.field and not _TIMES.fullmatch(one):
-            self.words.append(one)
+        own = [one for one in row if one[0].run in ("", name) and not one[0].is_left_out]
+        pairs = [(one.name, cell) for one, cell in own if not one.is_step]
+        said = self._reader.of_pairs(pairs, int(step))
+        if said.values or said.unread:
+            run.add(said, number)
+
+    def _column(self, name: str) -> _Column:
+        shown = re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip(" #") or "unnamed"
+        of = _OF_A_RUN.fullmatch(shown)
+        if of is not None and self._reader.meaning(of["metric"]):
+            return _Column(of["metric"], of["run"], True, of["bound"] is not None)
+        return _Column(shown, is_known=bool(self._reader.meaning(shown)))
+
+    def _tell_lengths(self) -> None:
+        """A column `Steps` whose cells are alike, of several rows or beside words, is a length."""
+        cells = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+        for at, one in enumerate(self._columns):
+            alike = one.is_step and len({row[at] for row in cells}) == 1
+            many = _STEP.fullmatch(one.name)
+            if alike and many and many["many"] and (len(cells) > 1 or any(map(_is_word, cells[0]))):
+                self._columns[at] = _Column(_LENGTH)
+
+    def _turn(self) -> None:
+        """Rows as columns, where the first cells of rows name what is measured."""
+        rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+        columns = [_Column("run"), *(self._column(cells[0]) for cells in rows)]
+        if any(one.is_known for one in columns):
+            names = enumerate((one.name for one in self._columns[1:]), start=1)
+            number = self._rows[0][0]
+            turned = [[name, *(cells[at] for cells in rows)] for at, name in names]
+            self._columns, self._rows = columns, [(number, cells) for cells in turned]
 
 
-def _columns(header: list[str]) -> list[_Column]:
-    """Of two that say the same, the first has our field; the other is kept by its name."""
-    found: list[_Column] = []
-    for one in map(_column, header):
-        taken = one.field and any(one.field == other.field for other in found)
-        found.append(_Column(one.name) if taken else one)
-    return found
-
-
-def _column(name: str) -> _Column:
-    shown = re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip() or "unnamed"
-    plain = re.sub(r"\s*/\s*", "/", shown.lower().replace("_", " "))
-    plain = plain.removeprefix("median ").removeprefix("mean ").removeprefix("average ")
-    if shown in _OURS:
-        return _Column(shown, shown)
-    if _STEP.fullmatch(plain):
-        return _Column(shown, "step")
-    bare = re.sub(r"\s*[(\[][^)\]]*[)\]]\s*$", "", plain)
-    for form, field, units in _MEASURES:
-        if not (form.fullmatch(plain) or form.fullmatch(bare)):
-            continue
-        if units is None:
-            return _Column(shown, field)
-        unit = next((one for one in re.findall(r"[a-z]+", plain)[::-1] if one in units), None)
-        if unit is None:
-            unit = next((one for one in re.findall(r"[a-z]+", plain) if one in units), None)
-        if unit is not None:
-            return _Column(shown, field, units[unit])
-    for form, fact in _FACTS:
-        if form.fullmatch(bare):
-            return _Column(shown, fact=fact or bare)
-    return _Column(shown)
-
-
-def _plain(cell: str) -> Value:
-    text = _DECORATION.sub("", cell).strip()
-    return value(text) if re.fullmatch(rf"{NUMBER}\s?%?", text, re.IGNORECASE) else text[:80]
+def _is_word(cell: str) -> bool:
+    return not (cell.lower() in NOTHING or quantities(cell) or _TIMES.fullmatch(cell))
 
 
 def _piped(line: str) -> list[str]:
-    return [cell.strip() for cell in line.strip().removeprefix("|").removesuffix("|").split("|")]
+    bare = line.strip().removeprefix("|").removesuffix("|")
+    return [cell.strip().replace("\\|", "|") for cell in re.split(r"(?<!\\)\|", bare)]
 
 
 def _delimited(line: str, mark: str) -> list[str]:
     try:
-        rows = csv.reader([line.rstrip("\r\n")], delimiter=mark)
+        rows = csv.reader([line.rstrip("\r\n")], delimiter=mark, strict=True)
         return [cell.strip() for cell in next(rows, [])]
     except csv.Error:
         return []
+
+
+def _spaced(line: str) -> list[str]:
+    return line.lstrip("# ").split()
 
 
 _tabbed = functools.partial(_delimited, mark="\t")

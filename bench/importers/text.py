@@ -1,182 +1,280 @@
 """A text of any kind, cut into the runs that stand in it.
 
 A label (a comment, a bullet or a heading) directly above lines of a run, or a line alone above the
-fence of a code block, opens a run and names it;
-everything else in the text is ignored. A log without labels is one run.
+fence of a code block, opens a run and names it. So do steps that begin again, and lines of another
+format. Everything else in the text is ignored.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-from bench.importers import labels, megatron, trainer
-from bench.importers.parsed import Line, Parsed, Said
+from bench.importers import labels
+from bench.importers.arguments import with_arguments
+from bench.importers.parsed import Parsed, Said, some
+from bench.importers.reading import FormatReader
 from bench.importers.tables import LogTable
 
-TABLE = "table"
-STATE = "trainer"
-_COLOUR = re.compile(r"(?:\x1b|\ufffd)\[[\d;?]*[A-Za-z]")
+# Of colours, the escape in front can be lost, or be written out.
+_COLOUR = re.compile(
+    r"(?:\x1b|\ufffd|\u241b|\^\[|\\(?:x1b|u001b|033|e))\[[\d;?]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3})*m"
+)
 _FENCE = re.compile(r"^\s*(?:```|~~~)")
+_RANK = re.compile(
+    r"(?:\[(?:rank|Rank |default|1,)|\brank-|^\s*)(?P<rank>\d{1,6})(?:\]:?|/\d+\]|: )"
+)
 _NCCL = re.compile(r"NCCL (?:INFO|WARN) .*(?: Bytes -> |NCCL version)")
 _MOST_NCCL_LINES = 2000
 _MOST_PROSE_LINES = 3
+_MOST_WRAPPED = 12
+_MOST_READINGS = 4
+_MOST_IDLE = 3
+_NARROWEST = 40
+_OPEN = re.compile(r"(?:\||\bvalidate)\s*$")
+_REST = re.compile(r"\s*[\d.,]{1,12}(?:e[-+]?\d+)?%?\s*", re.IGNORECASE)
 _LONGEST_LINE = 1 << 16
-_LONGEST_STATE = 1 << 28
+_LONGEST_DOCUMENT = 1 << 28
 
 
-def runs_of(lines: Iterable[str], readers: Mapping[str, Line], *, tables: bool) -> list[Parsed]:
-    """The runs of a text, in its order; those without a step are left out.
+def runs_of(
+    lines: Iterable[str], readers: Sequence[FormatReader]
+) -> tuple[list[Parsed], list[str]]:
+    """The runs of a text, in its order, and names of what stands in it without a value of ours.
 
     Args:
         lines: without their ends.
-        readers: dialect -> what reads a line of it; the first that understands a line has it.
-        tables: whether tables are looked for.
+        readers: the first that understands a line has it; those with patterns read tables.
     """
-    stream = iter(lines)
-    first = next((line for line in stream if line.strip()), None)
-    if first is None:
-        return []
+    numbered = enumerate(lines, start=1)
+    number, first = next(((at, line) for at, line in numbered if line.strip()), (1, ""))
     first = first.removeprefix("\ufeff")
-    if STATE in readers and first.lstrip().startswith("{"):
-        text = _joined(first, stream)
-        whole = trainer.state(text)
-        if whole is not None:
-            return [whole] if whole.has_steps else []
-        stream = iter(text.split("\n"))
-        first = next(stream)
-    cut = _Cut(readers, tables=tables)
-    cut.read(first)
-    for line in stream:
-        cut.read(line)
-    cut.read("")
+    ahead = [(number, first)]
+    if first.lstrip().startswith("{") and any(one.row.document for one in readers):
+        length = 0
+        for at, line in numbered:
+            ahead.append((at, line))
+            length += len(line)
+            if length > _LONGEST_DOCUMENT:
+                break
+        text = "\n".join(line for _, line in ahead)
+        for reader in readers:
+            if (whole := reader.document(text)) is not None:
+                return ([whole], []) if whole.has_values else ([], whole.names)
+    cut = _Cut(_Lines(itertools.chain(ahead, numbered)), readers)
+    cut.read_all()
     return cut.finished()
 
 
-def _joined(first: str, rest: Iterator[str]) -> str:
-    parts, length = [first], len(first)
-    for line in rest:
-        length += len(line)
-        parts.append(line)
-        if length > _LONGEST_STATE:
-            break
-    return "\n".join(parts)
+class _Lines:
+    """Lines without colours, each with its number; those ahead can be looked at."""
+
+    def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
+        self._rest = (
+            (number, _COLOUR.sub("", one))
+            for number, line in lines
+            for one in line.strip("\r").split("\r")
+            if len(one) <= _LONGEST_LINE
+        )
+        self._ahead: deque[tuple[int, str]] = deque()
+
+    def take(self) -> tuple[int, str] | None:
+        return self._ahead.popleft() if self._ahead else next(self._rest, None)
+
+    def ahead(self, count: int) -> str:
+        """The line so many below the one that was taken; "" behind the end."""
+        while len(self._ahead) < count and (one := next(self._rest, None)) is not None:
+            self._ahead.append(one)
+        return self._ahead[count - 1][1] if len(self._ahead) >= count else ""
 
 
 class _Cut:
-    """Line by line; `_label` is what the next lines of a run would be called."""
+    """Line by line; `_label` is what the next lines of a run would be called.
 
-    def __init__(self, readers: Mapping[str, Line], *, tables: bool) -> None:
+    section: the runs below one label, by what wrote them.
+    """
+
+    def __init__(self, lines: _Lines, readers: Sequence[FormatReader]) -> None:
+        self._lines = lines
         self._readers = readers
-        self._tables = tables
         self._runs: list[Parsed] = []
+        self._section: list[Parsed] = []
+        self._generic = {one.row.name for one in readers if one.row.generic}
         self._label: str | None = None
         self._prose = 0
-        self._number = 0
-        self._table: LogTable | None = None
-        self._heading = ""
-        self._before = ""
-        self._held: tuple[str, bool] | None = None
+        self._width = 0
 
-    def finished(self) -> list[Parsed]:
-        for run in self._runs:
-            run.workload = megatron.finish(run.workload)
-        if not any(run.has_steps for run in self._runs):
-            return []
-        return [run for run in self._runs if run.has_steps or run.nccl]
+    @property
+    def _is_near(self) -> bool:
+        return self._label is not None and self._prose <= _MOST_PROSE_LINES
 
-    def read(self, raw: str) -> None:
-        self._number += 1
-        for piece in _COLOUR.sub("", raw[:_LONGEST_LINE]).strip("\r").split("\r"):
-            self._read(piece)
+    def finished(self) -> tuple[list[Parsed], list[str]]:
+        without = [run for run in self._runs if not run.has_values]
+        names = list(dict.fromkeys(name for run in without for name in run.names))
+        if len(without) == len(self._runs):
+            return [], names
+        kept = [run for run in self._runs if run.has_values or run.nccl]
+        if names:
+            kept[0].remarks.append(
+                f"elsewhere in the text, without a number of ours: {some(names)}"
+            )
+        for run in kept:
+            run.workload = with_arguments(run.workload, run.arguments)
+        return kept, []
 
-    def _read(self, line: str) -> None:
-        held, self._held = self._held, None
-        if held is not None and self._tables and self._opens_table(held[0], line):
-            return
-        if held is not None:
-            ends = not line.strip() or _FENCE.match(line) is not None
-            self._text(*held, followed_by_end=ends)
-        if self._table is not None:
-            if self._row(line):
-                return
-            self._table = None
-        found = self._said(line)
-        if found is not None:
-            self._run(found[0], found[1]).add(found[1], self._number)
-        elif _NCCL.search(line):
-            run = self._run("", Said(0))
-            run.seen(self._number)
-            if len(run.nccl) < _MOST_NCCL_LINES:
-                run.nccl.append(line.strip())
-        else:
-            # Whether it is a header or a heading, the next line tells.
-            self._held = (line, not self._before.strip())
-        self._before = line
+    def read_all(self) -> None:
+        before = ""
+        while (taken := self._lines.take()) is not None:
+            number, line = taken
+            found = self._said(line) or self._begun(line)
+            if found is not None and (not _OPEN.search(before) or found[0].read(before + line)):
+                self._take(*self._whole(line, *found), number, line)
+                before = ""
+                continue
+            if (table := self._table_at(line)) is not None:
+                self._read_table(table, number)
+            elif _NCCL.search(line):
+                run = self._runs[-1] if self._runs and not self._is_near else self._open()
+                run.seen(number)
+                if len(run.nccl) < _MOST_NCCL_LINES:
+                    run.nccl.append(line.strip())
+            elif line.strip() and not _FENCE.match(line):
+                following = self._lines.ahead(1)
+                ends = not following.strip() or _FENCE.match(following) is not None
+                self._text(line, alone=ends and not before.strip())
+            before = line
 
-    def _said(self, line: str) -> tuple[str, Said] | None:
-        for name, read in self._readers.items():
-            said = read(line)
-            if said is not None:
-                return name, said
+    def _begun(self, line: str) -> tuple[FormatReader, Said] | None:
+        """What a line says that was wrapped before it could be known."""
+        for reader in self._readers:
+            if not reader.row.generic and reader.may_begin(line):
+                more = self._lines.ahead(1).strip()
+                tried = (reader.read(f"{line}{gap}{more}") for gap in ("", " "))
+                if more and any(said and said.step is not None for said in tried):
+                    return (reader, Said(is_cut_off=True)) if self._said(more) is None else None
         return None
 
-    def _text(self, line: str, after_blank: bool, *, followed_by_end: bool) -> None:
-        if not line.strip() or _FENCE.match(line):
-            return
-        label = labels.label_of(line, alone=after_blank and followed_by_end)
+    def _said(self, line: str, *, wrapped: bool = False) -> tuple[FormatReader, Said] | None:
+        known = {run.importer for run in self._section} - {"", *self._generic}
+        for reader in self._readers:
+            if reader.row.generic and (wrapped or (known and not self._is_near)):
+                continue
+            if (said := reader.read(line)) is not None:
+                return reader, said
+        return None
+
+    def _whole(self, line: str, reader: FormatReader, said: Said) -> tuple[FormatReader, Said]:
+        """What a line says together with the lines into which it was wrapped."""
+        readings, best, latest, taken, above = [line], said, said, 0, line
+        for count in range(1, _MOST_WRAPPED + 1):
+            more = self._lines.ahead(count)
+            is_full, has_names = self._is_full(above), reader.may_go_on(more)
+            if not (taken or latest.is_cut_off or is_full or has_names):
+                break
+            if not more.strip() or _FENCE.match(more):
+                break
+            if self._said(more, wrapped=not reader.row.generic):
+                break
+            joined = [f"{one}{gap}{more.strip()}" for one in readings for gap in ("", " ")]
+            tried = [(one, reader.read(one)) for one in joined if len(one) < _LONGEST_LINE]
+            both = [(one, found) for one, found in tried if found is not None]
+            if not both:
+                break
+            both.sort(key=lambda pair: _quality(pair[1]), reverse=True)
+            readings, latest = [one for one, _ in both[:_MOST_READINGS]], both[0][1]
+            if (_quality(latest), is_full) > (_quality(best), False):
+                best, taken = latest, count
+                self._width = max(self._width, len(above)) if is_full else self._width
+            elif count - taken > (_MOST_IDLE if best.is_cut_off or has_names else 0):
+                break
+            above = more
+        if not taken and best.values and _REST.fullmatch(self._lines.ahead(1)):
+            name, value = best.values.popitem()
+            best.unread.append((name, f"{value}, which may go on below"))
+        for _ in range(taken):
+            self._lines.take()
+        return reader, best
+
+    def _is_full(self, line: str) -> bool:
+        """Whether a line has the width of a terminal: none near it is longer, another as long."""
+        width = len(line)
+        below = [len(self._lines.ahead(count)) for count in range(1, _MOST_WRAPPED + 1)]
+        others = [*below, self._width]
+        return (
+            width >= _NARROWEST
+            and width == max(others)
+            and (below.count(width) > (len(self._lines.ahead(1)) == width) or self._width == width)
+        )
+
+    def _text(self, line: str, *, alone: bool) -> None:
+        label = labels.label_of(line, alone=alone)
         if label is not None:
             self._label, self._prose = label, 0
         else:
             self._prose += 1
 
-    def _run(self, importer: str, said: Said) -> Parsed:
-        """The run that a line belongs to: a new one where a label stands above."""
-        near = self._prose <= _MOST_PROSE_LINES
-        if not self._runs or (self._label is not None and near and said.step is not None):
-            self._open(self._label if near else None)
-        elif said.values and self._label is not None and near:
-            self._open(self._label)
-        if said.step is not None or said.values:
+    def _take(self, reader: FormatReader, said: Said, number: int, line: str) -> None:
+        tells = said.step is not None or bool(said.values)
+        if not self._section or (self._is_near and tells):
+            self._open()
+        if tells:
             self._label, self._prose = None, 0
-        run = self._runs[-1]
-        run.importer = run.importer or importer
-        return run
+        name = reader.row.name
+        mine = [run for run in self._section if run.importer in ("", name)]
+        if not mine:
+            run = self._another("lines of another format: they are a run of their own")
+        else:
+            run = mine[-1]
+        rank = found["rank"] if (found := _RANK.search(line)) else ""
+        if again := run.begins_again(said, rank):
+            run = self._another(f"{again} at line {number}: they are a run of their own")
+            run.begins_again(said, rank)
+        run.importer = name
+        run.add(said, number)
 
-    def _open(self, label: str | None) -> Parsed:
-        run = Parsed()
-        if label is not None:
-            run.label = label
-            run.stated = labels.stated_in(label)
-            run.workload = labels.facts_of(label)
+    def _open(self) -> Parsed:
+        label = self._label if self._is_near else None
+        run = _named(label) if label is not None else Parsed()
         self._runs.append(run)
+        self._section = [run]
         self._label, self._prose = None, 0
         return run
 
-    def _opens_table(self, header: str, line: str) -> bool:
-        opened = LogTable.opening(header, line)
-        if opened is None:
-            return False
-        self._table, is_row = opened
-        self._heading = self._label or ""
-        if self._table.is_of_steps:
-            self._open(self._label).importer = TABLE
-        if is_row:
-            self._row(line)
-        self._before = line
-        return True
+    def _another(self, remark: str) -> Parsed:
+        """One more run below the label of the section."""
+        run = _named(self._section[0].label)
+        run.remarks.append(remark)
+        self._runs.append(run)
+        self._section.append(run)
+        return run
 
-    def _row(self, line: str) -> bool:
-        row = None if self._table is None else self._table.row(line)
-        if row is None or self._table is None:
-            return False
-        if not self._table.is_of_steps and row.said is not None:
-            run = self._open(": ".join(filter(None, (self._heading, row.label))) or None)
-            run.importer = TABLE
-            run.remarks.append("a row of a table, which does not say at which step")
-        for bad in row.bad if self._runs else ():
-            self._runs[-1].drop(self._number, *bad)
-        if row.said is not None:
-            self._runs[-1].add(row.said, self._number)
-        self._before = line
-        return True
+    def _table_at(self, line: str) -> LogTable | None:
+        below = self._lines.ahead(1)
+        tables = (LogTable.at(one, line, below) for one in self._readers if one.row.patterns)
+        return next(filter(None, tables), None)
+
+    def _read_table(self, table: LogTable, number: int) -> None:
+        if table.first:
+            table.row(number, table.first)
+        while table.takes(self._lines.ahead(1)):
+            table.row(*(self._lines.take() or (0, "")))
+        heading = self._label if self._is_near else None
+        for label, run in table.runs():
+            named = _named(": ".join(filter(None, (heading, label))))
+            run.label, run.stated, run.importer = named.label, named.stated, table.name
+            run.workload = named.workload | run.workload
+            self._runs.append(run)
+            self._section = []
+        self._label, self._prose = None, 0
+
+
+def _named(label: str) -> Parsed:
+    return Parsed(label=label, stated=labels.stated_in(label), workload=labels.facts_of(label))
+
+
+def _quality(said: Said) -> tuple[int, bool]:
+    """Of two readings the better has more fields, and fewer that are not understood."""
+    more = len(said.values) + len(said.ours)
+    return more - 2 * len(said.unread) - len(said.unknown), not said.is_cut_off

@@ -205,7 +205,7 @@ def test_the_field_at_which_a_line_was_cut_off_is_dropped() -> None:
         ITERATION.format(1, "1.0", "1.0", 0) + line[: line.index("9.47") + 8]
     )
     assert (step.milliseconds, step.loss) == (1.0, None)
-    assert "loss 9.473558 without a | behind it, perhaps cut off" in provenance.remarks[0]
+    assert "loss 9.473558 without a | behind it, cut off" in provenance.remarks[0]
 
 
 def test_two_lines_of_iterations_without_a_break_do_not_mix() -> None:

@@ -91,8 +91,8 @@ class ImportRequest:
         "LOG", "Files, folders, or - for standard input; the list of imports if left out.", ()
     )
     form: str | None = option(
-        "--from [megatron|torchtitan|nemo|deepspeed|trainer|table]",
-        "What wrote it; found if left out.",
+        "--format NAME|FILE",
+        "What wrote it, as megatron, or a row of your own in YAML; found if left out.",
     )
     name: str | None = option(
         "--name NAME",

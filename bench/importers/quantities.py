@@ -1,0 +1,106 @@
+"""Numbers as logs print them: thousands, units, two numbers in one field, per cent."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+NUMBER = r"[-+]?(?:nan|inf|\.?\d(?:[\d.,]*[\d.])?(?:e[-+]?\d+)?)"
+NOTHING = ("", "-", "--", "—", "–", "n/a", "na", "none", "null")  # noqa: RUF001
+"""What stands where there is no value."""
+_PART = re.compile(rf"(?P<number>{NUMBER})\s?(?P<unit>%|[a-zµ]+)?", re.IGNORECASE)
+_JOIN = re.compile(r"\s*/\s*|\s*\(\s*(?:avg|mean|average)?:?\s*|\s*(?:±|\+/-)\s*", re.IGNORECASE)
+_END = re.compile(r"(?:\s*/\s*[a-z]+)*\s*\)?", re.IGNORECASE)
+_WRAPPED = re.compile(r"(?:np\.\w+|tensor)\((.*?)(?:, device=.*)?\)")
+_THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
+
+_TIME = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "milliseconds": 1.0}
+_TIME |= dict.fromkeys(("s", "sec", "secs", "seconds"), 1e3)
+_BYTES = {"b": 1.0, "bytes": 1.0}
+_BYTES |= {f"{one}ib": 2.0 ** (10 * at) for at, one in enumerate("kmgt", start=1)}
+_BYTES |= {f"{one}b": 10.0 ** (3 * at) for at, one in enumerate("kmgt", start=1)}
+_OF_FIELDS = {
+    "milliseconds": _TIME,
+    "teraflops_per_device": {"flops": 1e-12, "tflop": 1.0, "tflops": 1.0, "pflops": 1e3},
+    "tokens_per_second_per_device": dict.fromkeys(("tokens", "token", "toks", "tok"), 1.0),
+}
+_SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One number of a field. number: None for `3,1`, a decimal comma. unit: "" where none stands.
+
+    is_signed: whether a plus stands before it, as before a difference.
+    """
+
+    number: float | None
+    unit: str
+    is_signed: bool = False
+
+    @property
+    def plain(self) -> float | None:
+        """With its K, M, G or T; None where it has another unit, per cent apart."""
+        if self.number is None or self.unit not in ("", "%", *_SUFFIXES):
+            return None
+        return _times(self.number, _SUFFIXES.get(self.unit, 1.0))
+
+
+def number(text: str) -> float | None:
+    """A number as logs print it, with commas between thousands; None for `3,1`, a decimal comma."""
+    whole = text.partition(".")[0]
+    if "," in text and not _THOUSANDS.fullmatch(whole):
+        return None
+    try:
+        return float(whole.replace(",", "") + text[len(whole) :])
+    except ValueError:
+        return None
+
+
+def quantities(text: str) -> tuple[Quantity, ...]:
+    """The numbers of a field, as `3403.0/3402.1` and `9.5GiB(64.9%)` have two; none of words.
+
+    A number of numpy or torch is unwrapped, and quotes are taken away.
+    """
+    text = text.strip(" \t'\"`")
+    if wrapped := _WRAPPED.fullmatch(text):
+        text = wrapped[1]
+    found: list[Quantity] = []
+    at = 0
+    while part := _PART.match(text, at):
+        unit = (part["unit"] or "").lower()
+        found.append(Quantity(number(part["number"]), unit, part["number"].startswith("+")))
+        if _END.fullmatch(text, part.end()):
+            return tuple(found)
+        join = _JOIN.match(text, part.end())
+        if join is None:
+            break
+        at = join.end()
+    return ()
+
+
+def units_of(field: str) -> Mapping[str, float]:
+    """Units of a field of `ImportedStep`: name in lower case, factor into the field's own."""
+    return _BYTES if field.endswith("_bytes") else _OF_FIELDS.get(field, {})
+
+
+def in_field(one: Quantity, field: str, unit: str) -> float | None:
+    """The number in the unit of a field; None where it is no number of this kind.
+
+    unit is that of a number with nothing behind it, "" the field's own. Per cent is none.
+    """
+    units = units_of(field)
+    factor = units[unit.lower()] if unit not in ("", "?") else 1.0
+    if one.unit in units:
+        factor = units[one.unit]
+    elif one.unit in _SUFFIXES and (field, one.unit) != ("milliseconds", "m"):
+        factor *= _SUFFIXES[one.unit]
+    elif one.unit or unit == "?":
+        return None
+    return None if one.number is None else _times(one.number, factor)
+
+
+def _times(value: float, factor: float) -> float:
+    """The product without what it has behind the digits that stand in the text."""
+    return value if factor == 1.0 else float(f"{value * factor:.15g}")

@@ -1,0 +1,249 @@
+"""A line, a row of a table or a whole document, as a row of `formats` understands it."""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+
+from bench.importers.formats import OURS, Format, LineForm, Target, shipped
+from bench.importers.parsed import ARGUMENT, Parsed, Said
+from bench.importers.quantities import NOTHING, Quantity, in_field, quantities, units_of
+
+MOST = 2**40
+"""Above every number of a step."""
+_LONGEST_NAME = 60
+_TEXTS = ("framework", "engine", "model", "device", "optimizer", "strategy")
+_MEANS = re.compile(r"(?:median|mean|average|avg|final|last|train|training|total|p50)[. ]+")
+_BRACKETS = re.compile(r"\s*[(\[][^)\]]*[)\]]\s*$")
+
+Pairs = Iterable[tuple[str, str]]
+
+
+class FormatReader:
+    """Reads texts by one row."""
+
+    def __init__(self, row: Format) -> None:
+        self.row = row
+        names = row.fields
+        if row.patterns:
+            # A table has the names that frameworks give to trackers, as perf/time_per_step.
+            others = (one.fields.items() for one in shipped())
+            names = {name: to for fields in others for name, to in fields if "/" in name}
+        self._exact = {
+            " ".join(name.lower().split()): tuple(map(Target.of, to)) for name, to in names.items()
+        }
+        told = (*map(re.escape, self._exact), *row.facts, *row.kept, row.step or "(?!)")
+        self._known = re.compile("|".join(told), re.IGNORECASE)
+        self._kept = re.compile("|".join(row.kept) or "(?!)", re.IGNORECASE)
+        self.meaning = functools.cache(self._meaning)
+        self._fact = functools.cache(self._fact_of)
+
+    def read(self, text: str) -> Said | None:
+        """What a line says; None for a line of anything else."""
+        for form in self.row.lines:
+            if any(word in text for word in form.has) and (found := form.match.search(text)):
+                said = self._said(form, found)
+                if said is not None and len(said.ours) >= form.least:
+                    return said
+        return None
+
+    def may_begin(self, line: str) -> bool:
+        """Whether a line has words of one of ours."""
+        return any(word in line for form in self.row.lines for word in form.has)
+
+    def may_go_on(self, line: str) -> bool:
+        """Whether a line has the name of a field, so that it can be the rest of a wrapped one."""
+        return self._known.search(line) is not None
+
+    def document(self, text: str) -> Parsed | None:
+        """The run of a whole text in JSON; None where it is none of this row."""
+        form = self.row.document
+        try:
+            whole = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        history = whole.get(form.history) if form and isinstance(whole, dict) else None
+        if form is None or not isinstance(history, list):
+            return None
+        run = Parsed(self.row.name, workload={"framework": self.row.framework})
+        if isinstance(steps := whole.get(form.steps), int) and 0 < steps < MOST:
+            run.workload["steps"] = steps
+        for entry in history:
+            step = entry.get(form.step) if isinstance(entry, dict) else None
+            if type(step) is not int or not 0 <= step < MOST:
+                continue
+            pairs = [
+                (name, str(one)) for name, one in entry.items() if type(one) in (int, float, str)
+            ]
+            if aside := [one for one in pairs if form.aside.match(one[0])]:
+                run.add(self.of_pairs(aside, step, "evaluation"), 0)
+            if form.needs in entry:
+                own = [one for one in pairs if one not in aside and one[0] != form.step]
+                run.add(self.of_pairs(own, step), 0)
+        return run
+
+    def _meaning(self, name: str) -> tuple[Target, ...]:
+        """Where the numbers of a field go; nowhere for a name that the row does not have."""
+        shown = " ".join(name.lower().split())
+        if shown in self._exact or not self.row.patterns or "%" in shown:
+            return self._exact.get(shown, ())
+        if name in OURS:
+            return (Target(name),)
+        plain = _plain(shown)
+        units = re.findall(r"[a-z]+", plain)
+        bare = _BRACKETS.sub("", plain)
+        for tried in (plain, bare, bare.rpartition("/")[2]):
+            for form, (text, *_) in self.row.patterns.items():
+                if re.fullmatch(form, tried):
+                    target = Target.of(text)
+                    own = [one for one in units if one in units_of(target.name)]
+                    return (Target(target.name, (own or [target.unit])[-1]),)
+        return ()
+
+    def _fact_of(self, name: str) -> str:
+        bare = _BRACKETS.sub("", _plain(name.lower()))
+        forms = self.row.facts.items()
+        return next((to for form, to in forms if re.fullmatch(form, bare)), "")
+
+    def _said(self, form: LineForm, found: re.Match[str]) -> Said | None:
+        groups = {name: text for name, text in found.groupdict().items() if text is not None}
+        if form.kind == ARGUMENT:
+            name, text = groups["name"], groups["value"].strip()
+            fact = self.row.arguments.get(name, "")
+            said = Said(arguments={name: text})
+            if fact and (stated := text if fact in _TEXTS else _whole(text)) is not None:
+                said.facts[fact] = stated
+            return said
+        if form.kind == "facts":
+            return Said(facts={name: _whole(text) for name, text in groups.items()})
+        stands, steps = groups.pop("step", None), _whole(groups.pop("steps", ""))
+        step = _whole(stands or "")
+        pairs, strange, tail, ends = _cut(form, groups.pop("fields", ""))
+        if step is None and (stands is not None or (strange and not pairs)):
+            return None
+        number = None if step is None else step + 1 - form.count_from
+        said = self.of_pairs([*groups.items(), *pairs], number, form.kind)
+        if steps:
+            said.facts["steps"] = steps
+        said.unknown += strange
+        said.belongs = form.belongs
+        last = self.meaning(pairs[-1][0]) if pairs else ()
+        unread = {name for name, _ in said.unread}
+        said.is_cut_off = bool(tail) or not ends or any(one.name in unread for one in last)
+        if tail and (end := form.field.fullmatch(tail)) and (to := self.meaning(end["name"])):
+            said.cut_off = (to[0].name, f"{end['value']} without a | behind it, cut off")
+        return said
+
+    def of_pairs(self, pairs: Pairs, step: int | None, kind: str = "step") -> Said:
+        """What names and texts say. Of two names for one field the first counts."""
+        said = Said(step, facts={"framework": self.row.framework}, kind=kind)
+        told: set[str] = set()
+        for name, text in pairs:
+            if name in self.row.frameworks:
+                said.facts["framework"] = self.row.frameworks[name]
+            targets, fact, found = self.meaning(name), self._fact(name), quantities(text)
+            first = targets and targets[0].name not in told
+            told.update(one.name for one in targets[:1])
+            one = found[0].plain if found else None
+            if text.strip().lower() in NOTHING:
+                continue
+            if name == self.row.step and one is not None and 0 <= one < MOST:
+                said.step = int(one) + 1 - self.row.step_from
+            elif fact in _TEXTS and not first:
+                said.facts[fact] = text[:80]
+            elif fact and one and 0 < one < MOST and not found[0].unit:
+                said.facts[fact] = int(one)
+                if len(found) > 1 and self.row.second:
+                    said.values[self.row.second.replace("{name}", name)] = found[1].plain or text
+            elif first:
+                self._numbers(said, name, text, targets, found)
+            elif self._is_unknown(name, text, found):
+                said.unknown.append(name)
+                _keep(said, self.row.unknown.replace("{name}", name), text, found)
+            else:
+                _keep(said, name, text, found)
+        return said
+
+    def _is_unknown(self, name: str, text: str, found: tuple[Quantity, ...]) -> bool:
+        """Whether there is a number of which nothing is said; a table has names, as FP8-CS, too."""
+        numbers = bool(found) if self.row.patterns else any(map(str.isdigit, text))
+        return numbers and not self._kept.fullmatch(name)
+
+    def _numbers(
+        self,
+        said: Said,
+        name: str,
+        text: str,
+        targets: tuple[Target, ...],
+        found: tuple[Quantity, ...],
+    ) -> None:
+        if self.row.second and len(found) == 2:  # noqa: PLR2004 - a second number
+            targets = (*targets[:1], Target(self.row.second.replace("{name}", name)))
+        if not found or len(found) > len(targets):
+            said.unread.append((targets[0].name, text.strip()))
+            return
+        for printed, target in zip(found, targets, strict=False):
+            unit = self.row.units.get(printed.unit.upper())
+            one = printed if unit is None else replace(printed, unit=unit.lower())
+            if target.name not in OURS:
+                shown = f"{one.number} {one.unit}" if one.plain is None else one.plain
+                said.values[target.name] = shown
+            elif one.is_signed and (one.unit == "%" or units_of(target.name)):
+                # A difference, such as +3.76%, is no value.
+                said.values[f"{name} (difference)"] = text.strip()
+            elif target.unit == "?" and not one.unit:
+                _keep(said, name, text, found)
+            elif (value := in_field(one, target.name, target.unit)) is None:
+                said.unread.append((target.name, text.strip()))
+            else:
+                said.values[target.name] = value
+                said.ours.add(target.name)
+
+
+def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], str, bool]:
+    """Pairs of name and text, texts that are no pair, what has no separator behind it.
+
+    At last whether it ends with a pair.
+    """
+    if form.split is None:
+        found = list(form.field.finditer(text))
+        ends = [0, *(one.end() for one in found)]
+        starts = [*(one.start() for one in found), len(text)]
+        strange = [text[end:start] for end, start in zip(ends, starts, strict=True)]
+        pairs = [(_name(one["name"]), one["value"]) for one in found]
+        words = [_name(one) for one in strange if re.search(r"\w", one)]
+        return pairs, words, "", not re.search(r"\w", strange[-1])
+    parts = [part.strip() for part in form.split.split(text)]
+    tail = parts.pop() if form.closed else ""
+    both = [(part, form.field.fullmatch(part)) for part in parts if part]
+    pairs = [(_name(one["name"]), one["value"].strip()) for _, one in both if one]
+    return (
+        pairs,
+        [_name(part) for part, one in both if not one],
+        tail,
+        bool(not both or both[-1][1]),
+    )
+
+
+def _whole(text: str) -> int | None:
+    """A number of steps, ranks or elements; None for anything else."""
+    return int(text) if re.fullmatch(r"\d{1,15}", text) else None
+
+
+def _keep(said: Said, name: str, text: str, found: tuple[Quantity, ...]) -> None:
+    """By its own name, as a number where it is one without a unit."""
+    name = f"{name} (as printed)" if name in OURS or name in said.values else name
+    plain = found[0].plain if len(found) == 1 else None
+    said.values[name] = text.strip() if plain is None else plain
+
+
+def _plain(name: str) -> str:
+    spaced = re.sub(r"\s*/\s*", "/", re.sub(r"[_ -]+", " ", name))
+    return _MEANS.sub("", spaced, count=1)
+
+
+def _name(text: str) -> str:
+    return " ".join(text.split())[:_LONGEST_NAME]
