@@ -6,6 +6,7 @@ optimizer updates (S, I, or the rank's sub-shard of I).
 
 role             extent  dtype        lifetime   where
 compute_weights  S       compute      use        parameter FLAT, and not of the root
+                                      version    parameter FLAT, of the root, without a pool
                                       model      elsewhere
 compute_shard    I       compute      model      parameter FLAT, the outer axis shards the
                                                  optimizer, and weights travel as they are
@@ -85,7 +86,8 @@ CATEGORY_OF_ROLE: Mapping[Role, Category] = {
 #: model: from sharding on. use: from a gather to the release of the unit. gather: until what was
 #: gathered is decoded. reduction: from the first gradient until the result has landed. cycle: from
 #: the first gradient of a cycle to `zero_grad`. step: from the end of the cycle's reduction to it.
-Lifetime = Literal["model", "use", "gather", "reduction", "cycle", "step"]
+#: version: from a gather, of plain weights from sharding on, until main weights change.
+Lifetime = Literal["model", "use", "gather", "reduction", "cycle", "step", "version"]
 
 #: Slots that a pool needs at most: one outer reduction is waited for before the next is started.
 MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
@@ -165,7 +167,7 @@ def plan_buffers(
     """
     extents = _Extents(plan, strategy, coordinate)
     encoded = [payload for payload in payloads if payload.name != WEIGHTS]
-    rows = [*_weights(extents, dtypes, encoded)]
+    rows = [*_weights(extents, dtypes, encoded, pooled=pooled)]
     if plan.requires_grad:
         rows += _gradients(extents, dtypes, decoupled=decoupled, pooled=pooled)
     first, slices = extents.owned
@@ -215,12 +217,14 @@ class _Extents:
 
 
 def _weights(
-    of: _Extents, dtypes: GroupDtypes[str], encoded: Sequence[Payload]
+    of: _Extents, dtypes: GroupDtypes[str], encoded: Sequence[Payload], *, pooled: bool
 ) -> Iterator[Buffer]:
     inner, outer = of.strategy.inner, of.strategy.outer
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
+    is_stale = inner.gathers_every_use and not (pooled or of.plan.primary)
+    of_root: Lifetime = "version" if is_stale else "model"
     full = (0, 0) if of.plan.primary else of.whole
-    yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else "model")
+    yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else of_root)
     collects = inner.gathers_every_use and outer.shards_optimizer
     if collects and not encoded:
         yield of.row("compute_shard", of.inner, dtypes.compute)

@@ -22,7 +22,8 @@ State of the compute weights:
     EMPTY ---------issue-------> COMMUNICATING --complete--> READY
     READY ---------issue-------> COMMUNICATING   for the other direction, where codecs send another
                                                  payload; see [Note: two payloads]
-    READY ---------release-----> EMPTY           (persistent buckets stay READY)
+    READY ---------release-----> EMPTY           (only where weights last for a use)
+    READY ---------install-----> EMPTY           where they last for a version
     READY ---------install-----> PRESERVED       storage is there, the contents are of last step
     PRESERVED -----issue-------> COMMUNICATING   refreshed in place
 
@@ -94,14 +95,14 @@ class WeightBuffers:
         self._gather = communicators.gather
         self.role = communicators.gather.role
         self._outer = communicators.outer
-        self._persistent = spec.buffers.get("compute_weights").lifetime == "model"
-        self.comes_and_goes = not self._persistent
+        self._lifetime = spec.buffers.get("compute_weights").lifetime
+        self.comes_and_goes = self._lifetime == "use"
         self._lasting = allocators.lasting
         codec = self._codec = spec.codec(self._shard(communicators))
         # See [Note: no full buffer].
         self._primary = codec if isinstance(codec, PrimaryBucket) else None
         self._has_full = self._primary is None
-        stays = self._persistent or not self._has_full
+        stays = not (self.comes_and_goes and self._has_full)
         self._allocator = allocators.lasting if stays else allocators.weights
         self._streams = allocators.streams
         self._on_move = on_move
@@ -266,8 +267,11 @@ class WeightBuffers:
         """Free the full buffer, unless this bucket stays materialised."""
         if self._work:
             self.complete()
-        if self._persistent or self.state is Residency.EMPTY:
-            return
+        if self.comes_and_goes and self.state is not Residency.EMPTY:
+            self._empty()
+
+    def _empty(self) -> None:
+        """Free the full buffer."""
         self.state, self.is_gathered = Residency.EMPTY, False
         copy_in = self._streams.copy_in
         if copy_in is None or not self._allocator.recycles:
@@ -291,7 +295,9 @@ class WeightBuffers:
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
         if not self._is_whole:
-            if self.state is not Residency.EMPTY:
+            if self.state is not Residency.EMPTY and self._lifetime == "version":
+                self._empty()
+            elif self.state is not Residency.EMPTY:
                 self.state, self.is_gathered = Residency.PRESERVED, False
         elif self._encoded:
             self._direction = "forward"

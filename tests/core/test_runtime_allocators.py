@@ -143,7 +143,7 @@ def test_allocators_order_and_budget_of_prefetching_change_memory_and_no_bit(
 
     def follow(event: Event) -> None:
         unit = event.bucket.rpartition("/")[0]
-        if event.kind == "materialise":
+        if event.kind == "materialise" and unit != "(root)":
             held.add(unit)
         elif event.kind == "release":
             held.discard(unit)

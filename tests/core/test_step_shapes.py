@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils.checkpoint import checkpoint
 
-from mfsdp_core import fully_shard_model
+from mfsdp_core import fully_shard_model, fully_shard_optimizer
 from mfsdp_core.events import Event
 from mfsdp_core.memory.ledger import Booking
 
@@ -200,6 +200,32 @@ def test_ranks_of_a_fake_group_wait_for_nobody_whatever_it_is_named(
     """`fit` names it after the backend of the run that it predicts."""
     monkeypatch.setattr(dist, "get_backend", lambda _group=None: "nccl")
     assert measured(STEPS["three units twice, then the rest"]).whole == 2
+
+
+@pytest.mark.parametrize("pool", [{}, {"fsdp_double_buffer": True}])
+def test_a_step_gives_back_the_weights_of_the_root_which_it_makes_stale(
+    pool: dict[str, Any],
+) -> None:
+    """With a pool, which CUDA graphs need, they stay where they are. Frozen ones are not stale."""
+    module = Chain()
+    module.embed.requires_grad_(False)
+    seen: list[Tensor] = []
+    module.head.register_forward_pre_hook(lambda head, _: seen.append(head.weight.data))
+    module.embed.register_forward_pre_hook(lambda embed, _: seen.append(embed.weight.data))
+    model = fully_shard_model(module, fsdp_unit_modules=[Unit], **pool)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    optimizer = fully_shard_optimizer(torch.optim.SGD(weights, lr=0.1))
+    for _ in range(2):
+        seen.clear()
+        model(torch.randn(4, 16)).sum().backward()
+        embed, head = (tensor.untyped_storage() for tensor in seen)
+        assert head.nbytes() == 1024
+        optimizer.step()
+        assert (embed.nbytes(), head.nbytes()) == (1024, 1024 if pool else 0)
+        booked = {b.bucket for b in model.ledger.alive() if b.role == "compute_weights"}
+        assert "(root)/0" in booked
+        assert ("(root)/2" in booked) == bool(pool)
+        optimizer.zero_grad()
 
 
 class Evaluates(Chain):

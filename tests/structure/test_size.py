@@ -13,7 +13,7 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15316, ("mfsdp_core/",)),
+    "mfsdp_core": (15326, ("mfsdp_core/",)),
     "bench: spec, resolve": (3260, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4177, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2070, ("bench/engines/",)),
     "bench: meters, worker, loop": (2483, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3904, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7414, (
+    "bench: validate, testing, plug-in": (7421, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1195, ("bench/fit/",)),
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (708, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (43650, ("tests/",)),
+    "tests": (43679, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

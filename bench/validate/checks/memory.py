@@ -66,7 +66,8 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     if encoded:  # a byte of code for each, and what modules compute with unless it comes and goes
         weights = 0 if sharded else elements * compute
         weights += elements if not case.sharded else shard
-    if sharded and is_root(bucket):
+    if sharded and is_root(bucket) and (case.allocator in POOLS or not trainable):
+        # Without a pool a step gives back what it has made stale.
         weights += elements * compute
     owned = elements if not case.sharded else shard
     if case.shards_outside:

@@ -55,7 +55,10 @@ def bytes_at_rest(  # noqa: PLR0913 - each of them decides about bytes
         table = plan_buffers(plan, strategy, where, named, payloads, pooled=pooled)
         tables.append(table)
         for row in table.rows:
-            if row.lifetime == "model" or (gradients and row.lifetime in ("cycle", "step")):
+            # Encoded ones were never those of sharding.
+            is_stale = (adam and plan.requires_grad) or (plan.is_encoded and not gradients)
+            there = row.lifetime == "model" or (row.lifetime == "version" and not is_stale)
+            if there or (gradients and row.lifetime in ("cycle", "step")):
                 found[CATEGORY_OF_ROLE[row.role]] += row.elements * ELEMENT_BYTES[row.dtype]
         if adam and plan.requires_grad:  # two moments, and a counter for each parameter
             moments = 2 * used_elements(plan.layout, *table.owned)

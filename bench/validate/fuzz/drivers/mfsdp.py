@@ -94,12 +94,18 @@ class Mfsdp(Driver):
         model.zero_grad_buffer()
 
     def held(self, model: Any) -> dict[str, int]:
-        """Bytes by category; weights are visible as shards whenever no pass runs."""
+        """Bytes by category; weights are visible as shards whenever no pass runs.
+
+        Compute weights of the root last until main weights change, and are left out.
+        """
         if not all(hasattr(p.data, "device_mesh") for p in model.module.parameters()):
             raise AssertionError("whole weights at rest")
         used = sum(one.count_bytes for one in model.ledger.alive() if one.in_pool)
         # The optimizer's state comes with the first step.
         found: dict[str, int] = model.ledger.bytes_by_category()
+        for one in model.ledger.alive():
+            if one.role == "compute_weights" and one.bucket.startswith("(root)/"):
+                found["compute_weights"] -= one.count_bytes
         return found | {"optimizer_state": 0, "in_pools": used}
 
     def send_gradients_in(self, model: Any, dtype: torch.dtype) -> None:
