@@ -199,7 +199,7 @@ def case_of(
     """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
     calibration = calibrations(pair.head.hardware)
     floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
-    asked = max(rule.tolerance or 0.0, metric.least_tolerance)
+    asked = _asked_tolerance(rule, metric)
     return MetricSamples(
         cell=pair.label,
         base=pair.base.of(metric),
@@ -209,6 +209,11 @@ def case_of(
         floor=floor > asked,
         tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
     )
+
+
+def _asked_tolerance(rule: MetricRule, metric: Metric) -> float:
+    """That of the policy; an improvement stands in its place, and not in that of the metric's."""
+    return max(0.0 if rule.improve else rule.tolerance or 0.0, metric.least_tolerance)
 
 
 def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
@@ -222,7 +227,7 @@ def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         rule,
         list(pair.base.of(found).values()),
         list(pair.head.of(found).values()),
-        tolerance=max(rule.tolerance or 0.0, found.least_tolerance),
+        tolerance=_asked_tolerance(rule, found),
     )
     if judged.verdict == "regressed" and metric is LIVE_STORAGE:
         judged = replace(judged, reason=_who_holds_more(pair))

@@ -11,8 +11,8 @@ The band is the tolerance t, never narrower than the noise floor. The interval c
 that the exact test does not reject; "wholly above" is the same as a small p-value of "the change
 stays within the band", and those p-values are adjusted over all cells (Benjamini-Hochberg).
 
-Where a policy asks for an improvement, its ratio stands in the place of 1 and the band is empty:
-improved is an interval wholly on the better side of it, missed one that lies wholly on the other.
+Where a policy asks for an improvement, its ratio stands in the place of 1 and the band is the noise
+floor: improved is an interval wholly on the better side of it, missed one wholly on the other.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class Judgement:
 
     base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
-    used; None where an improvement was asked for. floor: whether the noise floor set it.
+    used; None where an improvement was asked for and no noise is known. floor: whether the noise
+    floor set it.
     time_ratio, throughput_ratio: of step time and of tokens/s, known for these two only.
     p_adjusted: of "within the tolerance", adjusted for `tests` cells.
     """
@@ -133,7 +134,7 @@ def judge_intervals(
     told = [case for case in cases if not case.why_no_ratio]
     estimates = [estimated(case, alpha) for case in told]
     beyond = [
-        one.p_beyond(_band(case, rule), math.log(rule.aim))
+        one.p_beyond(math.log1p(case.tolerance), math.log(rule.aim))
         for one, case in zip(estimates, told, strict=True)
     ]
     judged = iter(
@@ -165,11 +166,18 @@ def judge_values(
     before, after = median(base), median(head)
     ratio = after / before if before else (1.0 if after == before else math.inf)
     change = (math.log(ratio) if ratio > 0 else -math.inf) - math.log(rule.aim)
-    verdict: Verdict = "improved" if rule.improve else "equivalent"
-    if abs(change) > (0.0 if rule.improve else math.log1p(tolerance)) + _ROUNDING:
+    verdict: Verdict = "equivalent"
+    reason = ""
+    if abs(change) > math.log1p(tolerance) + _ROUNDING:
         verdict = direction_of(change > 0, rule)
-    reason = _short_of(rule) if verdict == "missed" else ""
-    if verdict != "equivalent" and min(max(base), max(head)) >= max(min(base), min(head)):
+        reason = _short_of(rule) if verdict == "missed" else ""
+    elif rule.improve:
+        verdict = "inconclusive" if tolerance else "improved"
+        if tolerance:
+            repeats = quantity.share(tolerance)
+            reason = f"within the {repeats} to which this number repeats; {_short_of(rule)}"
+    overlaps = min(max(base), max(head)) >= max(min(base), min(head))
+    if overlaps and verdict not in ("equivalent", "inconclusive"):
         verdict = "inconclusive"
         reason = (
             f"runs of one side differ as much as the sides do: base {min(base):.6g} to "
@@ -184,7 +192,7 @@ def judge_values(
         base=before,
         head=after,
         ratio=ratio,
-        tolerance=None if rule.improve else tolerance,
+        tolerance=tolerance if tolerance or not rule.improve else None,
         n_base=len(base),
         n_head=len(head),
     )
@@ -195,11 +203,6 @@ def direction_of(up: bool, rule: MetricRule) -> Verdict:
     if rule.direction != "both" and up != (rule.direction == "lower_is_better"):
         return "improved"
     return "missed" if rule.improve else "regressed"
-
-
-def _band(case: MetricSamples, rule: MetricRule) -> float:
-    """The tolerance as a logarithm."""
-    return 0.0 if rule.improve else math.log1p(case.tolerance)
 
 
 def _short_of(rule: MetricRule) -> str:
@@ -222,7 +225,7 @@ def _interval_judgement(
     p: float,
     tests: int,
 ) -> Judgement:
-    band, interval = _band(case, rule), estimate.interval
+    band, interval = math.log1p(case.tolerance), estimate.interval
     verdict: Verdict = "inconclusive"
     if interval is not None and p <= estimate.alpha:
         verdict = direction_of(estimate.log_ratio > math.log(rule.aim), rule)
@@ -241,8 +244,8 @@ def _interval_judgement(
         head=math.exp(median(estimate.head)),
         ratio=ratio,
         interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
-        tolerance=None if rule.improve else case.tolerance,
-        floor=case.floor and not rule.improve,
+        tolerance=case.tolerance if case.tolerance or not rule.improve else None,
+        floor=case.floor,
         n_base=len(estimate.base),
         n_head=len(estimate.head),
         paired=estimate.paired,
@@ -290,7 +293,8 @@ def _why(
         )
     low, high = (quantity.change(x - 1) for x in (math.exp(interval[0]), math.exp(interval[1])))
     if rule.improve:
-        return f"the interval {low} to {high} holds what was asked for; {_short_of(rule)}"
+        noise = f", give or take {quantity.share(case.tolerance)} of noise" if case.floor else ""
+        return f"the interval {low} to {high} holds what was asked for{noise}; {_short_of(rule)}"
     band = math.log1p(case.tolerance)
     if interval[0] > band or interval[1] < -band:
         more = "" if estimate.n >= needed and not never else f"; {least}"

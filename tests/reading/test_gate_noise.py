@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
-from recorded_runs import CELLS, Arm, judged_arms, record_arms
+from dataclasses import replace
 
-from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT
+import pytest
+from recorded_runs import CELLS, ONE, Arm, judged_arms, record_arms
+
+from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, default_rules
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.gates.gate import gate
@@ -81,6 +83,27 @@ def test_no_tolerance_falls_below_the_floor(store):
     times = [j for j in with_floor.judgements if j.metric == "step_time"]
     assert all(j.floor and j.tolerance > 0.02 for j in times)
     assert "(noise)" in to_terminal(with_floor)
+
+
+@pytest.mark.parametrize(
+    ("slower", "floor", "verdict"),
+    [
+        (0.97, None, "improved"),
+        (0.97, 0.04, "inconclusive"),  # identical code may seem so much faster
+        (0.90, 0.04, "improved"),
+        (1.10, 0.04, "missed"),
+    ],
+)
+def test_an_improvement_must_be_shown_beyond_the_floor(store, usual, slower, floor, verdict):
+    cells = tuple(replace(cell, low=0.0, high=floor or 0.0) for cell in usual.cells)
+    record_arms(store, {"base": Arm(), "head": Arm(slower=slower)}, noise=0.001, cells=ONE)
+    rule = replace(STEP_TIME.rule, improve=0.01)
+    policy = Policy({**default_rules(), "step_time": rule})
+    known = None if floor is None else replace(usual, cells=cells)
+    judged = gate(sides_of_arms(store, "gate", None, None), policy, lambda _: known)
+    (found,) = [one for one in judged.judgements if one.metric == "step_time"]
+    assert found.verdict == verdict
+    assert found.floor == (floor is not None)
 
 
 def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store, usual):

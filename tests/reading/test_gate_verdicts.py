@@ -9,7 +9,15 @@ from itertools import combinations
 import pytest
 from recorded_runs import ONE, Arm, judged_arms, record_arms
 
-from bench.derive.metrics import CPU_TIME, MEMORY, STEP_TIME, THROUGHPUT, MetricRule, default_rules
+from bench.derive.metrics import (
+    CPU_TIME,
+    MEMORY,
+    RSS,
+    STEP_TIME,
+    THROUGHPUT,
+    MetricRule,
+    default_rules,
+)
 from reports.comparisons.parity import NORMS, relative_differences
 from reports.gates.cell_samples import Curve, cell_samples
 from reports.gates.ci import to_junit
@@ -95,7 +103,7 @@ FASTER = {"rule": replace(OF_THROUGHPUT["rule"], improve=0.05), "metric": THROUG
     ],
 )
 def test_an_improvement_that_is_asked_for_must_be_shown(effect, how, verdict):
-    found = first(case(effect), **how)
+    found = first(case(effect, tolerance=0.0), **how)
     assert (found.verdict, found.tolerance) == (verdict, None)
     assert ("the policy asks for 5.0 % better" in found.reason) == (verdict != "improved")
 
@@ -111,7 +119,7 @@ def test_an_improvement_that_is_asked_for_must_be_shown(effect, how, verdict):
 )
 def test_less_memory_that_is_asked_for_must_be_shown(base, head, verdict):
     rule = replace(MEMORY.rule, improve=0.05)
-    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == verdict
+    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.0).verdict == verdict
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(0.9, "improved"), (0.99, "missed")])
@@ -124,6 +132,16 @@ def test_a_gate_without_the_improvement_fails_and_says_so(store, slower, verdict
     line = headline(result)
     assert line.startswith("NOT IMPROVED: 1 missed" if result.regressed else "PASSED"), line
     assert ("<failure" in to_junit(result, strict=False)) == result.regressed
+
+
+@pytest.mark.parametrize(
+    ("head", "verdict"), [(0.96, "inconclusive"), (0.92, "improved"), (1.04, "missed")]
+)
+def test_resident_memory_must_be_better_by_more_than_it_repeats_to(head, verdict):
+    rule = replace(RSS.rule, improve=0.02)
+    tolerance = RSS.least_tolerance
+    found = judge_values("cell", RSS, rule, [1.0], [head], tolerance=tolerance)
+    assert found.verdict == verdict
 
 
 def test_a_change_that_is_significant_but_within_the_tolerance_is_equivalent():
