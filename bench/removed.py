@@ -44,6 +44,8 @@ REMOVED: Final[dict[str, str]] = {
     "torchao": "use transformer_engine, engine.recipe, or a model of your own (model.factory)",
     "ordered": "leave it out: tests/core/test_late_bugs.py tries races between streams",
     "nvfp4": "use mxfp8; layers of Transformer Engine still take it (model.linear_recipe)",
+    "export --to": "use export --format",
+    "history": "use export --format bencher, asv or github-action-benchmark",
     "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }
 """Key: the word as typed; with its verb in front where it still means something alone."""

@@ -26,7 +26,8 @@ PROGRAMS = {
 }
 #: Python packages. `make venv` fetches the files of Transformer Engine, which need no CUDA.
 PACKAGES = (
-    *("accelerate", "deepspeed", "einops", "megatron_fsdp", "pyarrow", "ruptures", "safetensors"),
+    *("accelerate", "asv", "deepspeed", "einops", "megatron_fsdp", "jsonschema", "pyarrow"),
+    *("safetensors", "tensorboard"),
     *("transformer_engine", "transformer_engine_files", "transformers"),
 )
 #: No test needs these: ABSENT takes them from all tests and from what they start.

@@ -9,7 +9,7 @@ from pathlib import Path
 from bench.cli import console, exit_codes, running
 from bench.cli.chosen_sweep import choose
 from bench.cli.console import Answer
-from bench.cli.gating import load_baseline
+from bench.cli.gating import baseline_of_file, load_baseline
 from bench.cli.options import SweepRequest
 from bench.cli.verbs.judge import ListRequest, NoiseRequest, PromoteRequest, SaveRequest
 from bench.errors import UsageError
@@ -17,7 +17,7 @@ from bench.launch.arm.prepare import ArmRequest
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
 from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline
-from reports.gates.cell_samples import cell_samples
+from reports.gates.cell_samples import cell_samples, imported_samples
 from reports.gates.gate_table import interval_text
 from reports.gates.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
 from reports.gates.pairing import cells_of, sides_of_arms
@@ -25,7 +25,7 @@ from reports.renderers import quantity
 
 
 def save(asked: SaveRequest) -> Answer:
-    """Keep the numbers of a sweep (of one of its arms) under a new name.
+    """Keep the numbers of a sweep (of one of its arms), of an import or of a file, under a name.
 
     Raises:
         UsageError: the name is taken, or the sweep is unknown.
@@ -38,6 +38,11 @@ def save(asked: SaveRequest) -> Answer:
             f"baseline {name!r} exists and is not overwritten: save under another name, then "
             f"`mfsdp-bench baseline promote OTHER {name}`"
         )
+    if asked.sweep not in store.sweeps() and Path(asked.sweep).is_file():
+        return _written(store, baseline_of_file(name, Path(asked.sweep)))
+    if asked.sweep in store.imports.ids():
+        run = imported_samples(store.imports.read(asked.sweep))
+        return _written(store, make_baseline(name, asked.sweep, utc_now(), [run]))
     called = store.sweeps_called(asked.sweep)
     sweep = called[0] if len(called) == 1 else asked.sweep
     cells = [cell_samples(cell) for cell in cells_of(store, sweep, asked.arm) if cell.finished]

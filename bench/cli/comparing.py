@@ -14,6 +14,7 @@ from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.store import ResultsStore
 from reports.comparisons import imported
+from reports.comparisons.refresh import refresh_table, refreshed
 from reports.comparisons.unlike import text_of
 from reports.gates import gate_text
 from reports.gates.expected import checked
@@ -48,6 +49,8 @@ def show_comparison(asked: CompareRequest) -> Answer:
     rules, form = read_policy(asked.policy), asked.form
     store = ResultsStore.open(asked.results, create=False)
     if asked.head is None:
+        if form == "refresh":
+            raise UsageError("--format refresh compares two imported runs; name HEAD")
         if asked.ignore:
             raise UsageError(
                 "--ignore sets settings aside where cells of two sides are matched; name HEAD, or"
@@ -57,7 +60,10 @@ def show_comparison(asked: CompareRequest) -> Answer:
     if asked.arms:
         raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
     base, head = (_called(store, name) for name in (asked.base, asked.head))
-    if logs := {base, head} & {*store.imports.ids()}:
+    logs = {base, head} & {*store.imports.ids()}
+    if form == "refresh":
+        return _refreshed(store, base, head, logs)
+    if logs:
         for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
             if given:
                 raise UsageError(
@@ -111,6 +117,26 @@ def _called(store: ResultsStore, name: str) -> str:
     """The only sweep of this name, where its arms are left out of it; else the name as it is."""
     found = store.sweeps_called(name)
     return found[0] if len(found) == 1 else name
+
+
+def _refreshed(store: ResultsStore, base: str, head: str, logs: set[str]) -> Answer:
+    if len(logs) < len({base, head}):
+        raise UsageError(
+            "--format refresh compares two imported runs; export --format golden writes a measured"
+            " one, which import reads"
+        )
+    two = store.imports.read(base), store.imports.read(head)
+    found = refreshed(*two)
+    if not found:
+        raise NothingMeasuredError(f"{base} and {head} have no metric at a step of both")
+    return Answer(
+        lambda: {
+            "base": base,
+            "head": head,
+            "metrics": [vars(one) | {"flag": one.flag} for one in found],
+        },
+        lambda: f"{base} -> {head}\n\n{markdown.table(refresh_table(found))}",
+    )
 
 
 def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:

@@ -10,14 +10,16 @@ from bench.cli import console
 from bench.cli.console import Answer
 from bench.cli.verbs.read import ExportRequest
 from bench.errors import NothingMeasuredError, UsageError
+from bench.store import ResultsStore
 from bench.store.atomic import reporting_failed_writes
+from reports import exports
 
 if TYPE_CHECKING:
     from pandas import DataFrame
 
 
 def export(asked: ExportRequest) -> Answer:
-    """Write `runs.FORM` and `steps.FORM` into a folder, and say their paths.
+    """Write runs and steps as tables, or files that other tools read, and say their paths.
 
     Raises:
         UsageError: an unknown sweep, Parquet without its package, or a folder that cannot be
@@ -25,10 +27,12 @@ def export(asked: ExportRequest) -> Answer:
         NothingMeasuredError: there is no run.
     """
     form, out = asked.form, asked.out or asked.results / "export"
+    if form in exports.FORMS:
+        return _for_others(asked, form, out)
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
-            "--to parquet needs the package pyarrow, which is not installed: "
-            "pip install 'mfsdp-bench[parquet]', or use --to csv"
+            "--format parquet needs the package pyarrow, which is not installed: "
+            "pip install 'mfsdp-bench[parquet]', or use --format csv"
         )
     from reports.frames import read_frames
 
@@ -47,6 +51,27 @@ def export(asked: ExportRequest) -> Answer:
         raise UsageError(f"cannot write to {out}: {error.strerror}; name another --out") from error
     counts = {"rows_runs": len(frames.runs), "rows_steps": len(frames.steps)}
     return Answer(lambda: paths | counts, lambda: "\n".join(paths.values()))
+
+
+def _for_others(asked: ExportRequest, form: str, out: Path) -> Answer:
+    store = ResultsStore.open(asked.results, create=False)
+    known = {*store.sweeps(), *store.imports.ids()}
+    if unknown := [name for name in asked.sweeps if name not in known]:
+        raise UsageError(
+            f"no sweep {unknown[0]!r} in {store.root}; it holds:"
+            f" {', '.join(sorted(known)) or 'none'}"
+        )
+    found = exports.exported(store, asked.sweeps)
+    files = exports.FORMS[form](found)
+    if not files:
+        why = "a commit without local changes" if form == "asv" else "a number that it has"
+        raise NothingMeasuredError(
+            f"{asked.results} holds no finished run with {why}, which --format {form} needs"
+        )
+    for path, text in files.items():
+        console.write_file(out / path, text)
+    paths = [str(out / path) for path in files]
+    return Answer(lambda: {"files": paths, "cells": len(found)}, lambda: "\n".join(paths))
 
 
 def _write(frame: DataFrame, path: Path, form: str) -> None:

@@ -10,14 +10,18 @@ from typing import Any
 from bench.cli import console, exit_codes, running
 from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
 from bench.cli.console import Answer
+from bench.cli.importing import named_runs, read_logs
 from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep, read_policy
 from bench.cli.options import SweepRequest, parsed_seconds
 from bench.cli.verbs.judge import GateRequest
 from bench.errors import UsageError
+from bench.importers.labels import as_name
 from bench.store import ResultsStore
 from bench.store.documents import read_document
+from bench.store.run_folder import utc_now
 from reports.gates import ci, gate_text
-from reports.gates.baseline import Baseline, read_baseline
+from reports.gates.baseline import Baseline, make_baseline, read_baseline
+from reports.gates.cell_samples import imported_samples
 from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
@@ -33,6 +37,9 @@ from reports.gates.policy import Policy
 from sweeps.budget import BlockBudget
 from sweeps.plan import Plan
 from sweeps.resume import RunOptions
+
+_BASELINE = b'"baseline_version"'
+_HEAD_BYTES = 4096
 
 
 def run_gate(request: GateRequest) -> Answer:
@@ -87,16 +94,34 @@ def gate_code(result: GateResult, *, strict: bool) -> int:
 
 
 def load_baseline(store: ResultsStore, named: str) -> Baseline:
-    """A baseline by its name, or from a JSON file of any place.
+    """A baseline by its name, or from a file of any place, ours or another project's.
 
     Raises:
         UsageError: there is none, or it is damaged.
         NotComparableError: it has another schema.
+        NothingMeasuredError: a file without a run.
     """
     path = Path(named)
-    if path.suffix == ".json":
+    if named in store.baselines.names() or not (path.is_file() or path.suffix == ".json"):
+        return read_baseline(store.baselines.read(named), f"baseline {named}")
+    if not path.is_file() or _BASELINE in path.read_bytes()[:_HEAD_BYTES]:
         return read_baseline(read_document(path, "baseline"), named)
-    return read_baseline(store.baselines.read(named), f"baseline {named}")
+    return baseline_of_file(path.stem, path)
+
+
+def baseline_of_file(name: str, path: Path) -> Baseline:
+    """Of a file of CI, or of any log, that `import` reads.
+
+    Raises:
+        UsageError: it cannot be read.
+        NothingMeasuredError: it holds no run.
+    """
+    runs = [
+        run for stem, read in read_logs((str(path),), None, {}) for run in named_runs(stem, read)
+    ]
+    return make_baseline(
+        name, as_name(path.stem), utc_now(), [imported_samples(run) for run in runs]
+    )
 
 
 def _judged(

@@ -43,7 +43,7 @@ def import_logs(asked: ImportRequest) -> Answer:
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
-    named = [run for stem, runs in read for run in _named(name or stem, runs)]
+    named = [run for stem, runs in read for run in named_runs(name or stem, runs)]
     for run in named:
         if run.id in store.sweeps():
             raise UsageError(f"{run.id} is the name of a sweep in {results}; choose by --name")
@@ -69,7 +69,9 @@ def read_logs(
     for source in sources:
         shown = source.path.name if source.path else source.name
         try:
-            found.append((_stem(source), read_text(shown, blocks(source), form, facts)))
+            found.append(
+                (_stem(source), read_text(shown, blocks(source), form, facts, source.path))
+            )
         except NothingMeasuredError as error:
             without.append(str(error))
     if not found:
@@ -108,7 +110,8 @@ def _stem(source: LogSource) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or STANDARD_INPUT
 
 
-def _named(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
+def named_runs(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
+    """The runs of one text, called after it, and after their labels where there are several."""
     alone = len(runs) == 1
     return [replace(run, id=stem if alone else f"{stem}.{run.id}") for run in runs]
 

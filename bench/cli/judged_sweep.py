@@ -40,7 +40,7 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
         NothingMeasuredError: the file was never run with these arms.
         NotComparableError: it was, when an arm had other code.
     """
-    if not arms and any(store.records(sweep=named)):
+    if not arms and (any(store.records(sweep=named)) or named in store.imports.ids()):
         return JudgedSweep(named)
     if find_sweep_file(Path(named)) is not None:
         request = SweepRequest(sweep=Path(named), arms=tuple(arms))

@@ -18,6 +18,8 @@ from typing import Any
 from bench.record import RunRecord
 
 UNKNOWN = "unknown"
+STATED = "stated"
+"""Kind of hardware that nobody measured: a log or a file says what it says of it."""
 
 _DRIVER = re.compile(r"\b(\d{3,4})\.\d+")
 _NOT_PLAIN = re.compile(r"[^a-z0-9]+")
@@ -25,8 +27,9 @@ _NOT_PLAIN = re.compile(r"[^a-z0-9]+")
 
 @dataclass(frozen=True)
 class HardwareKey:
-    """kind: cpu or cuda. device: name of the GPU or the processor, several names joined by " + ".
+    """kind: cpu, cuda or `STATED`.
 
+    device: name of the GPU or the processor, several names joined by " + ".
     count: GPUs of the run, or cores of the processor. interconnect: how the ranks reach each other
     ("host" within one machine of CPU ranks, "none" for one GPU). driver: major version, empty on
     CPU.
@@ -48,7 +51,9 @@ class HardwareKey:
 
     def describe(self) -> str:
         """In words, as `2 x NVIDIA H200, driver 550` or `AMD EPYC 9B14, 2 cores (CPU)`."""
-        if self.kind == "cpu":
+        if self.kind == STATED:
+            text = f"{self.device} (as stated)"
+        elif self.kind == "cpu":
             text = f"{self.device}, {self.count} core{'' if self.count == 1 else 's'} (CPU)"
         else:
             text = f"{self.count} x {self.device}" + (

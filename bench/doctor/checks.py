@@ -28,8 +28,8 @@ _EXTRAS = (
     ("gpu", "nvidia-ml-py", "names, memory, clocks and power caps of GPUs in every record"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
     ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
-    ("parquet", "pyarrow", "export --to parquet"),
-    ("history", "ruptures", "change points of times: history"),
+    ("parquet", "pyarrow", "export --format parquet"),
+    ("tensorboard", "tensorboard", "event files of TensorBoard: import, baseline save"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),
 )
 _PROBE_SECONDS = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers import labels, text
+from bench.importers import ci_files, labels, text
 from bench.importers.formats import Format, read_format, shipped
 from bench.importers.parsed import Parsed, some
 from bench.importers.reading import FormatReader
@@ -36,7 +36,11 @@ _LONGEST_UNBROKEN = 1 << 28
 
 
 def read_text(
-    source: str, blocks: Iterable[bytes], form: str | None, facts: dict[str, str]
+    source: str,
+    blocks: Iterable[bytes],
+    form: str | None,
+    facts: dict[str, str],
+    path: Path | None = None,
 ) -> list[ImportedRun]:
     """The runs of a text, in its order, by what each can be called.
 
@@ -45,6 +49,7 @@ def read_text(
         blocks: the text.
         form: the name of a row, or a file that is one; None for all that are shipped.
         facts: fields of `Workload` that the caller knows better, as text.
+        path: where it lies; None for a text that lies nowhere.
 
     Raises:
         UsageError: an unknown row, or a fact that is none.
@@ -52,7 +57,12 @@ def read_text(
     """
     rows = _rows(form)
     digest = hashlib.sha256()
-    lines = _lines(blocks, digest.update)
+    whole = ci_files.read_file(source, blocks, path) if form is None else iter(blocks)
+    if isinstance(whole, ci_files.WholeFile) and not whole.run.has_values:
+        raise NothingMeasuredError(f"{source} holds no run: no metric of it has a number at a step")
+    if isinstance(whole, ci_files.WholeFile):
+        return _imported([whole.run], source, whole.sha256, facts)
+    lines = _lines(whole, digest.update)
     parsed, without = text.runs_of(lines, list(map(FormatReader, rows)))
     if not parsed and without:
         raise NothingMeasuredError(
@@ -65,6 +75,12 @@ def read_text(
             " Is it the log of the rank that prints? A table of steps can be imported from any"
             " framework (step,loss,milliseconds), other lines by --format FILE.yaml"
         )
+    return _imported(parsed, source, digest.hexdigest(), facts)
+
+
+def _imported(
+    parsed: Sequence[Parsed], source: str, sha256: str, facts: dict[str, str]
+) -> list[ImportedRun]:
     found: list[ImportedRun] = []
     for run in parsed:
         steps = run.steps()
@@ -72,7 +88,7 @@ def read_text(
         provenance = Provenance(
             kind="imported",
             source=source,
-            sha256=digest.hexdigest(),
+            sha256=sha256,
             importer=run.importer or "nccl",
             imported_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             label=run.label,

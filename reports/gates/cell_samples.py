@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from statistics import median
 
 from bench.derive.counts import StepCounts, step_counts
-from bench.derive.hardware import HardwareKey, hardware_key, nodes_of
+from bench.derive.hardware import STATED, UNKNOWN, HardwareKey, hardware_key, nodes_of
 from bench.derive.live_storage import LiveStorage, live_storage
 from bench.derive.metrics import (
+    ALLOCATOR_PEAK,
     CURVES,
+    GRAD_NORM,
     LEDGER_PEAK,
+    LOSS,
     STEP_TIME,
     THROUGHPUT,
     Metric,
     judged_metrics,
 )
-from bench.workload import Workload
-from reports.comparisons.parity import losses, tolerance_for
-from reports.comparisons.unlike import Pace
+from bench.record import SCHEMA_VERSION
+from bench.workload import ImportedRun, Workload
+from reports.comparisons.imported import of_import
+from reports.comparisons.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_for
+from reports.comparisons.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
@@ -140,6 +145,46 @@ def cell_samples(cell: Cell) -> CellSamples:
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
         workload=record.workload,
     )
+
+
+def imported_samples(run: ImportedRun) -> CellSamples:
+    """The one run of a log or of a file of another project, as far as it tells.
+
+    Its configuration is what it states; losses may differ by what BF16 explains if it names no
+    dtype.
+    """
+    shown, work = of_import(run), run.workload
+    stated = only_compared(work).model_dump_json(exclude_none=True)
+    numbers = {
+        STEP_TIME.name: shown.milliseconds,
+        THROUGHPUT.name: shown.tokens_per_second,
+        ALLOCATOR_PEAK.name: shown.peak_bytes,
+    }
+    dtype = (work.compute_dtype or "bf16").removeprefix("torch.")
+    return CellSamples(
+        name=run.id,
+        slug=run.id,
+        config_hash=hashlib.sha256(stated.encode()).hexdigest()[:12],
+        schema_version=SCHEMA_VERSION,
+        hardware=HardwareKey(STATED, work.device or UNKNOWN, work.ranks or 1),
+        code="",
+        commit="",
+        tokens_per_step=float(work.tokens_per_step or 1),
+        values={name: {0: value} for name, value in numbers.items() if value is not None},
+        curves={
+            name: (curve,) if (curve := _stated_curve(run, field)).steps else ()
+            for name, field in ((LOSS.name, "loss"), (GRAD_NORM.name, "grad_norm"))
+        },
+        loss_bound=EXACT_BOUNDS.get(dtype, UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bf16"])),
+        not_steady=int(shown.milliseconds is None),
+        workload=work,
+    )
+
+
+def _stated_curve(run: ImportedRun, field: str) -> Curve:
+    told = [(s.step, value) for s in run.steps if (value := getattr(s, field)) is not None]
+    values = Curve.of([value for _, value in told])
+    return replace(values, steps=tuple(step for step, _ in told))
 
 
 def _why_not_steady(runs: Sequence[Run]) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from bench.derive.hardware import HardwareKey
+from bench.derive.hardware import STATED, HardwareKey
 from bench.derive.live_storage import risen
 from bench.derive.metrics import (
     GRAD_NORM,
@@ -144,7 +144,8 @@ def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = Fals
     """Why two cells may not be compared; empty if they may."""
     if base.schema_version != head.schema_version:
         return f"schema versions differ: {base.schema_version} and {head.schema_version}"
-    if base.hardware != head.hardware:
+    stated = STATED in (base.hardware.kind, head.hardware.kind)
+    if base.hardware != head.hardware and not stated:
         ours, theirs = base.hardware.describe(), head.hardware.describe()
         if ours == theirs:
             ours, theirs = base.hardware.slug, head.hardware.slug

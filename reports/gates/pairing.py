@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
+from bench.derive.hardware import STATED
 from bench.errors import UsageError
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from reports.comparisons.unlike import Unlike, is_of_dtypes, text_of, unlike
-from reports.gates.cell_samples import CellSamples, cell_samples
+from reports.gates.cell_samples import CellSamples, cell_samples, imported_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
 from reports.views.plan import NOT_RUN, Codes, PrunedCell, plan_of
@@ -191,6 +192,8 @@ def sides_of_sweeps(
     Raises:
         UsageError: a name that is nothing, or arms and none of them chosen.
     """
+    if {base, head} & {*store.imports.ids()}:
+        return _sides_with_imports(store, base, head, arms)
     before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1], codes)
     matching = match(before, after, ignore)
     found = [_sweep_pair(*pair, wanted=bool(ignore)) for pair in matching.pairs]
@@ -234,6 +237,14 @@ def sides_of_baseline(
     Raises:
         UsageError: `head` is nothing.
     """
+    stated = [cell for cell in kept if cell.hardware.kind == STATED]
+    if head in store.imports.ids():
+        return _stated_sides(f"baseline {name}", kept, head, [_imported(store, head)])
+    if stated:
+        ours = [one for one in cells_of(store, head, arm, codes) if one.finished]
+        return _with_plan_of_head(
+            store, _stated_sides(f"baseline {name}", kept, head, [*map(cell_samples, ours)])
+        )
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
     for cell in cells_of(store, head, arm, codes):
@@ -250,6 +261,43 @@ def sides_of_baseline(
     base_name = f"baseline {name}"
     sides = Sides(base_name, head, tuple(pairs), tuple(failed), not_comparable=tuple(refused))
     return _with_plan_of_head(store, sides)
+
+
+def _imported(store: ResultsStore, name: str) -> CellSamples:
+    return imported_samples(store.imports.read(name))
+
+
+def _sides_with_imports(
+    store: ResultsStore, base: str, head: str, arms: tuple[str | None, str | None]
+) -> Sides:
+    both = [
+        [_imported(store, name)]
+        if name in store.imports.ids()
+        else [cell_samples(cell) for cell in cells_of(store, name, arm) if cell.finished]
+        for name, arm in ((base, arms[0]), (head, arms[1]))
+    ]
+    return _stated_sides(base, both[0], head, both[1])
+
+
+def _stated_sides(
+    base: str, before: Sequence[CellSamples], head: str, after: Sequence[CellSamples]
+) -> Sides:
+    """A cell of either side is known by what somebody states, so a lone one is for a lone one.
+
+    Otherwise names must agree.
+    """
+    lone = len(before) == len(after) == 1
+    named = {cell.name: cell for cell in before}
+    pairs, refused = [], []
+    for cell in after:
+        other = before[0] if lone else named.get(cell.name)
+        if other is None:
+            refused.append((cell.name, f"{base} has no cell of this name: {', '.join(named)}"))
+        else:
+            label = cell.name if cell.name == other.name else f"{other.name} -> {cell.name}"
+            pairs.append(Pair(label, other, cell, paired=False, unlike=_unlike(other, cell)))
+    notes = ("hardware: not proved by both sides, so a time is of whatever machine it was",)
+    return Sides(base, head, tuple(pairs), not_comparable=tuple(refused), notes=notes)
 
 
 def arms_of_sweep(

@@ -60,33 +60,23 @@ EXPORT: Scenarios = {
         swept(ddp="crashed"),
         ask("export two --out tables"),
         has("tables/steps.csv", "\n"),
+        ask("export two --format bencher --out tables"),
+        has("tables/bencher.json", "mfsdp"),
         does(damage_spec),
         ask("export", "spec.json"),
     ],
+    "a format of others": [
+        GOOD,
+        *(ask(f"export --format {form}", code=0) for form in ("golden", "torchtitan", "pytorch")),
+        ask("export --format github-action-benchmark", "smaller.json"),
+    ],
+    "no run that has what the format needs": [ALL_CRASHED, ask("export --format asv", "commit")],
     "no run": [does(lambda world: world.store), ask("export")],
     "an unknown sweep or format, or a folder that cannot be written": [
         GOOD,
-        *wrong("export tow", "export --to xlsx"),
+        *wrong("export tow", "export --format xlsx", "export tow --format bencher"),
+        ask("export --to csv", "use export --format", code=2),
         ask("export --out /proc/nowhere"),
-    ],
-}
-
-HISTORY: Scenarios = {
-    "runs that have the metric": [
-        swept(ddp="crashed"),
-        ask("history loss --append kept.jsonl --out page"),
-        has("page/report.html", "<svg"),
-        # Once more: nothing is added, and the file alone is enough.
-        ask("history loss --append kept.jsonl"),
-        has("kept.jsonl", count=1),
-        ask("history loss --results none --archive kept.jsonl", "1 point"),
-    ],
-    "no run that has it": [ALL_CRASHED, ask("history step_time")],
-    "an unknown metric, archive or policy, or a folder that cannot be written": [
-        GOOD,
-        ask("history step_tiem", "step_time", code=2),
-        *wrong("history loss --archive nothing.jsonl", "history loss --policy nothing.yaml"),
-        ask("history loss --out /proc/nowhere"),
     ],
 }
 

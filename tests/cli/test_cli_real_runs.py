@@ -24,11 +24,6 @@ def test_a_sweep_from_file_to_report(cli, fast, in_process):
     assert re.search(rf"\W {cell} +1 {state} .*MiB", done.stdout), done.stdout
     assert "<svg" in Path(done.stdout.splitlines()[-1]).read_text()
 
-    code, out, err = in_process("history", "loss", "--append", "kept.jsonl")
-    assert code == 0, err
-    assert re.search(rf"{cell} +1 point, 1 start ", out), out
-    assert "<svg" in Path(out.splitlines()[-1]).read_text()
-
     code, out, err = in_process("run", path)
     assert code == done.returncode
     assert "(0 now, 1 before)" in err

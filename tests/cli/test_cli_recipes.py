@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -143,21 +144,14 @@ def test_the_commands_of_a_recipe_judge_and_write_what_it_promises(
         assert done.stdout.count(f"::error {PLACE}::") == (3 if code else 0)
 
 
-# A whole history in twelve starts; daily `history` has its rows in outcomes_of_reading.py.
 @pytest.mark.nightly
-def test_every_night_adds_a_point_to_the_history_on_its_branch(tmp_path):
+def test_every_night_writes_the_points_that_github_action_benchmark_reads(tmp_path):
     clone = Clone(tmp_path)
-    for night in (1, 2):
-        for command in commands("github-history.yml", "point"):
-            done = clone.shell(command)
-            assert done.returncode == 0, done.stderr
-        starts = clone.shell("git show origin/performance-history:starts.jsonl").stdout
-        assert starts.count("\n") == night * 12
-        assert "<svg" in clone.shell("git show origin/performance-history:report.html").stdout
-        # The next night is a fresh checkout.
-        clone.shell(
-            "rm -rf tonight; git worktree remove -f kept; git branch -D performance-history"
-        )
+    for command in commands("github-benchmark.yml", "point"):
+        done = clone.shell(command)
+        assert done.returncode == 0, done.stderr
+    points = json.loads((clone.folder / "points" / "smaller.json").read_text())
+    assert {"name", "unit", "value"} <= points[0].keys()
 
 
 @pytest.mark.nightly

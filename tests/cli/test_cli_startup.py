@@ -13,7 +13,7 @@ import sweeps
 from bench.fit.trace import trace
 
 VERBS = ["plan", "fit", "run", "status", "compare", "gate", "baseline"]
-VERBS += ["report", "history", "export", "nccl", "doctor", "schema"]
+VERBS += ["report", "export", "nccl", "doctor", "schema"]
 HEAVY = ["torch", "numpy", "pandas", "scipy", "matplotlib", "ruamel", "psutil", "bench.spec"]
 
 LOADED_BY = """

@@ -40,7 +40,9 @@ class CompareRequest:
     arms: tuple[str, ...] = ARMS
     ignore: tuple[str, ...] = option("--ignore PATH", "A setting or section to set aside.", ())
     policy: Path | None = POLICY
-    form: Literal["table", "md"] = option("--format", "How to print.", "table")
+    form: Literal["table", "md", "refresh"] = option(
+        "--format", "How to print; refresh: per metric of two imports, for golden values.", "table"
+    )
     results: Path = RESULTS
 
 
@@ -62,7 +64,9 @@ class GateRequest:
     sweep: str = argument("SWEEP", "A sweep id, or a sweep file.", offer=offer_any)
     arms: tuple[str, ...] = ARMS
     against: str | None = option("--against SWEEP", "Another sweep as base.")
-    baseline: str | None = option("--baseline NAME", "A baseline, or its file.")
+    baseline: str | None = option(
+        "--baseline NAME|FILE", "A baseline, or a file: a baseline's, golden values, a log."
+    )
     base_arm: str | None = option("--base ARM", "The arm to compare with.")
     head_arm: str | None = option("--head ARM", "The arm to judge.")
     policy: Path | None = POLICY
@@ -92,12 +96,19 @@ class NoiseRequest:
     results: Path = RESULTS
 
 
-@verb("baseline save", "baselines.save", "baseline save main nightly")
+@verb(
+    "baseline save",
+    "baselines.save",
+    "baseline save main nightly",
+    "baseline save golden golden_values_dev_dgx_h100.json",
+)
 class SaveRequest:
-    """Keep the numbers of a sweep as a small JSON file."""
+    """Keep the numbers of a sweep, or of another project's file, as a small JSON file."""
 
     name: str = argument("NAME", "A new name.")
-    sweep: str = argument("SWEEP", "A sweep that was run.", offer=offer_kept)
+    sweep: str = argument(
+        "SWEEP|FILE", "A sweep that was run, or a file that `import` reads.", offer=offer_kept
+    )
     arm: str | None = option("--arm ARM", "One arm of it.")
     results: Path = RESULTS
 

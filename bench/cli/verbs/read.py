@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from bench.cli.completion import offer_kept
-from bench.cli.options import POLICY, RESULTS, SWEEP_IDS, argument, option, verb
+from bench.cli.options import RESULTS, SWEEP_IDS, argument, option, verb
 
 
 @verb(
@@ -49,31 +49,6 @@ class ReportRequest:
     form: Literal["html", "pr"] = option(
         "--format", "A report, or the block of a pull request as Markdown.", "html"
     )
-    results: Path = RESULTS
-
-
-@verb(
-    "history",
-    "histories.show_history",
-    "history step_time",
-    "history memory --append history.jsonl --out page",
-)
-class HistoryRequest:
-    """Show a metric over commits and days, and its changes.
-
-    Prints tables, and writes a page that opens from its file. Gates judge a change; this verb
-    finds the commit or the night with which one came.
-    """
-
-    metric: str = argument("METRIC", "A metric that gates judge, as step_time, memory or loss.")
-    archives: tuple[Path, ...] = option(
-        "--archive PATH", "A file of starts, or another results folder, too.", ()
-    )
-    append: Path | None = option(
-        "--append FILE", "Add the starts of RESULTS to this file, and read it."
-    )
-    policy: Path | None = POLICY
-    out: Path | None = option("--out FOLDER", "Where to write; RESULTS/reports/history-METRIC.")
     results: Path = RESULTS
 
 
@@ -127,15 +102,31 @@ class LintRequest:
     results: Path = RESULTS
 
 
-@verb("export", "exporting.export", "export --to csv", "export speed --to parquet --out /tmp/speed")
+@verb(
+    "export",
+    "exporting.export",
+    "export --format csv",
+    "export speed --format bencher --out /tmp/speed",
+)
 class ExportRequest:
-    """Write runs and steps as tables for other tools.
+    """Write runs and steps as tables, or files that other tools read.
 
-    Two files: one row per run, and one row per step of a rank. Units are in the names of columns.
-    The same frames for a notebook: reports.frames.read_frames("results").
+    csv, json, parquet: one row per run, and one per step of a rank; units are in the names of
+    columns (reports.frames.read_frames("results") has the same). golden, torchtitan: values of
+    steps, a file per run. pytorch, bencher, github-action-benchmark, asv: a number per cell.
     """
 
     sweeps: tuple[str, ...] = SWEEP_IDS
-    form: Literal["csv", "json", "parquet"] = option("--to", "The format of the files.", "csv")
+    form: Literal[
+        "csv",
+        "json",
+        "parquet",
+        "golden",
+        "torchtitan",
+        "pytorch",
+        "bencher",
+        "github-action-benchmark",
+        "asv",
+    ] = option("--format", "The format of the files.", "csv")
     out: Path | None = option("--out FOLDER", "Where to write; RESULTS/export if left out.")
     results: Path = RESULTS
