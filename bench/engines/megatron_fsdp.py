@@ -91,8 +91,8 @@ class MegatronFsdpEngine(StockEngine):
         for name, parameter in self.model.named_parameters():
             start = getattr(parameter, "megatron_fsdp_slice", slice(0)).start or 0
             if parameter.requires_grad:
-                rows = local_tensor(parameter.data).view(-1)
-                found.append(Part(name.removeprefix("module."), rows, (start,)))
+                rows, shape = local_tensor(parameter.data).view(-1), tuple(parameter.shape)
+                found.append(Part(name.removeprefix("module."), rows, (start,), shape))
         return found
 
     def forward_backward(

@@ -96,7 +96,8 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
             for index, name in enumerate(names):
                 if own := main._get_owned_range(index):
                     rows = main.local_buffer.narrow(0, own.buffer_relative_offset, own.numel)
-                    found.append(Part(name, rows, (own.tensor_relative_offset,)))
+                    shape = tuple(main.layout.tensor_shapes[index])
+                    found.append(Part(name, rows, (own.tensor_relative_offset,), shape))
         return found
 
     def load_whole(self, values: Mapping[str, Tensor]) -> None:

@@ -92,7 +92,7 @@ class MfsdpEngine(StockEngine):
             local: Any = shard._local_tensor if name in names else None
             chunks = () if local is None else local.__create_chunk_list__()
             bare = name.removeprefix("module.")
-            found += [Part(bare, local, tuple(chunk.offsets)) for chunk in chunks]
+            found += [Part(bare, local, tuple(one.offsets), tuple(shard.shape)) for one in chunks]
         return found
 
     def forward_backward(

@@ -71,20 +71,9 @@ class InitialValues:
         It may be cut along dim 0 and along one other. A flat `out` of a parameter of more dims is
         a stretch of it: see `fill_`.
         """
-        shape = self.shapes[name]
-        if not out.numel():
-            return
-        if out.dim() != len(shape):
-            self.fill_(out, name, *offsets)
-            return
-        cut = max((dim for dim in range(1, len(shape)) if out.shape[dim] != shape[dim]), default=0)
-        row, inner = prod(shape[1:]), prod(shape[cut + 1 :])
-        if cut == 0:
-            self.fill_(out, name, offsets[0] * row if offsets else 0)
-            return
-        first = (offsets[0] + self.first_rows.get(name, 0)) * row + offsets[cut] * inner
-        rows = out.view(prod(out.shape[:cut]), -1)
-        self._fill(rows, name, first, shape[cut] * inner)
+        rows, first, stride = as_rows(out, offsets, self.shapes[name])
+        first += self.first_rows.get(name, 0) * prod(self.shapes[name][1:])
+        self._fill(rows, name, first, stride)
 
     @torch.no_grad()
     def _fill(self, rows: Tensor, name: str, first: int, stride: int) -> None:
@@ -116,6 +105,23 @@ class InitialValues:
         return STANDARD_DEVIATION
 
 
+def as_rows(part: Tensor, offsets: Sequence[int], shape: Sequence[int]) -> tuple[Tensor, int, int]:
+    """A part of a parameter as a matrix whose rows are stretches of the flattened parameter.
+
+    Returns:
+        The matrix, a view; the number of its first element, and from row to row.
+    """
+    if part.dim() != len(shape):
+        return part.view(1, -1), offsets[0], 0
+    cut = max((dim for dim in range(1, len(shape)) if part.shape[dim] != shape[dim]), default=0)
+    strides = [prod(shape[dim + 1 :]) for dim in range(len(shape))]
+    first = sum(map(prod, zip(offsets, strides, strict=True)))
+    count = prod(part.shape[:cut])
+    if cut == 0 or not part.numel():
+        return part.view(1, -1), first, 0
+    return part.view(count, -1), first, strides[cut - 1]
+
+
 def chunks(
     rows: Tensor, first: int, stride: int, device: str | None = None
 ) -> Iterator[tuple[Tensor, int]]:
@@ -123,6 +129,8 @@ def chunks(
 
     device: its kind; None is that of `rows`.
     """
+    if not rows.numel():
+        return
     size = CHUNK_ELEMENTS.get(device or rows.device.type, CHUNK_ELEMENTS["cpu"])
     count, length = rows.shape
     # Rows together have to begin at the same word of their counters.

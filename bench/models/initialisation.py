@@ -25,12 +25,13 @@ class Part(NamedTuple):
     """This rank's part of a parameter, by its name in the bare model.
 
     rows: the memory. offsets: of its first element, one for each dim of `rows`; of a flat part of
-    a parameter of more dims, the number of that element.
+    a parameter of more dims, the number of that element. shape: of the parameter.
     """
 
     name: str
     rows: Tensor
     offsets: tuple[int, ...]
+    shape: tuple[int, ...]
 
 
 def takes_meta(factory: F) -> F:
@@ -67,7 +68,8 @@ def parts_of(named: Iterable[tuple[str, nn.Parameter]], prefix: str = "") -> lis
                 parameter.shape, rows.device_mesh, rows.placements
             )
             rows = rows.to_local()
-        found.append(Part(name.removeprefix(prefix), rows, tuple(offsets)))
+        bare, shape = name.removeprefix(prefix), tuple(parameter.shape)
+        found.append(Part(bare, rows, tuple(offsets), shape))
     return found
 
 

@@ -35,6 +35,7 @@ from bench.store.reading import read_spec
 from bench.store.samples import node_file
 from bench.worker.collective_log import CollectiveLog
 from bench.worker.counting import count_steps, gathered, is_compiled
+from bench.worker.fingerprints import fingerprints
 from bench.worker.nccl_evidence import NcclEvidence
 from bench.worker.rank_process import RankProcess, process_group
 from bench.worker.reports import memory_report, runtime_report
@@ -59,8 +60,10 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     batches = build_batches(resolved, process.rank, process.device, make_batch)
     engine = build_engine(model, resolved, process.device)
     live.built(compiled=is_compiled(model))
+    first_rows = getattr(getattr(model, "initial_values", None), "first_rows", {})
+    start = {"start": fingerprints(engine, first_rows, process)}
     if process.rank == 0:
-        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process))
+        write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process) | start)
     if profile is not None:
         profile.watch(model)
     recorder = None
@@ -89,7 +92,7 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     devices = [] if loop.device_state is None else gathered(loop.device_state.report(), process)
     if process.rank == 0:
         timeline = None if recorder is None else recorder.timeline
-        report = runtime_report(engine, resolved, process, cost) | {"devices": devices}
+        report = runtime_report(engine, resolved, process, cost) | {"devices": devices} | start
         write_json_atomically(run_dir / RUNTIME, report | communication(trace))
         memory = memory_report(engine, process, profile, timeline)
         memory |= loop.setup_peaks or {}

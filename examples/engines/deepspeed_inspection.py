@@ -85,7 +85,7 @@ class DeepSpeedInspection(Inspection):
     def parts(self) -> list[Part]:
         """Of the FP32 main weights."""
         return [
-            Part(name, self._weight(p).rows.flatten(), (self._start_of(p),))
+            Part(name, self._weight(p).rows.flatten(), (self._start_of(p),), tuple(_shape(p)))
             for name, p in self._parameters().items()
             if p.requires_grad
         ]
@@ -93,7 +93,9 @@ class DeepSpeedInspection(Inspection):
     def compute_parts(self) -> list[Part]:
         """Of the weights that stage 3 gathers."""
         return [
-            Part(name, _without_padding(p.ds_tensor.data, p), (self._start_of(p),))
+            Part(
+                name, _without_padding(p.ds_tensor.data, p), (self._start_of(p),), tuple(_shape(p))
+            )
             for name, p in self._parameters().items()
         ]
 

@@ -252,6 +252,8 @@ def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
 
 
 def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:
+    if parity is not None and parity.verdict == "other start":
+        return parity.verdict, f"{parity.moved} began with other bits than the reference's"
     if parity is not None and parity.verdict == "diverges":
         apart = f"{quantity.difference(parity.max_relative)} (relative) at step {parity.at_step}"
         if parity.moved != "loss" and parity.norms is not None:

@@ -20,9 +20,12 @@ from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from bench.spec.names import HYBRID_NAMES, SHARDED
 from reports.views.cells import Cell, dtype_policy
+from reports.views.machine import entries
 from reports.views.reference import choose_reference
 
-Verdict = Literal["reference", "parity", "diverges", "steps differ", "nothing to compare with"]
+Verdict = Literal[
+    "reference", "parity", "diverges", "steps differ", "other start", "nothing to compare with"
+]
 
 EXACT_BOUNDS = {"fp64": 1e-10, "fp32": 1e-5}
 """Relative bounds where every dtype is at least this wide."""
@@ -54,7 +57,8 @@ class ParityRow:
 
     max_relative: largest |loss - reference| / |reference| over the compared steps; `at_step` is
     where. norms: `Distances` of gradient norms, None where a side has none. first_divergent_step:
-    first step beyond a bound, None if there is none. moved: what is, `loss` where both are.
+    first step beyond a bound, None if there is none. moved: what is, `loss` where both are; of
+    another start, the first parameter that begins otherwise.
     """
 
     cell: Cell
@@ -160,6 +164,8 @@ def wire_verdicts(group: ParityGroup) -> list[str]:
         verdict: str = row.verdict
         if row.verdict == "parity":
             verdict = f"equal within {most}" if row.max_relative else "equal"
+        if row.verdict == "other start":
+            verdict = f"{row.verdict}, as of {row.moved}"
         if row.verdict == "diverges":
             verdict = f"{row.moved} differs from step {row.first_divergent_step}, losses by {most}"
         found.append(f"{name}: {verdict} {bound}")
@@ -311,6 +317,8 @@ def _row(cell: Cell, reference: Cell, tolerance: Tolerance, *, alone: bool) -> P
 
 
 def _compared(cell: Cell, head: RunRecord, base: RunRecord, bound: float) -> ParityRow:
+    if other := other_start(head, base):
+        return ParityRow(cell, "other start", moved=other[0])
     ours, theirs = losses(head), losses(base)
     differences = relative_differences(ours, theirs)
     if not differences:
@@ -336,9 +344,16 @@ def _compared(cell: Cell, head: RunRecord, base: RunRecord, bound: float) -> Par
     return replace(row, verdict="diverges", first_divergent_step=step, moved=moved)
 
 
+def other_start(head: RunRecord, base: RunRecord) -> list[str]:
+    """Parameters that begin with other bits on one side, where both sides say."""
+    ours, theirs = (entries(record.runtime, "start") for record in (head, base))
+    both = [name for name in theirs if name in ours]
+    return [name for name in both if ours[name] != theirs[name] or ours[name] == "unequal"]
+
+
 def _badness(row: ParityRow) -> tuple[int, float]:
-    order = {"parity": 0, "steps differ": 1, "diverges": 2}
-    return order.get(row.verdict, 0), max(row.max_relative or 0.0, *(row.norms or ()))
+    order = {"parity": 0, "steps differ": 1, "diverges": 2, "other start": 3}
+    return order.get(row.verdict, 0), max((row.max_relative or 0.0, *(row.norms or ())))
 
 
 def _repeat_spread(cell: Cell) -> float | None:

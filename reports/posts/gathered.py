@@ -158,7 +158,10 @@ def _measured_parity(measured: Findings) -> list[str]:
     found = [f"{'; '.join(wire_verdicts(group))}." for group in measured.wires]
     named = {row.cell.name for group in measured.wires for row in group.rows}
     for group in measured.parity:
-        if all(row.cell.name in named and row.verdict != "diverges" for row in group.rows):
+        if all(
+            row.cell.name in named and row.verdict not in ("diverges", "other start")
+            for row in group.rows
+        ):
             continue
         rows = [row for row in group.rows if row.verdict != "reference"]
         compared = group.compared

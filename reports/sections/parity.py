@@ -21,7 +21,8 @@ def parity_section(findings: Findings) -> Section:
             "same losses and gradient norms. Each is compared step by step with the reference cell "
             "of its policy; it is in parity if the relative difference of losses stays within the "
             "bound at every step, and that of gradient norms at the first step, where all weights "
-            "are equal, and its median over the steps within ten times the bound."
+            "are equal, and its median over the steps within ten times the bound. Other start: its "
+            "weights began with other bits, so that nothing else is compared."
         ),
         TableBlock(parity_table(findings.parity)),
     ]
@@ -60,7 +61,8 @@ def _across_dtypes(group: ParityGroup) -> Paragraph:
 
 
 def _row(group: ParityGroup, row: ParityRow) -> Row:
-    kinds: dict[str, RowKind] = {"reference": "reference", "diverges": "bad", "steps differ": "bad"}
+    bad = ("diverges", "steps differ", "other start")
+    kinds: dict[str, RowKind] = {"reference": "reference", **dict.fromkeys(bad, "bad")}
     compared = row.max_relative is not None
     texts = (
         row.cell.name,

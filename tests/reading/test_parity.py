@@ -206,3 +206,26 @@ def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
 def test_two_nans_agree_and_one_does_not():
     one, other = [math.nan, math.nan, 1.0, 1.5], [math.nan, 1.0, math.inf, 1.0]
     assert relative_differences(one, other) == [0.0, math.inf, math.inf, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("start", "verdict"),
+    [
+        ({"norm": "01", "head": "0a"}, "parity"),
+        ({"norm": "01", "head": "0b"}, "other start"),
+        ({"norm": "unequal", "head": "0a"}, "other start"),
+        # What a side does not say is no difference.
+        ({}, "parity"),
+    ],
+)
+def test_cells_that_begin_with_other_bits_have_another_start(store, start, verdict):
+    def of(engine, strategy, start):
+        runtime = {"python": "3.11.8", "start": start}
+        return Recorded(resolved_run(engine, strategy), environment={"runtime": runtime})
+
+    first = of("ddp", "no_shard", {"norm": "01", "head": "0a"})
+    found = findings_of(store, {"a": first, "b": of("mfsdp", "optim", start)})
+    assert verdicts(found.parity) == {"a": "reference", "b": verdict}
+    (row,) = found.parity[0].compared
+    if verdict == "other start":
+        assert row.moved == ("norm" if start["norm"] == "unequal" else "head")

@@ -7,6 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from live_peak import LivePeak
 from torch import Tensor, nn
 
@@ -15,6 +16,8 @@ from bench.meters.memory_profile import MemoryProfile
 from bench.models.build import build_model, model_on_meta, run_model
 from bench.models.units import units
 from bench.spec import ResolvedRun
+from bench.worker.fingerprints import fingerprints
+from bench.worker.rank_process import RankProcess
 
 CPU = torch.device("cpu")
 
@@ -71,6 +74,25 @@ def live_setup(run: ResolvedRun) -> dict[str, int]:
         found = {"peak": live.peak, "after": live.alive()}
     getattr(engine, "close", lambda: None)()
     return found | {"whole": whole, "largest": max(*sizes, whole - sum(sizes))}
+
+
+def start_of(run: ResolvedRun) -> dict[str, str]:
+    """Fingerprints of what the engine begins with."""
+    process = RankProcess(dist.get_rank(), dist.get_world_size(), CPU)
+    with packages(run):
+        model: Any = run_model(run, CPU)[0]
+        engine = built(model, run)
+        return fingerprints(engine, model.initial_values.first_rows, process)
+
+
+def unequal_start(run: ResolvedRun) -> dict[str, str]:
+    """The same, where rank 1 has changed an element of a parameter that all ranks replicate."""
+    model: Any = run_model(run, CPU)[0]
+    engine = built(model, run)
+    if dist.get_rank():
+        engine.parts()[-1].rows.view(-1)[0] += 1
+    process = RankProcess(dist.get_rank(), dist.get_world_size(), CPU)
+    return fingerprints(engine, {}, process)
 
 
 def differences_from_whole(run: ResolvedRun) -> list[str]:

@@ -183,6 +183,13 @@ def test_a_run_leaves_what_it_ran_on_and_what_it_held(cells):
     assert "activations" not in memory["by_category_bytes"]
 
 
+def test_cells_of_every_engine_begin_with_the_same_bits(cells):
+    starts = {name: cells[name].document("runtime.json")["start"] for name in cells}
+    llama = {name: start for name, start in starts.items() if start.keys() == starts["ddp"].keys()}
+    assert {"single", "ddp", "fsdp2-bf16", "mfsdp-bf16"} <= llama.keys()
+    assert all(start == starts["ddp"] for start in llama.values())
+
+
 def test_a_run_leaves_the_plan_of_its_buffer_pools(cells):
     plan = cells["mfsdp-max_pool"].document("memory.json")["pool_plan"]
     assert plan["allocator"] == "max_pool"
