@@ -4,7 +4,8 @@
 reached, and optimizers leave such a parameter alone. A rank does not know what the others used, so
 all of them reduce one byte per parameter at the end of a cycle, while gradients are on their way.
 A rank that used every parameter itself has nothing to learn, and does not read the result: a model
-that leaves nothing out never waits for it. Another one reads once, behind its last reduction.
+that leaves nothing out never waits for it. Another one reads it once, when somebody reads `.grad`
+of a parameter that it left out itself, as the step does: the host waits for the device there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class Usage:
         self._parameters = parameters
         self._streams = streams
         self._events = events
-        self._is_complete = True
+        #: Those that this rank has not used.
+        self.unset: list[int] = []
         self._bits = torch.empty(0)
         self._work: InFlight | None = None
 
@@ -45,7 +47,7 @@ class Usage:
         """Start to find out what all ranks together have used. Collective."""
         self._wait()
         unset = [index for index, one in enumerate(self._parameters) if one not in used]
-        self._is_complete = not unset
+        self.unset = [self._parameters[index] for index in unset]
         self._bits = self._streams.ones_but(len(self._parameters), unset)
         if self._group.size() > 1:
             self._publish()
@@ -76,7 +78,7 @@ class Usage:
 
 def unused_by_all(usages: Sequence[Usage]) -> set[int]:
     """The parameters that no rank has used, by one read for all of `usages`, or none."""
-    asked = [usage for usage in usages if not usage._is_complete]
+    asked = [usage for usage in usages if usage.unset]
     if not asked:
         return set()
     for usage in asked:

@@ -9,9 +9,9 @@ one raw and one sharded face under several names; a swap rebinds all of them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -33,7 +33,12 @@ from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor, name_tensor
 from mfsdp_core.shard.flat_buffer import FullBuffer
-from mfsdp_core.shard.sharded_weight import WeightWatch, sharded_weight
+from mfsdp_core.shard.sharded_weight import (
+    ShardedWeight,
+    WeightWatch,
+    accessors,
+    sharded_weight,
+)
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 from mfsdp_core.shard.uneven_shard import shard_like, with_cut
 
@@ -95,6 +100,11 @@ class ManagedParameter:
                 "for computing, and the change is lost. Change it outside of the forward pass."
             )
         return self._watch.look()
+
+    @property
+    def weight(self) -> ShardedWeight:
+        """`sharded`, by its class."""
+        return cast(ShardedWeight, self.sharded)
 
     @property
     def was_changed(self) -> bool:
@@ -196,8 +206,11 @@ class Bucket:
         self._viewed: torch.Tensor | None = None
         self._handed_over = 0  # version of a cast copy then
         self._attached: int | None = None
+        self._once = True  # whether what is attached holds one pass, and nobody has seen it before
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
+        # What a parameter has there now, without reading what is unread; and how it gets another.
+        self._held, self._put = accessors(self._attribute)
         self._cast_key = spec.key_or_none("grad_cast")
         self._adopt()
 
@@ -254,7 +267,7 @@ class Bucket:
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
 
-    def attach_gradients(self, unused: set[int], *, passes: int) -> bool:
+    def attach_gradients(self, unset: set[int], read: Callable[[], None], *, passes: int) -> bool:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
 
         A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
@@ -262,15 +275,16 @@ class Bucket:
         another reduction lands: the caller may have clipped, unscaled or removed it. Hooks of the
         sharded parameters run on what they are handed.
 
-        unused: parameters, by id of raw, that no rank has used: their gradient is None. passes: of
-        the cycle, whose gradients are summed up in this one. Returns whether there was a new one.
+        unset: parameters, by id of raw, that this rank has not used; `read` attaches the gradients
+        of those that another rank has, once somebody reads them. passes: of the cycle, whose
+        gradients are summed up in this one. Returns whether there was a new one.
 
         Raises:
             LifecycleError: a parameter holds another gradient, which would be lost.
         """
         if self.gradients is None or self._attached == self.gradients.revision:
             return False
-        again = self._attached is not None
+        self._once = passes == 1 and self._attached is None
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
         assert reduced is not None  # a reduction has landed
@@ -279,15 +293,34 @@ class Bucket:
         shards = self._shards_of(reduced)
         self._handed_over = self._version_of_copy()
         for managed, shard in zip(self.parameters, shards, strict=True):
-            held = getattr(managed.sharded, self._attribute, None)
+            held = self._held(managed.sharded)
             if held is not None and held is not shard:
                 raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
-            if id(managed.raw) in unused:
+            if unset and id(managed.raw) in unset:
+                managed.weight.unread = read
                 continue
-            setattr(managed.sharded, self._attribute, shard)
+            self._put(managed.sharded, shard)
             if has_hooks(managed.sharded):
-                run_hooks(managed.sharded, shard, managed.names[0], once=passes == 1 and not again)
+                run_hooks(managed.sharded, shard, managed.names[0], once=self._once)
         return True
+
+    def reads_at_once(self, unset: set[int]) -> bool:
+        """Whether a gradient of `unset` goes to a hook, or where nobody sees that it is read."""
+        return not unset.isdisjoint(
+            id(managed.raw)
+            for managed in self.parameters
+            if self._attribute != "grad" or has_hooks(managed.sharded)
+        )
+
+    def attach_rest(self, unused: set[int]) -> None:
+        """Attach what is unread, but for what no rank has used: its gradient is None."""
+        for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
+            if managed.weight.unread is not None:
+                managed.weight.unread = None
+                if id(managed.raw) not in unused and shard is not None:
+                    self._put(managed.sharded, shard)
+                    if has_hooks(managed.sharded):
+                        run_hooks(managed.sharded, shard, managed.names[0], once=self._once)
 
     @property
     def is_attached(self) -> bool:
@@ -297,7 +330,10 @@ class Bucket:
     @property
     def holds_gradients(self) -> bool:
         """Whether a parameter has a gradient."""
-        return any(getattr(p.sharded, self._attribute, None) is not None for p in self.parameters)
+        found = any(self._held(managed.sharded) is not None for managed in self.parameters)
+        return found or any(
+            getattr(p.sharded, self._attribute, None) is not None for p in self.parameters
+        )
 
     def follow_changes(self) -> None:
         """Add what comes next to the gradients that the user sees: removed ones are zeros."""
@@ -306,7 +342,8 @@ class Bucket:
         if self._viewed is not None and self._version_of_copy() != self._handed_over:
             self.gradients.reduced.copy_(self._viewed)
         for index, view in enumerate(self.local_views(self.gradients.reduced)):
-            if getattr(self.parameters[index].sharded, self._attribute, None) is None:
+            managed = self.parameters[index]
+            if self._held(managed.sharded) is None and managed.weight.unread is None:
                 view.zero_()
 
     def _version_of_copy(self) -> int:
@@ -332,7 +369,7 @@ class Bucket:
             self._casts.acquire(self._cast_key).mul_(factor)
             self._handed_over = self._version_of_copy()
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
-            held = getattr(managed.sharded, self._attribute, None)
+            held = self._held(managed.sharded)
             if held is None or held is shard:
                 continue
             own = local_tensor(held)

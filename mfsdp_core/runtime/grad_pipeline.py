@@ -84,8 +84,6 @@ class GradPipeline:
         self._usages = usages
         self._used: set[int] = set()
         self._asked = True
-        # What nobody has used, by the answer; None where it has not been read.
-        self._unused: set[int] | None = None
         # Backward passes that have reached parameters in this cycle.
         self._passes = 0
         # Whether one is running, and whether one has raised after others whose gradients no
@@ -265,14 +263,20 @@ class GradPipeline:
         if not self.backward_seen:
             return
         self._ask()
-        if self._unused is None:
-            self._unused = unused_by_all(self._usages)
-        attached = [
-            bucket.attach_gradients(self._unused, passes=self._passes)
-            for unit in self._order
-            for bucket in unit.buckets
-        ]
+        unset = set().union(*(usage.unset for usage in self._usages))
+        buckets = [bucket for unit in self._order for bucket in unit.buckets]
+        passes = self._passes
+        attached = [bucket.attach_gradients(unset, self.read, passes=passes) for bucket in buckets]
         self.attachments += any(attached)
+        if unset and any(bucket.reads_at_once(unset) for bucket in buckets):
+            self.read()
+
+    def read(self) -> None:
+        """Attach the gradients of what this rank left out and another one used; the host waits."""
+        unused = unused_by_all(self._usages)
+        for unit in self._order:
+            for bucket in unit.buckets:
+                bucket.attach_rest(unused)
 
     def reset(self, *, keeps_zeros: bool = False) -> None:
         """Begin a new cycle without gradients, or with zeros where there were some."""
@@ -326,7 +330,6 @@ class GradPipeline:
         """Start to find out which parameters nobody used, once per state of the cycle."""
         if not self._asked:
             self._asked = True
-            self._unused = None
             for usage in self._usages:
                 usage.ask(self._used)
 

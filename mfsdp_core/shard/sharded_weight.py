@@ -9,6 +9,7 @@ local tensor, on every rank alike, whatever the values are; and, since `.data` i
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -20,11 +21,25 @@ from mfsdp_core.shard.chunk import offsets_of, remember_offsets
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.shard.uneven_shard import UnevenShard, shard_like
 
+#: Where torch keeps it.
+_GRADIENT: Any = torch.Tensor.grad
+
+
+def accessors(
+    attribute: str,
+) -> tuple[Callable[[torch.Tensor], Any], Callable[[torch.Tensor, Any], None]]:
+    """Functions that get and set a gradient under that name, past `ShardedWeight.grad`."""
+    if attribute == "grad":
+        return _GRADIENT.__get__, _GRADIENT.__set__
+    return lambda p: getattr(p, attribute, None), lambda p, value: setattr(p, attribute, value)
+
 
 class ShardedWeight(UnevenShard):
     """See [Note: changed weights]. What is computed from it counts no changes."""
 
     _local_tensor: torch.Tensor
+    #: Gives the weight its gradient, if it has one: see [Note: unused parameters] of `comm/usage`.
+    unread: Callable[[], None] | None = None
 
     def __new__(cls, *_arguments: Any, **_options: Any) -> ShardedWeight:
         """Refuse: `sharded_weight` makes them.
@@ -37,6 +52,25 @@ class ShardedWeight(UnevenShard):
             "cpu_offload does it: its rows are part of a buffer. Weights are not offloaded to the "
             "CPU; choose the device by the device argument of fully_shard_model."
         )
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The reduced gradient, which is read first where nobody has done so."""
+        if self.unread is not None:
+            self.unread()
+        found: torch.Tensor | None = _GRADIENT.__get__(self)
+        return found
+
+    @grad.setter
+    def grad(self, gradient: torch.Tensor | None) -> None:
+        """Another one, or None."""
+        self.unread = None
+        _GRADIENT.__set__(self, gradient)
+
+    @grad.deleter
+    def grad(self) -> None:
+        """As None."""
+        self.grad = None
 
     @property
     def data(self) -> torch.Tensor:

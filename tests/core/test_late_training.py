@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from late.programs import WAYS, Case, from_oracle, from_punctual
+from late.programs import WAYS, Case, from_oracle, from_punctual, host_waits
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.hybrid import PAIRS
@@ -30,6 +30,14 @@ POLICIES = {
 def test_weights_are_the_oracles(strategy: str, way: str, toy: str, seed: int) -> None:
     case = Case(strategy, toy=toy, options=WAYS[way])
     assert from_oracle(case, seed) <= 1e-12
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_a_backward_pass_waits_for_no_device_where_parameters_are_left_out(strategy: str) -> None:
+    """The step does, once, since it leaves out what no rank has used."""
+    waits, without = host_waits(strategy, 0)
+    assert waits == [0, 1, 1, 2]
+    assert without == ["module.sides.2.weight"]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

@@ -25,7 +25,7 @@ from mfsdp_core import (
 )
 from mfsdp_core.shard.dtensor import local_tensor
 from oracle.hybrid import Hybrid
-from oracle.models import TOYS, batch, build, loss
+from oracle.models import TOYS, Block, batch, build, loss
 from oracle.ranks import WORLD, mesh
 from oracle.reference import Named, relative_difference, train
 from oracle.sharded import Sharded
@@ -107,6 +107,51 @@ def trained(case: Case, seed: int | None, unordered: list[str] | None = None) ->
         else:
             _train(toy, case)
     return toy.full_parameters()
+
+
+def host_waits(strategy: str, seed: int) -> tuple[list[int], list[str]]:
+    """What the host has waited for the device, of which each rank leaves a parameter out.
+
+    After a backward pass, after the step behind it, and after those of the second step; and the
+    parameters that have no gradient after the first backward pass, as the host reads it at its end.
+    """
+    with late_device(seed) as device:
+        toy = _sharded(_Sides().double(), Case(strategy, options=_ASKS), late_mesh(2), None)
+        optimizer = fully_shard_optimizer(sgd(toy.model.parameters()))
+        waits: list[int] = []
+        wait = device.synchronize
+
+        def synchronize(*streams: Any) -> None:
+            count[0] += 1
+            wait(*streams)
+
+        device.synchronize = synchronize  # type: ignore[method-assign]
+        count = [0]
+        for _ in range(2):
+            toy.model(torch.ones(2, 6, dtype=torch.float64)).sum().backward()
+            toy.model.finish_grad_sync()
+            waits.append(count[0])
+            optimizer.step()
+            waits.append(count[0])
+            found = [name for name, p in toy.model.named_parameters() if p.grad is None]
+            optimizer.zero_grad()
+    return waits, found
+
+
+_ASKS: dict[str, Any] = {"unused_parameters": "none"}
+
+
+class _Sides(nn.Module):
+    """Each rank of two goes by another side, and none by the third."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = Block()
+        self.sides = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(3))
+
+    def forward(self, x: Tensor) -> Tensor:
+        side = self.sides[dist.get_rank() % 2]
+        return self.first(x) + side(x)
 
 
 def _note_unordered(
