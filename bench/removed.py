@@ -30,6 +30,7 @@ REMOVED: Final[dict[str, str]] = {
     "schema run": "use schema, which has every setting of a run below base",
     "--until-decided": "use --budget TIME",
     "--reason": "say it in the commit that keeps the baseline's file",
+    "lint": "use compare, which reads logs, and says what is not stated and what is doubtful",
     "--from": "use --format, which also takes a row of your own",
     "targets": "ask for an improvement in a policy, as step_time: {improve: 5%}",
     "train.checkpoint_every": "save in a program of your own, with mfsdp_core.save_checkpoint",

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from bench.cli import exit_codes
 from bench.cli.console import Answer
-from bench.cli.importing import doubts_of
+from bench.cli.importing import doubts_of, named_runs, read_logs
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep, read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
+from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
+from bench.workload import ImportedRun
 from reports.comparisons import imported
+from reports.comparisons.flops import flops_doubt
 from reports.comparisons.refresh import refresh_table, refreshed
 from reports.comparisons.unlike import text_of
 from reports.gates import gate_text
@@ -46,6 +50,11 @@ def show_comparison(asked: CompareRequest) -> Answer:
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
+    is_of_logs = any(map(_is_log, filter(None, (asked.base, asked.head))))
+    return _of_logs(asked) if is_of_logs else _of_kept(asked)
+
+
+def _of_kept(asked: CompareRequest) -> Answer:
     rules, form = read_policy(asked.policy), asked.form
     store = ResultsStore.open(asked.results, create=False)
     if asked.head is None:
@@ -70,7 +79,7 @@ def show_comparison(asked: CompareRequest) -> Answer:
                     f"{option} is for verdicts, and beside the imported run {min(logs)} there"
                     " are none; leave it out"
                 )
-        return _beside(store, base, head, form)
+        return _beside([_shown_of(store, name) for name in (base, head)], form)
     sides = sides_of_sweeps(store, base, head, asked.ignore)
     judged = gate(sides, rules, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
@@ -125,8 +134,12 @@ def _refreshed(store: ResultsStore, base: str, head: str, logs: set[str]) -> Ans
             "--format refresh compares two imported runs; export --format golden writes a measured"
             " one, which import reads"
         )
-    two = store.imports.read(base), store.imports.read(head)
-    found = refreshed(*two)
+    return _refresh(store.imports.read(base), store.imports.read(head))
+
+
+def _refresh(base_run: ImportedRun, head_run: ImportedRun) -> Answer:
+    base, head = base_run.id, head_run.id
+    found = refreshed(base_run, head_run)
     if not found:
         raise NothingMeasuredError(f"{base} and {head} have no metric at a step of both")
     return Answer(
@@ -139,20 +152,59 @@ def _refreshed(store: ResultsStore, base: str, head: str, logs: set[str]) -> Ans
     )
 
 
-def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
+def _is_log(name: str) -> bool:
+    """Whether a name is a file that is read like those of `import`; a sweep file is none."""
+    return name == "-" or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
+
+
+def _of_logs(asked: CompareRequest) -> Answer:
+    """Logs beside each other, or beside a kept run; of one log its first run is the base."""
+    for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
+        if given or asked.arms:
+            raise UsageError(f"{option if given else '--arm'} is for sweeps, and a log is named")
+    sides = []
+    for name in filter(None, (asked.base, asked.head)):
+        if _is_log(name):
+            read = [
+                run for stem, runs in read_logs([name], None, {}) for run in named_runs(stem, runs)
+            ]
+            sides.append([imported.of_import(run) for run in read])
+        else:
+            store = ResultsStore.open(asked.results, create=False)
+            sides.append(_shown_of(store, _called(store, name)))
+    if asked.head is None:
+        if len(sides[0]) == 1:
+            raise UsageError(f"{asked.base} holds one run; name HEAD to compare it with")
+        sides = [sides[0][:1], sides[0][1:]]
+    if asked.form == "refresh":
+        two = [side[0].run for side in sides if len(side) == 1]
+        if len(two) != len(sides) or two[0] is None or two[1] is None:
+            raise UsageError(
+                "--format refresh compares two imported runs; name a log of one run each"
+            )
+        return _refresh(two[0], two[1])
+    return _beside(sides, asked.form)
+
+
+def _beside(sides: Sequence[Sequence[imported.Shown]], form: str) -> Answer:
     """Runs of which one at least is imported: numbers beside each other, and no verdict."""
-    sides = [_shown_of(store, name) for name in (base, head)]
     shown = [one for side in sides for one in side]
     pairs = [imported.beside(*pair) for pair in itertools.product(*sides)]
     refused = bool(pairs) and all(pair.unlike for pair in pairs)
     logs = [pair for pair in pairs if pair.changes or pair.differences or pair.doubts]
     two = all(one.run is not None for one in shown)
+    implied = [found for one in shown if one.run and (found := flops_doubt(one, PRESETS))]
 
     def document() -> dict[str, Any]:
         data: dict[str, Any] = {"side_by_side": imported.to_data(shown), "verdicts": None}
         if refused:
             data["outcome"] = _unlike_headline(pairs)
-        return data | ({"parity": pairs[0].to_data()} if two else {})
+        if implied:
+            data["flops"] = implied
+        if two:
+            data["parity"], *further = (pair.to_data() for pair in pairs)
+            data |= {"further": further} if further else {}
+        return data
 
     def text() -> str:
         render = _TABLES[form]
@@ -163,6 +215,7 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
                 imported.differences_table(pair.differences),
                 imported.changes_table(pair.changes),
             )
+            parts += [f"{pair.head} against {pair.base}"] if len(logs) > 1 else []
             parts += [render(table) for table in tables if table.rows]
         if two:
             parts.append(imported.STEPS_CAPTION)
@@ -175,7 +228,12 @@ def _beside(store: ResultsStore, base: str, head: str, form: str) -> Answer:
                 if pair.unlike
             ]
         )
-        told += [doubt for pair in pairs for doubt in pair.doubts]
+        told += [
+            f"{pair.head} against {pair.base}: {doubt}" if len(pairs) > 1 else doubt
+            for pair in pairs
+            for doubt in pair.doubts
+        ]
+        told += implied
         parts[-1] = "\n".join([parts[-1], *told, *doubts_of(shown)])
         return "\n\n".join(part.rstrip("\n") for part in parts)
 

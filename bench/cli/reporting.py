@@ -9,7 +9,6 @@ from bench.cli import console, exit_codes
 from bench.cli.console import Answer
 from bench.cli.verbs.read import ReportRequest
 from bench.errors import UsageError
-from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import ReportPaths, write_report
 from reports.posts.gathered import gather
@@ -29,7 +28,7 @@ def _post(store: ResultsStore, asked: ReportRequest) -> Answer:
         UsageError: an unknown name.
         NothingMeasuredError: no run has finished, and none was imported.
     """
-    text = pull_request(gather(store, asked.sweeps, PRESETS))
+    text = pull_request(gather(store, asked.sweeps))
     if asked.out is None:
         return Answer(lambda: {"markdown": text}, lambda: text)
     path = asked.out / "pr.md"

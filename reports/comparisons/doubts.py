@@ -1,4 +1,4 @@
-"""What two runs beside each other make doubtful: a rate without time, a norm without loss. Pure."""
+"""What two runs beside each other make doubtful, and what one is bought with. Pure."""
 
 from __future__ import annotations
 
@@ -37,6 +37,20 @@ def rate_without_time(time: float | None, rates: Mapping[str, float | None]) -> 
             f" ({quantity.change(time - 1, 2)}): {what} or device count differ"
         )
     return found
+
+
+def trade_off(time: float | None, memory: float | None) -> str:
+    """Speed that is bought with memory, or memory with time; both are head over base. Else "".
+
+    Steps of one run say nothing of noise, so changes below 1 % of either are none.
+    """
+    if time is None or memory is None or min(abs(time - 1), abs(memory - 1)) < _SAME_TIME:
+        return ""
+    if (time < 1) == (memory < 1):
+        return ""
+    words = "faster, but with more memory" if time < 1 else "less memory, but slower"
+    changes = (quantity.change(one - 1, 2) for one in (time, memory))
+    return "{}: time {}, peak of a device {}".format(words, *changes)
 
 
 def norm_without_loss(

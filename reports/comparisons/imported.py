@@ -14,7 +14,7 @@ from typing import Any
 from bench.derive.hardware import UNKNOWN, hardware_key
 from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, TFLOPS, THROUGHPUT
 from bench.workload import ImportedRun, ImportedStep, Workload
-from reports.comparisons.doubts import norm_without_loss, rate_without_time
+from reports.comparisons.doubts import norm_without_loss, rate_without_time, trade_off
 from reports.comparisons.unlike import (
     NumberChange,
     Pace,
@@ -326,7 +326,12 @@ def _doubts(
     )
     devices = base.workload.ranks if base.workload.ranks == head.workload.ranks else None
     norm = norm_without_loss(losses, norms, devices)
-    return (*rate_without_time(ratios.get("step time"), rates), *([norm] if norm else []))
+    rate = ratios.get("tokens/s per device")
+    time = ratios.get("step time") or (1 / rate if rate else None)
+    peaks = (ratios.get(f"{held} peak of a device") for held in ("allocated", "reserved"))
+    traded = trade_off(time, next(filter(None, peaks), None))
+    texts = (*rate_without_time(ratios.get("step time"), rates), norm, traded)
+    return tuple(filter(None, texts))
 
 
 def _gap(base: float, head: float) -> float:

@@ -15,15 +15,17 @@ from bench.derive.metrics import (
     STEP_TIME,
     TFLOPS,
 )
-from bench.spec import ModelShape
 from bench.workload import ImportedRun, ImportedStep, Workload
-from reports.lint import evidence
-from reports.lint.evidence import Evidence
+from reports.comparisons import imported
+from reports.comparisons.imported import Shown
+from reports.nccl import grammar
 from reports.renderers.printable import printable
 from reports.views.cells import Cell
 from reports.views.machine import entries
 
 _MIB = 2.0**20
+_LEAST_BYTES = 1024
+"""Smaller messages are scalars of the loop, not gradients or weights."""
 
 
 @dataclass(frozen=True)
@@ -37,12 +39,12 @@ class PostEntry:
     name: str
     title: str
     lines: tuple[str, ...]
-    evidence: Evidence
     reproduce: str
+    run: Shown
     kernels: str = ""
 
 
-def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> PostEntry:
+def of_import(run: ImportedRun) -> PostEntry:
     """That of an imported run: its line as it stood, but for what stood before it."""
     last = run.steps[-1] if run.steps else None
     work, origin = run.workload, run.provenance
@@ -56,14 +58,13 @@ def of_import(run: ImportedRun, shapes: Mapping[str, ModelShape]) -> PostEntry:
     )
     named = origin.label or run.id
     config = ", ".join(one for one in facts if one and one.lower() not in named.lower())
-    found = evidence.of_import(run, shapes)
     return PostEntry(
         run.id,
         printable(f"{named} ({config})" if config else named),
         tuple(map(printable, lines)),
-        found,
         f"mfsdp-bench import {printable(origin.source)}  # sha256 {origin.sha256[:12]}",
-        _counted(Counter(filter(None, map(evidence.choice, run.nccl)))),
+        imported.of_import(run),
+        _counted(Counter(filter(None, map(_kernel, run.nccl)))),
     )
 
 
@@ -96,9 +97,17 @@ def of_cell(cell: Cell) -> PostEntry:
         cell.name,
         printable(f"{cell.name} ({config})"),
         tuple(map(printable, (*lines, _iteration(step, record.workload)))),
-        evidence.of_cell(cell),
         printable(command) + (f"  # commit {str(commit)[:12]}" if commit else ""),
+        imported.of_cell(cell),
     )
+
+
+def _kernel(line: str) -> tuple[str, str] | None:
+    """Operation and kind of kernel that a line of NCCL tells; None for scalars and other lines."""
+    found = grammar.tuning(line.partition(" NCCL INFO ")[2].encode())
+    if found is None or not found.operation or not found.kind or found.size_bytes < _LEAST_BYTES:
+        return None
+    return found.operation, found.kind
 
 
 def _states(label: str, seq_len: int | None) -> bool:

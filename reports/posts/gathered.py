@@ -7,22 +7,18 @@ from dataclasses import dataclass, replace
 
 from bench.derive.metrics import LIVE_STORAGE
 from bench.errors import NothingMeasuredError
-from bench.spec import ModelShape
 from bench.store import ResultsStore
-from reports.comparisons.change import Change
+from reports.comparisons.change import Change, less_one
+from reports.comparisons.imported import beside
 from reports.comparisons.parity import wire_verdicts
 from reports.findings import Findings, find
 from reports.gates.judgement import Judgement
-from reports.lint.check import lint
-from reports.lint.pairs import EvidencePair
-from reports.lint.rules import Subject
 from reports.posts import entries
 from reports.posts.entries import PostEntry
+from reports.posts.pairs import Pair, changes, pairs
 from reports.renderers import quantity
 from reports.sections.nccl import proofs
 from reports.views.sweep_view import load_sweeps
-
-_DOUBTS = ("tradeoff", "claim_mismatch", "unlike_iterations", "unlike_machines", "norm_scale")
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class Gathered:
     parity: str
 
 
-def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, ModelShape]) -> Gathered:
+def gather(store: ResultsStore, names: Sequence[str]) -> Gathered:
     """Of the named sweeps and imports; of all that the folder holds if none is named.
 
     Raises:
@@ -71,13 +67,15 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
     stems = dict.fromkeys(run.id.partition(".")[0] for run in chosen)
     if len(stems) == 1:
         chosen = [replace(run, id=run.id.partition(".")[2] or run.id) for run in chosen]
-    found = [entries.of_import(run, shapes) for run in chosen]
-    subject = Subject(tuple(entry.evidence for entry in found))
-    deltas = [_of_pair(pair) for pair in subject.pairs()]
+    found = [entries.of_import(run) for run in chosen]
+    compared = list(pairs([entry.run for entry in found]))
+    deltas = [_of_pair(pair) for pair in compared]
     doubts = [
-        f"{one.run}: {_unsaid(one.text)}" for one in lint([subject]).open if one.rule in _DOUBTS
+        f"{pair[1].name}: {_without_numbers(text)}"
+        for pair in compared
+        for text in beside(*pair).doubts
     ]
-    parity = [_parity_of(subject.pairs())] if deltas else []
+    parity = [_parity_of(compared)] if deltas else []
     if sweeps:
         measured = find(store, load_sweeps(store, sweeps))
         kernels = {name: proof.text for name, proof in proofs(measured).items()}
@@ -91,22 +89,24 @@ def gather(store: ResultsStore, names: Sequence[str], shapes: Mapping[str, Model
     return Gathered(title, tuple(found), tuple(deltas), tuple(doubts), " ".join(parity))
 
 
-def _unsaid(text: str) -> str:
-    """Without the numbers, which the table has, and without a cause: here it is said."""
-    return text.partition(": time")[0].removesuffix(", which is not said")
+def _without_numbers(text: str) -> str:
+    """Without the numbers of a trade-off, which the table has."""
+    return text.partition(": time")[0]
 
 
-def _of_pair(pair: EvidencePair) -> Delta:
+def _of_pair(pair: Pair) -> Delta:
+    told = changes(pair)
+    time = told.get("time")
     return Delta(
-        pair.head.name,
-        pair.base.name,
-        pair.time,
-        pair.ratio,
+        pair[1].name,
+        pair[0].name,
+        less_one(time),
+        1 / time if time else None,
         None,
-        pair.change(lambda run: run.peak_bytes),
+        less_one(told.get("memory")),
         None,
-        pair.loss,
-        pair.change(lambda run: run.grad_norm),
+        less_one(told.get("loss")),
+        less_one(told.get("grad_norm")),
         "n=1, no interval",
     )
 
@@ -143,8 +143,9 @@ def _of_change(change: Change, judged: Judgement | None) -> Delta:
     )
 
 
-def _parity_of(pairs: Sequence[EvidencePair]) -> str:
-    moved = [(abs(one), one, pair.head.name) for pair in pairs if (one := pair.loss) is not None]
+def _parity_of(compared: Sequence[Pair]) -> str:
+    losses = [(pair[1].name, changes(pair).get("loss")) for pair in compared]
+    moved = [(abs(one - 1), one - 1, name) for name, one in losses if one is not None]
     if not moved:
         return ""
     _, change, name = max(moved)

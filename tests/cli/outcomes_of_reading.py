@@ -1,4 +1,4 @@
-"""Outcomes of the verbs that show what a results folder holds, of `import`, `lint` and `nccl`."""
+"""Outcomes of the verbs that show what a results folder holds, of `import` and `nccl`."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ STATUS: Scenarios = {
     ],
 }
 
-# -- import, lint ------------------------------------------------------------------------------
+# -- import ------------------------------------------------------------------------------------
 
 LOG = file("step,loss\n1,2.5\n", "a.csv")
 PAGE = """\
@@ -163,32 +163,6 @@ IMPORT: Scenarios = {
         ask("import a.csv"),
         file("step,loss\n1,2.75\n", "a.csv"),
         ask("import a.csv", "a is already the name of an import"),
-    ],
-}
-
-LINT: Scenarios = {
-    "findings": [
-        EVIDENCE,
-        ask("lint page.txt --format md", "single_run", code=1),
-        ask("lint page.txt --format github", "single_run", "unstated_configuration", code=1),
-        ask("lint page.txt --json", '"single_run"', '"unstated_configuration"'),
-    ],
-    "every finding silenced with a reason": [
-        EVIDENCE,
-        ask("lint page.txt --ignore single_run=why --ignore unstated_configuration=why"),
-    ],
-    "a text without a run": [TEXT, ask("lint hello.txt")],
-    "two imported runs": [
-        EVIDENCE,
-        ask("import page.txt"),
-        ask("lint page.base page.head", "n = 1, no interval: time -20.00 %"),
-    ],
-    "an unknown rule, format or run, or a silence without a reason": [
-        EVIDENCE,
-        *wrong("lint page.txt --ignore no_such_rule=why", "lint page.txt --ignore single_run"),
-        *wrong("lint page.txt --format html"),
-        GOOD,
-        ask("lint no-such-run"),
     ],
 }
 
@@ -246,6 +220,18 @@ COMPARE: Scenarios = {
         ask("compare planned bad", f"planned {NO_RUN}planned: it was planned"),
     ],
     "an unknown sweep": [GOOD, ask("compare two tow", "tow")],
+    "two logs, or the runs of one text": [
+        EVIDENCE,
+        LOG,
+        ask("compare page.txt", "step time, median", "page.base, page.head do not say"),
+        ask("compare page.txt a.csv --json", '"side_by_side"'),
+    ],
+    "one log of one run, or a log without a run": [
+        LOG,
+        TEXT,
+        ask("compare a.csv hello.txt", "hello.txt holds no run", code=3),
+        *wrong("compare a.csv", "compare a.csv a.csv --ignore engine.name"),
+    ],
     "an imported and a measured run": [
         GOOD,
         does(lambda world: import_theirs(world, "alike", ranks=None)),

@@ -66,30 +66,13 @@ def test_arms_whose_plan_is_lost_are_not_compared_with_the_wrong_sign(world, lef
     record_arms(world.store, {"late": Arm(slower=1.5), "early": Arm()}, cells=ONE, blocks=1)
     plan = world.folder / "results" / "sweeps" / "gate" / "plan.json"
     plan.unlink() if left is None else plan.write_text(left)
-    for verb in ("gate", "compare", "lint"):
+    for verb in ("gate", "compare"):
         assert world.run(verb, "gate") == USAGE
         assert "lost" in world.err
         assert "run the sweep again, which writes a new plan" in world.err
     assert world.run("report", "gate") == 0
     page = (world.folder / "results" / "reports" / "gate" / "report.html").read_text()
     assert "late, which ran first, is taken for it, and changes may have the wrong sign" in page
-
-
-@pytest.mark.parametrize("planned", [True, False])
-def test_the_arm_base_is_the_base_of_lint_whichever_ran_first(world, planned):
-    record_arms(world.store, {"head": Arm(slower=1.5), "base": Arm()}, cells=ONE, blocks=1)
-    if not planned:
-        (world.folder / "results" / "sweeps" / "gate" / "plan.json").unlink()
-    world.run("lint", "gate", "--json")
-    (pair,) = json.loads(world.out)["comparisons"]
-    assert pair["base"] == "zero3 [base]"
-
-
-def test_lint_compares_no_run_with_itself(world):
-    record_arms(world.store, {None: Arm()}, cells=ONE, blocks=1, sweep="one")
-    for names in (("one", "one"), ("one", "one:zero3")):
-        assert world.run("lint", *names) == USAGE
-        assert f"one and {names[1]} name the same run" in world.err
 
 
 def test_dots_as_a_name_are_refused_and_nothing_is_written_outside(world):

@@ -12,7 +12,6 @@ from recorded_runs import Arm, Recorded, record_arms, record_run, resolved_run, 
 
 from bench.errors import NothingMeasuredError
 from bench.importers.table import read_text
-from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.posts.gathered import gather
 from reports.posts.pull_request import pull_request
@@ -43,7 +42,7 @@ def measured(store: ResultsStore, cells: int = 2, repeats: int = 1) -> ResultsSt
 
 
 def pr(store: ResultsStore, *names: str) -> str:
-    return pull_request(gather(store, names, PRESETS))
+    return pull_request(gather(store, names))
 
 
 def rows(text: str) -> list[list[str]]:
@@ -57,7 +56,7 @@ def test_the_block_of_imported_runs_stays_below_sixty_lines_and_counts_the_rest(
     store, names, left
 ) -> None:
     with pytest.raises(NothingMeasuredError, match="no finished and no imported run"):
-        gather(store, (), PRESETS)
+        gather(store, ())
     text = pr(imported(store, *names))
     assert len(text.splitlines()) < 60
     for heading in ("Trade-offs", "Parity", "Evidence", "Reproduce"):

@@ -23,19 +23,20 @@ from bench.cli.options import (
     "comparing.show_comparison",
     "compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32",
     "compare speed --format md",
+    "compare base.log head.log",
 )
 class CompareRequest:
-    """Compare two sweeps, cells or runs, or the arms of one sweep.
+    """Compare two sweeps, cells, runs or logs, or arms of a sweep.
 
     A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was
     measured: 3 if nothing was, 5 if an arm was other code.
     """
 
     base: str = argument(
-        "BASE", "A sweep or cell to compare with, or a sweep file.", offer=offer_any
+        "BASE", "A sweep, cell or log to compare with, or a sweep file.", offer=offer_any
     )
     head: str | None = argument(
-        "HEAD", "The sweep or cell to judge; left out: the arms of BASE.", None, offer_any
+        "HEAD", "The sweep, cell or log to judge; left out: arms or runs of BASE.", None, offer_any
     )
     arms: tuple[str, ...] = ARMS
     ignore: tuple[str, ...] = option("--ignore PATH", "A setting or section to set aside.", ())

@@ -80,29 +80,6 @@ class ImportRequest:
 
 
 @verb(
-    "lint",
-    "linting.show_lint",
-    "lint page.txt --format md",
-    "lint base.log head.log --ignore 'single_run=a first look'",
-)
-class LintRequest:
-    """Say what pasted or measured evidence does not support.
-
-    Configuration that is not stated, trade-offs that are not named, claims that the numbers do not
-    give, and comparisons of unlike things.
-    """
-
-    what: tuple[str, ...] = argument(
-        "FILE|RUN", "Texts, folders of them, or - for standard input; imports, sweeps, SWEEP:CELL."
-    )
-    ignore: tuple[str, ...] = option(
-        "--ignore RULE[@RUN]=REASON", "Silence a rule, in all runs or in one.", ()
-    )
-    form: Literal["table", "md", "github"] = option("--format", "How to print.", "table")
-    results: Path = RESULTS
-
-
-@verb(
     "export",
     "exporting.export",
     "export --format csv",

@@ -1,0 +1,79 @@
+"""Which imported runs of a text are compared with which, and by how much they differ."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from bench.workload import ImportedStep
+from reports.comparisons.imported import Shown, beside
+
+Pair = tuple[Shown, Shown]
+"""Base and head."""
+_BASE = re.compile(
+    r"^\W*(?:main|base(?:line)?|before|reference|master)\b|\bmain branch\b", re.IGNORECASE
+)
+_TAKEN_AWAY = re.compile(r"^\W*(?:no|without|w/o)\s+(?P<what>.+)", re.IGNORECASE)
+
+
+def pairs(runs: Sequence[Shown]) -> Iterator[Pair]:
+    """Every run against the nearest one above it that is called main or base, else the first.
+
+    Runs are compared within a model, a sequence length and a batch; those of a text with several
+    are compared within it.
+    """
+    bases: dict[object, Shown] = {}
+    texts = Counter(run.origin for run in runs)
+    for run in runs:
+        if (run.milliseconds, run.loss, run.pace.tokens_per_second) == (None, None, None):
+            continue
+        work = run.workload
+        text = run.origin if texts[run.origin] > 1 else ""
+        alike = (text, work.model, work.seq_len, work.global_batch)
+        base = bases.setdefault(alike, run)
+        if base is run or _BASE.search(_label(run)):
+            bases[alike] = run
+        else:
+            yield _ordered(base, run)
+
+
+def changes(pair: Pair) -> dict[str, float]:
+    """Head over base of what both logs tell, by name; loss and gradient norm at an equal last step.
+
+    time is that of a step, or the inverse of a rate.
+    """
+    found = {one.name.removesuffix(", median"): one.ratio for one in beside(*pair).changes}
+    ratios = {name: ratio for name, ratio in found.items() if ratio}
+    rate = ratios.get("tokens/s per device")
+    told = {"time": ratios.get("step time") or (1 / rate if rate else None)}
+    told["memory"] = ratios.get("allocated peak of a device")
+    base, head = (_last(run) for run in pair)
+    if base is not None and head is not None and base.step == head.step:
+        told |= {name: _over(getattr(base, name), getattr(head, name)) for name in _AT_A_STEP}
+    return {name: ratio for name, ratio in told.items() if ratio is not None}
+
+
+_AT_A_STEP = ("loss", "grad_norm")
+
+
+def _over(base: float | None, head: float | None) -> float | None:
+    """Of negative numbers, too, a rise is above 1."""
+    return None if not base or head is None else 1 + (head - base) / abs(base)
+
+
+def _last(run: Shown) -> ImportedStep | None:
+    steps = () if run.run is None else run.run.steps
+    return next((one for one in steps[::-1] if one.loss is not None), None)
+
+
+def _label(run: Shown) -> str:
+    return "" if run.run is None else run.run.provenance.label
+
+
+def _ordered(base: Shown, head: Shown) -> Pair:
+    """`No X` is what is new where `X` stands below it."""
+    taken = _TAKEN_AWAY.match(_label(base))
+    if taken is not None and _label(head).lower().startswith(taken["what"].lower()[:20]):
+        return head, base
+    return base, head

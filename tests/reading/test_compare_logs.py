@@ -1,0 +1,136 @@
+"""Logs named as files: read like those of import, and what two runs make doubtful."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bench.cli.comparing import show_comparison
+from bench.cli.verbs.judge import CompareRequest
+from bench.errors import NothingMeasuredError, UsageError
+from bench.resolve.presets import PRESETS
+from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
+from reports.comparisons.doubts import trade_off
+from reports.comparisons.flops import flops_doubt
+from reports.comparisons.imported import of_import
+
+LINE = (
+    "iteration {}/ 9 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): 300."
+    "0 | global batch size: 128 | lm loss: {} | grad norm: 1.5 |\n"
+)
+BASE = "".join(LINE.format(step, 800 + step, 2.5) for step in (3, 4, 5))
+HEAD = "".join(LINE.format(step, 700 + step, 2.25) for step in (3, 4, 5))
+TRAINER = "{{'loss': {}, 'grad_norm': 1.5, 'epoch': {}}}\n"
+
+
+def compared(capsys, base, head=None, *, as_json=True, **options):
+    asked = CompareRequest(base=str(base), head=None if head is None else str(head), **options)
+    replace(show_comparison(asked), as_json=as_json).show()
+    printed = capsys.readouterr().out
+    return json.loads(printed) if as_json else printed
+
+
+def test_two_logs_are_compared_without_a_folder_of_results(tmp_path: Path, capsys) -> None:
+    base, head = tmp_path / "base.log", tmp_path / "head.log"
+    base.write_text(BASE)
+    head.write_text(HEAD)
+    nowhere = tmp_path / "no-results"
+    found = compared(capsys, base, head, results=nowhere)
+    assert [one["name"] for one in found["side_by_side"]] == ["base", "head"]
+    time = found["parity"]["changes"][0]
+    assert (time["name"], time["base"], time["head"]) == ("step time, median", 804.0, 704.0)
+    (loss, _) = found["parity"]["differences"]
+    assert (loss["steps"], loss["largest"]) == (3, -0.25)
+    assert not nowhere.exists()
+
+
+def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) -> None:
+    page = tmp_path / "page.md"
+    blocks = [(f"**{name}** (as run):\n\n```\n", loss) for name, loss in
+              (("before", 1.5), ("after", 1.25), ("again", 1.5))]  # fmt: skip
+    lines = [TRAINER.format(loss - at / 8, at / 8) for _, loss in blocks for at in (1, 2)]
+    heads = [head for head, _ in blocks]
+    page.write_text("".join(
+        f"{head}{lines[2 * at]}{lines[2 * at + 1]}```\n\n" for at, head in enumerate(heads)
+    ))  # fmt: skip
+    found = compared(capsys, page)
+    assert [one["label"] for one in found["side_by_side"]] == [
+        "before (as run)", "after (as run)", "again (as run)",
+    ]  # fmt: skip
+    assert found["parity"]["differences"][0]["largest"] == -0.25
+    (further,) = found["further"]
+    assert further["differences"][0]["largest"] == 0.0
+    text = compared(capsys, page, as_json=False)
+    assert text.index("page.after against page.before") < text.index(
+        "page.again against page.before"
+    )
+
+
+def test_a_log_stands_beside_a_run_that_is_kept(store, tmp_path: Path, capsys) -> None:
+    steps = (ImportedStep(3, milliseconds=402.0, loss=2.5),)
+    log = Provenance(kind="imported", source="kept")
+    store.imports.write(ImportedRun("kept", Workload(framework="x"), log, steps))
+    path = tmp_path / "head.log"
+    path.write_text(BASE)
+    found = compared(capsys, "kept", path, results=store.root)
+    assert [one["name"] for one in found["side_by_side"]] == ["kept", "head"]
+    assert found["parity"]["changes"][0]["head"] == 804.0
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys) -> None:
+    one, none = tmp_path / "one.log", tmp_path / "none.log"
+    one.write_text(BASE)
+    none.write_text("hello\n")
+    with pytest.raises(UsageError, match="holds one run; name HEAD"):
+        compared(capsys, one)
+    with pytest.raises(NothingMeasuredError, match=r"none\.log holds no run"):
+        compared(capsys, one, none)
+    with pytest.raises(UsageError, match="--ignore is for sweeps, and a log is named"):
+        compared(capsys, one, one, ignore=("train.steps",))
+    with pytest.raises(UsageError, match="--arm is for sweeps, and a log is named"):
+        compared(capsys, one, one, arms=("base=main",))
+
+
+@pytest.mark.parametrize(
+    ("time", "memory", "says"),
+    [
+        (0.9, 1.125, "faster, but with more memory: time -10.00 %, peak of a device +12.50 %"),
+        (1.5, 0.5, "less memory, but slower: time +50.00 %, peak of a device -50.00 %"),
+        (0.9, 0.9, ""), (1.1, 1.1, ""), (0.995, 1.5, ""), (0.5, 1.005, ""), (None, 1.5, ""),
+        (0.5, None, ""),
+    ],
+)  # fmt: skip
+def test_what_speed_or_memory_is_bought_with_is_said(time, memory, says: str) -> None:
+    assert trade_off(time, memory) == says
+
+
+def run(model: str | None, seq_len: int | None, ranks: int | None, *, rate: float = 268.8):
+    """Numbers of Megatron-LM pull request 3067: Llama 8B, 1K, on one node of 8."""
+    work = Workload(framework="x", model=model, seq_len=seq_len, ranks=ranks, global_batch=128)
+    steps = (ImportedStep(100, milliseconds=2793.4, teraflops_per_device=rate),)
+    return of_import(ImportedRun("main", work, Provenance(kind="imported"), steps))
+
+
+def test_a_named_model_and_its_rate_imply_what_is_not_stated() -> None:
+    implied = "main: the FLOP formula gives sequence length 1,024 on 8 devices (Llama 8B, global"
+    assert flops_doubt(run("Llama 8B", 1024, None), PRESETS).startswith(implied)
+    assert flops_doubt(run("Llama 8B", None, 8), PRESETS).startswith(implied)
+    assert flops_doubt(run("Llama 8B", 1024, 8), PRESETS) == ""
+
+
+def test_what_is_stated_and_contradicts_the_rate_is_said() -> None:
+    said = flops_doubt(run("Llama 8B", 1024, 16), PRESETS)
+    assert "contradicts the FLOP formula: sequence length 1,024 on 16 devices would be 0.50" in said
+    assert flops_doubt(run("Llama 8B", 1024, 8, rate=268.8 * 1.015), PRESETS) == ""
+    assert "contradicts" in flops_doubt(run("Llama 8B", 1024, 8, rate=268.8 * 1.025), PRESETS)
+
+
+def test_no_model_is_invented() -> None:
+    for model in (None, "a sparse model", "Llama 9B", "Qwen3-8B"):
+        assert flops_doubt(run(model, 1024, None), PRESETS) == ""
+        assert flops_doubt(run(model, None, None), PRESETS) == ""
+    # No number of devices that is a power of two is within 2 %.
+    assert flops_doubt(run("Llama 8B", 1024, None, rate=200.0), PRESETS) == ""
