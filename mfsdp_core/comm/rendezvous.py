@@ -30,6 +30,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from mfsdp_core.errors import LifecycleError, MismatchedReadError
 
+_AS_REGISTERED = "as registered: "
 #: Characters of what a rank has said that an error quotes, and ranks that it quotes.
 _QUOTED, _QUOTED_RANKS = 600, 8
 #: Rendezvous made for a group in the order in which they are made, the same on all ranks.
@@ -147,20 +148,50 @@ class UnitRendezvous(_GroupRendezvous):
 class OrderAgreement(_GroupRendezvous):
     """Whether all ranks have seen their units run in the same order."""
 
+    #: Passes that are still compared.
+    _left = 4
+
     def is_same(self, order: Sequence[int]) -> bool:
         """Return once every rank has come here as often as this one: whether all have `order`.
 
         Raises:
             LifecycleError: not all have come within the time limit of the group.
         """
+        return not self._others(str(tuple(order)))
+
+    def is_same_pass(self, order: Sequence[int]) -> bool:
+        """As `is_same`, of the units that one of the first passes has run.
+
+        Raises:
+            LifecycleError: also where ranks differ and units run in another order than registered.
+        """
         if _is_alone(self._group, self._device):
             return True
+        self._left -= 1
+        if self._left < 0:
+            return False
+        known = _AS_REGISTERED if list(order) == sorted(order) else "in another order: "
+        said = self._others(f"{known}{tuple(order)}")
+        if any(not one.startswith(_AS_REGISTERED) for one in said.values()):
+            raise LifecycleError(
+                "units run in another order than they are registered, and before that order was "
+                "known ranks have left out different ones: "
+                + "; ".join(f"rank {rank} ran units {one}" for rank, one in said.items())
+                + ". Run all units on all ranks in the first pass, or name them in the order in "
+                "which they run in prefetch_order."
+            )
+        return not said
+
+    def _others(self, what: str) -> dict[int, str]:
+        if _is_alone(self._group, self._device):
+            return {}
         try:
-            return not self._rendezvous.come(str(order), self._group, self._device)
+            return self._rendezvous.come(what, self._group, self._device)
         except TimeoutError as error:
             raise LifecycleError(
-                f"ranks compare the order of their units before gradients are reduced, and {error}."
-                " Expected a backward pass of the model on every rank."
+                f"ranks compare the order of their units at the end of a forward pass, or before "
+                f"gradients are reduced, and {error}. Expected the same passes of the model on "
+                "every rank."
             ) from None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -136,6 +136,7 @@ class PrefetchOrder:
     runs several times keeps its first position.
 
     given: an order of the user's, which is never replaced; records: adopt the order that is seen.
+    agree: whether all ranks have seen a pass run the same units, in this order.
     """
 
     def __init__(
@@ -145,8 +146,10 @@ class PrefetchOrder:
         *,
         given: Sequence[int] | None = None,
         records: bool = True,
+        agree: Callable[[Sequence[int]], bool] = lambda _seen: True,
     ) -> None:
         self._units = units
+        self._agree = agree
         self._recording: list[int] = []
         self._ended: list[int] = []
         self._recorded = given is not None or not records
@@ -165,11 +168,13 @@ class PrefetchOrder:
             self._ended.append(unit)
 
     def finish_pass(self) -> None:
-        """Adopt the order of the pass that just ended, if it ran every unit."""
-        if not self._recorded and len(self._recording) == self._units:
-            ended = self._ended if len(self._ended) == self._units else self._recording
-            self._adopt(self._recording, list(reversed(ended)))
-            self._recorded = True
+        """Adopt the order of the pass that just ended, if it ran every unit on every rank."""
+        if not self._recorded:
+            agreed = self._agree(self._recording)
+            if agreed and len(self._recording) == self._units:
+                ended = self._ended if len(self._ended) == self._units else self._recording
+                self._adopt(self._recording, list(reversed(ended)))
+                self._recorded = True
         self._recording, self._ended = [], []
 
     def sequence(self, direction: Direction) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -137,6 +137,7 @@ def build_context(
         nest_units(units),
         given=given,
         records=schedule.prefetch_order == "recorded",
+        agree=_agreement_on_gathers(config, environment),
     )
     params = ParamPipeline(
         root,
@@ -162,7 +163,13 @@ def build_context(
             if config.reduction.asks_use
             else [],
         ),
-        GatherByModule(root, units, params, prefetch=schedule.prefetch)
+        GatherByModule(
+            root,
+            units,
+            params,
+            prefetch=schedule.prefetch,
+            agree=_agreement_on_gathers(config, environment),
+        )
         if schedule.gather_by_module
         else GatherByUnit(root, units, params),
         events=events,
@@ -177,6 +184,21 @@ def build_context(
         context.user_buffers = factory.user_buffers
         _see_to_registration(context, factory.user_buffers, config.allocation.registration)
     return context
+
+
+def _agreement_on_gathers(
+    config: ShardingConfig, environment: Environment
+) -> Callable[[Sequence[int]], bool]:
+    """Whether the ranks that gather together have seen the same order.
+
+    Without gathers in passes every rank may run the model alone, as for an evaluation.
+    """
+    strategy, dense = config.strategy, environment.dense
+    if not strategy.inner.gathers_every_use:
+        return lambda _seen: True
+    inner = dense.mesh.get_group(dense.mesh.ndim - 1)
+    group = dense.data_group if strategy.outer.shards_optimizer else inner
+    return OrderAgreement(group, environment.streams.device).is_same_pass
 
 
 def _usages(buckets: list[Bucket], environment: Environment) -> list[Usage]:

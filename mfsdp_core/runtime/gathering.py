@@ -18,6 +18,7 @@ still waiting for its own module. Ranks must run the same modules of a unit in t
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -112,13 +113,19 @@ class GatherByModule:
     """See [Note: gathering by module]."""
 
     def __init__(
-        self, root: Unit, units: list[Unit], params: ParamPipeline, *, prefetch: bool
+        self,
+        root: Unit,
+        units: list[Unit],
+        params: ParamPipeline,
+        *,
+        prefetch: bool,
+        agree: Callable[[Sequence[int]], bool],
     ) -> None:
         self.points = gather_points(root, units)
         self._params = params
         self._prefetch = prefetch
         parents = [None if p.around is None else p.around.index for p in self.points]
-        self._order = PrefetchOrder(len(self.points), backward_of_nested(parents))
+        self._order = PrefetchOrder(len(self.points), backward_of_nested(parents), agree=agree)
         self._waiting: list[Bucket] = []
         self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
 

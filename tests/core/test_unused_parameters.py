@@ -15,6 +15,7 @@ from mfsdp_core import (
     fully_shard_model,
     gather_full,
 )
+from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from oracle.beside_torch import WAYS, beside, own_batch
 from oracle.models import Block, Branched, loss
@@ -110,6 +111,32 @@ def test_a_head_that_is_read_in_front_of_the_units_as_well_is_reduced_last(strat
         pair.compare_gradients()
         pair.zero_grad()
         assert reduced.index("(root)/0") == len(reduced) - 1, reduced
+
+
+class Crossed(Branching):
+    """Runs its units in another order than they are registered."""
+
+    def forward(self, x: Tensor, left_out: int = -1) -> Tensor:
+        for position in (1, 0, 2):
+            if position != left_out:
+                x = self.blocks[position](x, True)
+        return self.aside(x)
+
+
+def test_ranks_leave_out_different_units_in_an_order_that_is_known_or_are_refused() -> None:
+    """Before a pass has shown the order on all ranks, each would gather in an order of its own."""
+    left_out = (-1, 2)[mesh(2).get_local_rank("dp")]
+    unknown = beside(Crossed, WAYS[3], units=[Branched]).model
+    with pytest.raises(LifecycleError, match=r"rank 1 ran units .*: \(1, 0\)\. .*prefetch_order"):
+        unknown(own_batch(0), left_out)
+    for given in ({}, {"prefetch_order": ["blocks.1", "blocks.0", "blocks.2"]}):
+        pair = beside(Crossed, WAYS[3], units=[Branched], unused_parameters="zero", **given)
+        if not given:
+            pair.model(own_batch(0))
+        for one in pair.both:
+            for step in range(2):
+                loss(one(own_batch(step), left_out)).backward()
+        pair.compare_gradients()
 
 
 @pytest.mark.parametrize("outer_strategy", [0, 1])
