@@ -40,7 +40,7 @@ from bench.models.initialisation import (
 )
 from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
 from bench.models.units import unit_classes
-from bench.spec import DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
+from bench.spec import SHARDED, DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
 
 
 @takes_meta
@@ -54,6 +54,10 @@ class MfsdpEngine(StockEngine):
         initial = model.state_dict() if values is None and _loses_values(resolved.dtypes) else None
         model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
         give_placeholders(model, device)
+        on_meta = any(parameter.is_meta for parameter in model.parameters())
+        if on_meta and not SHARDED[resolved.strategy]:
+            _make_codes(model)
+            on_meta = False
         self._accumulates = resolved.microbatches > 1
         switches = resolved.engine.settings_as(MfsdpSettings)
         self._registers = switches.nccl_ub and switches.manual_registration
@@ -67,6 +71,7 @@ class MfsdpEngine(StockEngine):
             zero_dp_strategy=resolved.strategy,
             outer_dp_sharding_strategy=resolved.engine.outer_strategy,
             mixed_precision_policy=_policy(resolved.dtypes, switches),
+            init_model_with_meta_device=on_meta,
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
             **_switches(switches),
@@ -227,6 +232,13 @@ def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPr
         if engine.recipe == "none"
         else mfsdp_core.Float8Reference(engine.recipe, engine.gather_precision),
     )
+
+
+def _make_codes(model: nn.Module) -> None:
+    """Of layers of Transformer Engine on the meta device, all at once."""
+    for module in model.modules():
+        if any(parameter.is_meta for parameter in module.parameters(recurse=False)):
+            module.reset_parameters()  # type: ignore[operator]
 
 
 def _loses_values(dtypes: ResolvedDtypes) -> bool:

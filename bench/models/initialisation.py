@@ -90,7 +90,10 @@ def materialise(model: nn.Module, device: torch.device) -> None:
 
 
 def give_placeholders(model: nn.Module, device: torch.device) -> None:
-    """Give parameters of `model` on the meta device a shape on `device`, and no memory."""
+    """Give parameters of `model` on the meta device a shape on `device`, and no memory.
+
+    Those that become codes of Transformer Engine stay there: the core makes them unit by unit.
+    """
 
     def placeholder(meta: Tensor) -> Tensor:
         zero = torch.zeros((), dtype=meta.dtype, device=device)
@@ -105,15 +108,24 @@ def give_placeholders(model: nn.Module, device: torch.device) -> None:
             stride=meta.stride(),
         )
 
-    _replace_meta(model, placeholder)
+    _replace_meta(model, placeholder, but=becomes_codes)
 
 
-def _replace_meta(model: nn.Module, make: Callable[[Any], Tensor]) -> None:
+def becomes_codes(module: nn.Module, meta: Tensor) -> bool:
+    """Whether a parameter of `module` is a matrix of a layer under `quantized_model_init`."""
+    return bool(getattr(module, "primary_weights_in_fp8", False)) and meta.dim() > 1
+
+
+def _replace_meta(
+    model: nn.Module,
+    make: Callable[[Any], Tensor],
+    but: Callable[[nn.Module, Tensor], bool] = lambda _module, _meta: False,
+) -> None:
     """Tied parameters stay one, and keep their attributes."""
     made: dict[int, nn.Parameter] = {}
     for module in model.modules():
         for attribute, meta in list(module._parameters.items()):
-            if meta is None or not meta.is_meta:
+            if meta is None or not meta.is_meta or but(module, meta):
                 continue
             if id(meta) not in made:
                 real = nn.Parameter(make(meta.detach()), requires_grad=meta.requires_grad)

@@ -7,13 +7,13 @@ their names. The package is not imported before a run needs it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from bench.models.decoder import Decoder, Recomputable
 from bench.spec import DtypeName, LinearLayers
@@ -28,32 +28,26 @@ _TE_RECIPES: Final = {
 }
 
 
-def exchange_layers(
-    model: Decoder, linear: LinearLayers, compute: DtypeName, device: torch.device
-) -> None:
+def exchange_layers(model: Decoder, linear: LinearLayers, compute: DtypeName) -> None:
     """Let Transformer Engine compute the projections of every layer, in place, if `linear` says so.
 
-    compute: the dtype that Transformer Engine decodes its codes to. device: where weights that are
-    kept as codes are made; all others stay on the meta device.
+    compute: the dtype that Transformer Engine decodes its codes to. The layers stay on the meta
+    device, and begin with zeros: values come from the model's rule.
     """
     if linear.kind == "transformer_engine":
         dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
-        _to_transformer_engine(model, linear, dtype, device)
+        _to_transformer_engine(model, linear, dtype)
 
 
-def _to_transformer_engine(
-    model: Decoder, linear: LinearLayers, compute: torch.dtype, device: torch.device
-) -> None:
+def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.dtype) -> None:
     te = importlib.import_module("transformer_engine.pytorch")
     recipes = importlib.import_module("transformer_engine.common.recipe")
     recipe = getattr(recipes, _TE_RECIPES[linear.recipe])()
-    made_on = device if linear.quantised_weights else torch.device("meta")
-    for prefix, parent in list(model.named_modules()):
+    for parent in list(model.layers.modules()):
         for name, layer in parent.named_children():
-            if prefix.startswith("layers.") and isinstance(layer, nn.Linear):
-                values = partial(_write, model, f"{prefix}.{name}.weight")
+            if isinstance(layer, nn.Linear):
                 with te.quantized_model_init(linear.quantised_weights, recipe, True):
-                    setattr(parent, name, _te_linear(te, layer, compute, made_on, values))
+                    setattr(parent, name, _te_linear(te, layer, compute))
     model.precision = lambda: te.autocast(enabled=True, recipe=recipe)
     for layer in model.layers:
         if isinstance(layer, Recomputable):
@@ -80,24 +74,13 @@ def recompute_contexts(
     return forward, recompute()
 
 
-def _write(model: Decoder, name: str, weight: Tensor) -> None:
-    if model.initial_values is not None and not weight.is_meta:
-        model.initial_values.fill_(weight.detach(), name)
-
-
-def _te_linear(
-    te: Any,
-    layer: nn.Linear,
-    compute: torch.dtype,
-    device: torch.device,
-    values: Callable[[Tensor], None],
-) -> nn.Module:
+def _te_linear(te: Any, layer: nn.Linear, compute: torch.dtype) -> nn.Module:
     made: nn.Module = te.Linear(
         layer.in_features,
         layer.out_features,
-        init_method=values,
+        init_method=nn.init.zeros_,
         bias=False,
         params_dtype=compute,
-        device=device,
+        device="meta",
     )
     return made

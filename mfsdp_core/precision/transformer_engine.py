@@ -44,6 +44,14 @@ GATHERED: Mapping[str, tuple[tuple[str, frozenset[Direction]], ...]] = {
         ("_columnwise_data", frozenset({"backward"})),
     ),
 }
+#: By class of the recipe: what its weights become.
+_KINDS: Mapping[str, str] = {
+    "DelayedScaling": "Float8Tensor",
+    "Float8CurrentScaling": "Float8Tensor",
+    "Float8BlockScaling": "Float8BlockwiseQTensor",
+    "MXFP8BlockScaling": "MXFP8Tensor",
+    "NVFP4BlockScaling": "NVFP4Tensor",
+}
 _HIGH_PRECISION = ("get_high_precision_init_val", "clear_high_precision_init_val")
 
 
@@ -53,20 +61,36 @@ def is_primary(tensor: torch.Tensor) -> bool:
     return module is not None and isinstance(tensor, module.QuantizedTensor)
 
 
-def check_primary(name: str, weight: torch.Tensor) -> None:
-    """Refuse what cannot be sharded as codes.
+def primary_kind(module: Any, weight: torch.Tensor) -> str:
+    """The class that `weight` has, or gets when `module` leaves the meta device; "" for plain ones.
+
+    Layers under `quantized_model_init` on the meta device have plain weights until they are reset;
+    of their parameters the matrices become codes.
+    """
+    if is_primary(weight):
+        return type(weight).__name__
+    quantises = getattr(module, "primary_weights_in_fp8", False)
+    if not (quantises and weight.is_meta and weight.dim() > 1):
+        return ""
+    recipe = type(module.fp8_meta["recipe"]).__name__
+    return _KINDS.get(recipe, recipe)
+
+
+def check_primary(name: str, weight: torch.Tensor, kind: str) -> None:
+    """Refuse what cannot be sharded as codes. kind: of `primary_kind`.
 
     Raises:
         CapabilityNotBuiltError: a kind of tensor that is not built.
         ConfigurationError: its columns were never made.
     """
-    kind = type(weight).__name__
     if kind not in GATHERED:
         raise CapabilityNotBuiltError(
             f"{name} is a {kind} of Transformer Engine. Weights that are kept as codes alone are "
             f"built for {', '.join(GATHERED)}. Use another recipe in quantized_model_init(), or "
             "make the model outside of it: layers then quantise weights that travel as they are."
         )
+    if weight.is_meta:
+        return
     missing = [attribute for attribute, _ in GATHERED[kind] if getattr(weight, attribute) is None]
     if missing:
         raise ConfigurationError(

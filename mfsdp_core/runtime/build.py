@@ -39,8 +39,8 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import (
     PrimaryBucket,
     check_primary,
-    is_primary,
     payloads_of,
+    primary_kind,
 )
 from mfsdp_core.runtime.bucket import Bucket, ManagedParameter, move_parameters
 from mfsdp_core.runtime.bucket_spec import BucketSpec
@@ -336,10 +336,15 @@ class _BucketFactory:
         self, plan: BucketPlan, members: list[ManagedParameter], axes: DataParallelAxes
     ) -> tuple[tuple[Payload, ...], Callable[[Shard], BucketCodec]]:
         """What gathers of a bucket send, as far as is known, and what makes its codec."""
-        weights, layout = [managed.raw for managed in members], plan.layout
+        layout = plan.layout
         if plan.primary:
             keeps = self._config.keeps_transposes
-            make = partial(PrimaryBucket, weights, axes.data_group, keeps_copies=keeps)
+
+            def make(shard: Shard) -> BucketCodec:
+                # Not before: weights on the meta device have other tensors until then.
+                now = [managed.raw for managed in members]
+                return PrimaryBucket(now, axes.data_group, shard, keeps_copies=keeps)
+
             return payloads_of(plan.primary, layout), make
         codec = self._policy.weight_codec if plan.is_encoded else None
         if codec is None:
@@ -450,18 +455,13 @@ def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisio
 
     Raises:
         ConfigurationError: without main weights, which codes are made of after every step.
-        CapabilityNotBuiltError: beside tensor parallelism, or for meta tensors.
+        CapabilityNotBuiltError: a kind that is not built, or beside tensor parallelism.
     """
     name, raw = found.names[0], found.raw
-    quantises = any(getattr(m, "primary_weights_in_fp8", False) for m in found.holders.values())
-    if quantises and raw.is_meta:
-        raise CapabilityNotBuiltError(
-            f"{name} of Transformer Engine's quantized_model_init() is on the meta device. That is "
-            "not built: make the model on its device."
-        )
-    if not is_primary(raw):
+    kind = next((k for m in found.holders.values() if (k := primary_kind(m, raw))), "")
+    if not kind:
         return ""
-    check_primary(name, raw)
+    check_primary(name, raw, kind)
     if environment.dense.tensor_group is not None:
         raise CapabilityNotBuiltError(
             f"{name} is kept as codes by Transformer Engine. That is not built with tp_dim: make "
@@ -472,7 +472,7 @@ def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisio
             f"{name} is kept as codes by Transformer Engine, and main_params_dtype=None leaves no "
             "weights for the optimizer. Use MixedPrecisionPolicy(main_params_dtype=torch.float32)."
         )
-    return type(raw).__name__
+    return kind
 
 
 def _manage(

@@ -68,6 +68,9 @@ def model(recipe: str, recompute: str, *, quantised: bool = False, **shape: Any)
     )
     cpu = torch.device("cpu")
     made, _ = run_model(resolve_anywhere(spec), cpu)
+    for layer in made.modules():
+        if isinstance(layer, transformer_engine.Linear):
+            layer.reset_parameters()
     materialise(made, cpu)
     return made
 

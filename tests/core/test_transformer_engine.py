@@ -296,11 +296,6 @@ def no_columns(layer: Any) -> None:
     layer.weight._columnwise_data = None
 
 
-def on_meta(layer: Any) -> None:
-    layer.weight = nn.Parameter(torch.empty(144, 32, device="meta"))
-    layer.reset_parameters = lambda: None
-
-
 @pytest.mark.parametrize(
     ("change", "options", "error", "words"),
     [
@@ -310,10 +305,6 @@ def on_meta(layer: Any) -> None:
         ),
         (another_kind, {}, CapabilityNotBuiltError, "NVFP4Tensor"),
         (no_columns, {}, ConfigurationError, "_columnwise_data"),
-        (
-            *(on_meta, {"init_model_with_meta_device": True}),
-            *(CapabilityNotBuiltError, "meta device"),
-        ),
     ],
 )
 def test_what_is_not_built_is_refused_in_words(
@@ -325,6 +316,23 @@ def test_what_is_not_built_is_refused_in_words(
             change(model[0].up)
         with pytest.raises(error, match=words):
             sharded(model, "fsdp", FLAT, **options)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_layers_on_the_meta_device_become_codes_unit_by_unit(recipe: str) -> None:
+    """With the losses of a model that was made on its device."""
+    found = []
+    for device in ("cpu", "meta"):
+        with te.installed(), te.quantized_model_init(True, RECIPES[recipe](), True):
+
+            def layer(rows: int, columns: int, bias: bool = True, on: str = device) -> te.Linear:
+                ones = nn.init.ones_
+                return te.Linear(rows, columns, False, ones, bias, torch.float32, on)
+
+            model: Any = drawn(layer)
+            ours = sharded(model, "fsdp", FLAT, init_model_with_meta_device=device == "meta")
+            found.append(ours(batch(0, 0)).sum().item())
+    assert found[0] == found[1] != 0
 
 
 def test_main_weights_without_the_drawn_values_are_warned_about() -> None:

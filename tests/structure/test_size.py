@@ -13,15 +13,15 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15467, ("mfsdp_core/",)),
+    "mfsdp_core": (15491, ("mfsdp_core/",)),
     "bench: spec, resolve": (3260, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4185, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
         "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
         "bench/__init__.py",
     )),
-    "bench: models, data": (1846, ("bench/models/", "bench/data/")),
-    "bench: engines": (2071, ("bench/engines/",)),
+    "bench: models, data": (1841, ("bench/models/", "bench/data/")),
+    "bench: engines": (2083, ("bench/engines/",)),
     "bench: meters, worker, loop": (2567, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3904, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7421, (
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (710, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (43784, ("tests/",)),
+    "tests": (43814, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

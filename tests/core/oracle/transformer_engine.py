@@ -275,15 +275,32 @@ class Linear(nn.Module):
         super().__init__()
         self.fuse_wgrad_accumulation = fuse_wgrad_accumulation
         self.primary_weights_in_fp8 = _STATE.quantises
+        self.preserve_high_precision_init_val = _STATE.preserves
+        self.fp8_meta = {"recipe": _STATE.recipe}
+        self._init = init_method or (lambda tensor: nn.init.normal_(tensor, 0.0, 0.023))
         values = torch.empty(out_features, in_features, dtype=params_dtype, device=device)
-        (init_method or (lambda tensor: nn.init.normal_(tensor, 0.0, 0.023)))(values)
         self.weight = nn.Parameter(values)
-        if _STATE.quantises:
-            self.weight = nn.Parameter(quantized(values, _STATE.recipe))
-            if _STATE.preserves:
-                _keep(self.weight, values.detach().cpu())
         zeros = torch.zeros(out_features, dtype=params_dtype, device=device)
         self.bias = nn.Parameter(zeros) if bias else None
+        if not values.is_meta:
+            self.reset_parameters()
+
+    @torch.no_grad()
+    def reset_parameters(self, defer_init: bool = False) -> None:
+        """Draw all values; weights become codes, in parameters that are made anew."""
+        if defer_init:
+            return
+        values = self.weight.data
+        values = torch.empty_like(values, device="cpu") if values.is_meta else values
+        self._init(values)
+        if self.primary_weights_in_fp8:
+            self.weight = nn.Parameter(quantized(values, self.fp8_meta["recipe"]))
+            if self.preserve_high_precision_init_val:
+                _keep(self.weight, values.detach().cpu())
+        else:
+            self.weight = nn.Parameter(values)
+        if self.bias is not None:
+            self.bias = nn.Parameter(torch.zeros_like(self.bias, device="cpu"))
 
     def get_extra_state(self) -> Tensor:
         """What a checkpoint has besides weights: scales, as bytes."""
