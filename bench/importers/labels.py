@@ -25,6 +25,36 @@ _SEQUENCE = re.compile(
     re.IGNORECASE,
 )
 
+_DEVICE = (
+    r"(?P<device>(?:(?:NVIDIA|AMD|Intel)\s)?(?:Instinct\s)?"
+    r"(?:A(?:10G?|30|40|100|800)|H(?:20|100|200|800)|B[123]00|G[BH][23]00|L40S?|L4|V100"
+    r"|MI\d{3}[AX]?|RTX\s?\w{4,5}|TPU\sv\d\w?)"
+    r"(?:[\s-](?:SXM\d?|PCIe|NVL\d*|HBM\d\w?|\d{2,3}\s?GB))*)s?\b"
+)
+_THINGS = r"(?:GPUs?|ranks|devices|accelerators|processes|chips)\b"
+_TIMES = r"\s*[x\u00d7*]\s*"
+_COUNT = r"(?<![\w.,-])(?P<count>\d{1,6})"
+_EACH = r"(?:\s(?:per|a|each|/)\s?node|/node|\seach)"
+# How people write how many devices there are, and which: the first of these that a text has.
+_DEVICES = tuple(
+    re.compile(form, re.IGNORECASE)
+    for form in (
+        # nodes, and devices of each
+        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}})\snodes?(?:{_TIMES}|\s(?:of|with)\s)(?P<count>\d{{1,3}})"
+        rf"(?:(?:{_TIMES}|\s){_DEVICE}|\s{_THINGS}|(?![\w.]))",
+        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}})\snodes?\W+(?P<count>\d{{1,3}})(?:{_TIMES}|\s)"
+        rf"(?:{_DEVICE}(?:\s{_THINGS})?|{_THINGS}){_EACH}",
+        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}}){_TIMES}(?P<count>\d{{1,3}})(?:{_TIMES}|\s)"
+        rf"(?:{_DEVICE}|{_THINGS})",
+        # all devices
+        rf"{_COUNT}(?:{_TIMES}|\s){_DEVICE}(?!\s?(?:{_THINGS})?{_EACH})",
+        rf"{_DEVICE}{_TIMES}(?P<count>\d{{1,6}})(?![\w.])",
+        rf"{_COUNT}\s{_THINGS}(?!{_EACH})",
+        r"\b(?:world[\s_-]?size|(?:n|num_?)gpus?|gpus)\s?[=:]?\s?(?P<count>\d{1,6})(?![\w.])",
+    )
+)
+_ONLY_DEVICE = re.compile(rf"\b{_DEVICE}", re.IGNORECASE)
+
 
 def label_of(line: str, *, alone: bool = False) -> str | None:
     """The label that the line is, None if it is none. alone: between empty lines."""
@@ -56,7 +86,25 @@ def facts_of(label: str) -> dict[str, Any]:
     if sequence := _SEQUENCE.search(label):
         text, thousand = (sequence["a"] or sequence["b"]), (sequence["ak"] or sequence["bk"])
         found["seq_len"] = int(text.replace(",", "")) * (1024 if thousand else 1)
-    return found
+    return found | _devices_of(label)
+
+
+def _devices_of(label: str) -> dict[str, Any]:
+    """`8x H100`, `2 nodes x 8`, `world size 16`: nothing where a label has two such counts."""
+    for form in _DEVICES:
+        if matches := list(form.finditer(label)):
+            said = matches[0].groupdict()
+            counts = {int(one["count"]) * int(one.groupdict().get("nodes") or 1) for one in matches}
+            device = said.get("device") or _device_of(label)
+            ranks = {"ranks": counts.pop()} if len(counts) == 1 else {}
+            return ranks | ({"device": device} if device else {})
+    device = _device_of(label)
+    return {"device": device} if device else {}
+
+
+def _device_of(label: str) -> str | None:
+    names = {match["device"] for match in _ONLY_DEVICE.finditer(label)}
+    return names.pop() if len(names) == 1 else None
 
 
 def as_name(label: str, most: int = 48) -> str:
