@@ -36,26 +36,32 @@ MARKDOWN_NAME = "report.md"
 
 SECTIONS: list[Callable[[Findings], Section | None]] = [
     what_ran,
+    # Is it equal?
+    parity_section,
+    switches_section,
+    validation_section,
+    # Is it faster?
     arms_section,
     cells_section,
     comparison,
-    parity_section,
-    switches_section,
+    # What does it cost?
     memory_section,
-    phases_section,
     counts_section,
+    phases_section,
     imported_section,
     nodes_section,
     communication_section,
+    # Which kernels?
     gradient_sums_section,
     nccl_section,
-    validation_section,
+    # What was not measured?
     unmeasured,
     method,
     reproduce,
     appendix,
 ]
-"""In reading order. A section is a function of what was found; None where it has nothing to say."""
+"""In the order in which a reviewer asks. A section is a function of what was found; None where it
+has nothing to say."""
 
 
 @dataclass(frozen=True)

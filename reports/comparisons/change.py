@@ -13,7 +13,7 @@ time, and a loss that moved.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bench.derive.metrics import (
     GRAD_NORM,
@@ -182,17 +182,40 @@ def _row(change: Change, others: Sequence[Metric]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Flag:
-    """One trade-off of one cell: what it is called, the numbers and the runs behind it."""
+    """One trade-off of one cell: what it is called, the numbers and the runs behind it.
+
+    changes: the numbers by title; empty where `numbers` is a sentence.
+    """
 
     cell: str
     verdict: str
     numbers: str
     runs: str = ""
+    changes: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def text(self) -> str:
         """The whole flag as one phrase."""
         return f"{self.verdict}: {self.numbers}" + (f" ({self.runs})" if self.runs else "")
+
+
+def flag_table(flags: Sequence[Flag]) -> Table:
+    """A row per trade-off; a sentence has a column of its own."""
+    titles = list(dict.fromkeys(title for flag in flags for title in flag.changes))
+    sentences = ["what"] if any(not flag.changes for flag in flags) else []
+    rows = (
+        (
+            flag.cell,
+            flag.verdict,
+            *(["" if flag.changes else flag.numbers] if sentences else []),
+            flag.runs,
+            *(flag.changes.get(title, "") for title in titles),
+        )
+        for flag in flags
+    )
+    return Table.of(
+        ("cell", "trade-off", *sentences, "runs", *titles), rows, left=3 + len(sentences)
+    )
 
 
 def threshold(metric: Metric) -> float:
@@ -220,11 +243,12 @@ def tradeoff_flags(
 
 
 def _flags(change: Change, parity: ParityRow | None) -> list[Flag]:
-    found = [_speed_against_memory(change), _loss_moved(change, parity)]
-    return [Flag(change.head.name, *flag) for flag in found if flag]
+    moved = _loss_moved(change, parity)
+    found = [_speed_against_memory(change), Flag(change.head.name, *moved) if moved else None]
+    return [flag for flag in found if flag is not None]
 
 
-def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
+def _speed_against_memory(change: Change) -> Flag | None:
     held = {LIVE_STORAGE: change.others.get(LIVE_STORAGE.name)}
     if change.memory_metric is not None:
         held = {change.memory_metric: change.memory_change} | held
@@ -247,8 +271,10 @@ def _speed_against_memory(change: Change) -> tuple[str, str, str] | None:
         verdict = f"less {less[0]}, but more {more[0]}"
     else:
         return None
-    memory = ", ".join(f"{m.title} {quantity.change(moved)}" for m, moved in known.items())
-    return verdict, f"throughput {quantity.change(speed)}, {memory}", change.sample_note
+    moved = {"throughput": speed} | {m.title: v for m, v in known.items()}
+    texts = {title: quantity.change(one) for title, one in moved.items()}
+    numbers = ", ".join(f"{title} {text}" for title, text in texts.items())
+    return Flag(change.head.name, verdict, numbers, change.sample_note, texts)
 
 
 def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:

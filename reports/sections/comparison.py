@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.store import DamagedRecordError
-from reports.comparisons.change import Change, change_table
+from reports.comparisons.change import Change, change_table, flag_table
 from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.findings import Findings
 from reports.gates.gate_text import METHOD, verdict_blocks
@@ -98,15 +98,9 @@ def _flags(findings: Findings) -> list[Block]:
     heading = Heading("Trade-offs")
     if not findings.flags:
         return [heading, Paragraph("None beyond the thresholds (see How to read the numbers).")]
-    by_verdict: dict[tuple[str, str], list[str]] = {}
-    for flag in findings.flags:
-        cells = by_verdict.setdefault((flag.verdict, flag.runs), [])
-        cells.append(f"{flag.cell} ({flag.numbers})")
-    items = (
-        (f"{verdict} ({runs})" if runs else verdict, "; ".join(cells))
-        for (verdict, runs), cells in by_verdict.items()
-    )
-    return [heading, Bullets(tuple(items))]
+    table, alike = folded(flag_table(findings.flags))
+    said: list[Block] = [Paragraph(f"In every row: {alike}.")] if alike else []
+    return [heading, *said, TableBlock(table)]
 
 
 def _figures(findings: Findings) -> list[Block]:

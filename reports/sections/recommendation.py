@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
 from statistics import fmean
 
 from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
@@ -24,6 +26,7 @@ from reports.comparisons.change import (
 )
 from reports.comparisons.parity import ParityGroup
 from reports.findings import Findings
+from reports.gates.cause import causes
 from reports.gates.cell_samples import cell_samples
 from reports.gates.gate import GateResult, case_of
 from reports.gates.gate_table import interval_text
@@ -32,46 +35,100 @@ from reports.gates.noise import calibrations
 from reports.gates.pairing import Pair
 from reports.gates.policy import DEFAULT_ALPHA, Policy
 from reports.renderers import quantity
+from reports.renderers.document import Block, Bullets, Code, Paragraph
 from reports.statistics.estimate import smallest_deciding_n
+from reports.views.machine import busiest_start
 
 _NONE = "No recommendation: "
+_Reasons = list[tuple[str, str]]
 
 
-def recommendation(findings: Findings) -> str:
-    """One sentence or two."""
+@dataclass(frozen=True)
+class Recommendation:
+    """What a reader takes away.
+
+    lead: one short sentence. reasons: what it rests on, and how sure that is, by name. command:
+    shows the numbers behind it, or decides what is open; "" for none.
+    """
+
+    lead: str
+    reasons: tuple[tuple[str, str], ...] = ()
+    command: str = ""
+
+    @property
+    def blocks(self) -> list[Block]:
+        """The sentence, its command, its reasons."""
+        found: list[Block] = [Paragraph(self.lead, tone="lead")]
+        found += [Bullets(self.reasons)] if self.reasons else []
+        return found + ([Code(self.command)] if self.command else [])
+
+
+def recommendation(findings: Findings) -> Recommendation:
+    """Of arms by the gate, else of cells by their runs."""
     if findings.judged:
-        return _of_arms(findings.judged)
+        return _of_arms(findings)
     if not findings.measured and not findings.finished:
-        return "No recommendation. Nothing was measured."
+        return Recommendation(_NONE + "nothing was measured.")
     return _of_cells(findings)
 
 
-def _of_arms(judged: Sequence[GateResult]) -> str:
+def _of_arms(findings: Findings) -> Recommendation:
+    judged, arm = findings.judged, partial(_arm, findings)
     better = [one for one in judged if one.passed and _improved(one)]
     if better:
         best = min(better, key=_mean_log_time)
-        text = f"Recommended: {best.sides.head}. Against {best.sides.base}, {_decided(best)}."
-        others = [one.sides.head for one in better if one is not best]
+        reasons = _decided(best)
+        others = [arm(one.sides.head) for one in better if one is not best]
         if others:
-            text += f" {', '.join(others)} improved too; heads are not judged against each other."
-        return text
+            text = f"{', '.join(others)} improved too; heads are not judged against each other"
+            reasons.append(("other arms", text))
+        lead = f"Recommended: {arm(best.sides.head)} in the place of {arm(best.sides.base)}."
+        return Recommendation(lead, tuple(reasons), _gate_command(findings, best))
     faster = [one for one in judged if _is_faster_at_a_price(one)]
     if faster:
         best = min(faster, key=_mean_log_time)
-        text = (
-            f"{_NONE}a trade. Against {best.sides.base}, {best.sides.head}: "
-            f"{_by_metric(best, _times(best))}; but {_by_metric(best, best.of('regressed'))}."
-        )
-        if best.failed:
-            text += " Not everything was measured."
-        also = [one.sides.head for one in faster if one is not best]
-        others = [f"{one.sides.head}: {_why_not(one)}" for one in judged if one not in faster]
-        text += f" Faster at a price too: {', '.join(also)}." if also else ""
-        return text + (f" The others: {'; '.join(others)}." if others else "")
+        reasons = _by_metric(best, _times(best)) + _by_metric(best, best.of("regressed"))
+        reasons += [("open", "not everything was measured")] if best.failed else []
+        reasons += [
+            ("faster at a price too", arm(one.sides.head)) for one in faster if one is not best
+        ]
+        reasons += [(arm(one.sides.head), _why_not(one)) for one in judged if one not in faster]
+        lead = f"{_NONE}{arm(best.sides.head)} is faster than {arm(best.sides.base)}, at a price."
+        return Recommendation(lead, tuple(reasons), _gate_command(findings, best))
+    worst = max(judged, key=_mean_log_time)
     if all(one.regressed for one in judged):
-        worst = max(judged, key=_mean_log_time)
-        return f"Recommended: {worst.sides.base}. {worst.sides.head}: {_decided(worst)}."
-    return _NONE + "; ".join(f"{one.sides.head}: {_why_not(one)}" for one in judged) + "."
+        lead = f"Recommended: {arm(worst.sides.base)}, since {arm(worst.sides.head)} regressed."
+        return Recommendation(lead, tuple(_decided(worst)), _gate_command(findings, worst))
+    if len(judged) == 1:
+        lead = f"{_NONE}{arm(worst.sides.head)} is not decided."
+        if not (worst.failed or worst.regressed or worst.undecided):
+            lead = f"{_NONE}{arm(worst.sides.head)} is equivalent in all that is required."
+            return Recommendation(lead, (), _gate_command(findings, worst))
+        needed = smallest_deciding_n(DEFAULT_ALPHA, paired=True, tests=len(worst.sides.pairs))
+        more = _with_repeats(findings, needed) if worst.undecided and not worst.failed else ""
+        command = more or _gate_command(findings, worst)
+        return Recommendation(lead, (("why", _why_not(worst)),), command)
+    reasons = [(arm(one.sides.head), _why_not(one)) for one in judged]
+    return Recommendation(f"{_NONE}no arm passed and improved.", tuple(reasons))
+
+
+def _arm(findings: Findings, side: str) -> str:
+    """A side by its arm alone, where the report is on one sweep."""
+    if len(findings.sweeps) > 1:
+        return side
+    return f"arm {side.removeprefix(f'{findings.sweeps[0].id} [').removesuffix(']')}"
+
+
+def _gate_command(findings: Findings, judged: GateResult) -> str:
+    """What prints the verdicts of `judged`; "" where its sweep is not one of the report's."""
+    for sweep in findings.sweeps:
+        arms = [
+            name.removeprefix(f"{sweep.id} [") for name in (judged.sides.base, judged.sides.head)
+        ]
+        base, head = (arm.removesuffix("]") for arm in arms)
+        if {base, head} <= set(sweep.arms):
+            return shlex.join(["mfsdp-bench", "gate", sweep.id, "--base", base, "--head", head])
+    return ""
 
 
 def _improved(result: GateResult) -> list[Judgement]:
@@ -95,24 +152,28 @@ def _mean_log_time(result: GateResult) -> float:
     return fmean(map(math.log, ratios)) if ratios else 0.0
 
 
-def _decided(result: GateResult) -> str:
-    return _by_metric(result, result.of("regressed") or _improved(result))
+def _decided(result: GateResult) -> _Reasons:
+    """What regressed, by its place where that is known; else what improved."""
+    if not result.regressed:
+        return _by_metric(result, _improved(result))
+    found = causes(result)
+    placed: _Reasons = [("regressed", one.text) for one in found if one.file]
+    return placed + _by_metric(result, [row for one in found if not one.file for row in one.rows])
 
 
-def _by_metric(result: GateResult, wanted: Sequence[Judgement]) -> str:
+def _by_metric(result: GateResult, wanted: Sequence[Judgement]) -> _Reasons:
     """What improved or regressed, by metric, each with the cell whose change is smallest."""
     by_metric: dict[str, list[Judgement]] = {}
     for one in wanted:
         by_metric.setdefault(one.metric, []).append(one)
     cells = len({one.cell for one in result.judgements})
-    texts = []
+    reasons = []
     for metric, found in by_metric.items():
         least = min(found, key=lambda one: abs(one.change or 0.0))
         many = f"{len(found)} of {quantity.counted(cells, 'cell')}"
-        texts.append(
-            f"{metric} {least.verdict} in {many}, least in {least.cell} ({_of_judgement(least)})"
-        )
-    return "; ".join(texts)
+        where = f", least in {least.cell}" if len(found) > 1 else ""
+        reasons.append((metric, f"{least.verdict} in {many}{where}: {_of_judgement(least)}"))
+    return reasons
 
 
 def _of_judgement(one: Judgement) -> str:
@@ -131,7 +192,7 @@ def _why_not(result: GateResult) -> str:
     if result.failed:
         return "not everything was measured"
     if result.regressed:
-        return _decided(result)
+        return "; ".join(f"{metric} {text}" for metric, text in _decided(result))
     open_cells = result.of("inconclusive")
     if open_cells:
         cells = quantity.counted(len({one.cell for one in result.judgements}), "cell")
@@ -142,7 +203,7 @@ def _why_not(result: GateResult) -> str:
     return "equivalent in all that is required"
 
 
-def _of_cells(findings: Findings) -> str:
+def _of_cells(findings: Findings) -> Recommendation:
     compared = [row for group in findings.parity for row in group.compared]
     agreeing = [row for row in compared if row.verdict == "parity"]
     if not agreeing:
@@ -151,32 +212,36 @@ def _of_cells(findings: Findings) -> str:
             if compared
             else "no two cells are of one dtype policy"
         )
-        return f"{_NONE}{why}."
+        return Recommendation(f"{_NONE}{why}.")
     changes = _in_parity(findings, _of_one_policy(findings))
     if changes and not _is_single(changes):
-        return _of_intervals(changes, _step_times(changes, findings.store))
+        return _of_intervals(findings, changes)
     return _of_single_runs(findings, len(agreeing), len(compared))
 
 
-def _of_single_runs(findings: Findings, agreeing: int, compared: int) -> str:
+def _of_single_runs(findings: Findings, agreeing: int, compared: int) -> Recommendation:
     """Losses, memory and bytes repeat from run to run: one run decides them, and no time."""
-    of_all = f"{agreeing} of {quantity.counted(compared, 'cell')}"
-    losses = f"the losses of {of_all} agree with the reference's"
-    decided = "; ".join([losses, *filter(None, map(_least_memory, findings.parity))])
     needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=compared)
-    return (
-        f"Decided by one run of each cell: {decided}. Not decided: step times, which "
-        f"{needed} runs of each could ({_with_repeats(findings, needed)})."
-    )
+    of_all = f"{agreeing} of {quantity.counted(compared, 'cell')}"
+    reasons = [
+        ("losses", f"those of {of_all} agree with the reference's"),
+        *((f"memory, {g.label}", text) for g in findings.parity if (text := _least_memory(g))),
+        ("step times", f"not decided: {needed} runs of each cell could"),
+    ]
+    lead = "One run of each cell decides losses, memory and bytes, and no step time."
+    return Recommendation(lead, tuple(reasons), _with_repeats(findings, needed))
 
 
 def _with_repeats(findings: Findings, repeats: int) -> str:
-    """The command of the latest run, with so many repeats; where none is recorded, by its sweep."""
+    """The command of the latest run with so many repeats; "" where none is recorded."""
     records = [run.record for cell in findings.finished for run in cell.finished]
     latest = max(records, key=lambda record: record.status.started_utc)
     words = [str(word) for word in latest.environment.get("argv") or ()][1:]
-    if words[:1] != ["run"] or "--repeat" in words:
-        words = ["run", findings.sweeps[0].id]
+    if words[:1] != ["run"]:
+        return ""
+    if "--repeat" in words[:-1]:
+        at = words.index("--repeat")
+        words = words[:at] + words[at + 2 :]
     return shlex.join(["mfsdp-bench", *words, "--repeat", str(repeats)])
 
 
@@ -189,19 +254,23 @@ def _least_memory(group: ParityGroup) -> str:
     least = min(alike, key=lambda cell: cell.value(metric) or math.inf)
     change = change_between(group.reference, least)
     if not _memory_saved(change):
-        return f"{group.label}: no cell needs less memory than {group.reference.name}"
+        return f"no cell needs less than {group.reference.name}"
     sent = change.others.get(WIRE_BYTES.name)
     return (
-        f"{group.label}: {least.name} needs least memory ({metric.title} "
-        f"{quantity.change(change.memory_change)} against {group.reference.name}"
-        + (f", bytes sent {quantity.change(sent)})" if sent is not None else ")")
+        f"{least.name} needs least: {metric.title} {quantity.change(change.memory_change)} against "
+        f"{group.reference.name}"
+        + (f", for bytes sent {quantity.change(sent)}" if sent is not None else "")
     )
 
 
 def fastest_so_far(findings: Findings) -> list[str]:
-    """Of single runs, one sentence per dtype policy against its own reference; else nothing."""
+    """Of single runs, one sentence per dtype policy against its own reference; else nothing.
+
+    Nothing either where the machine was busy with other work.
+    """
     changes = _in_parity(findings, _of_one_policy(findings))
-    if findings.judged or not _is_single(changes):
+    is_busy = busiest_start(run.record for cell in findings.cells for run in cell.runs)
+    if findings.judged or is_busy or not _is_single(changes):
         return []
     by_base: dict[str, list[Change]] = {}
     for change in changes:
@@ -249,42 +318,46 @@ def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgemen
     return judge_intervals(cases, STEP_TIME, rule, policy.alpha)
 
 
-def _of_intervals(changes: Sequence[Change], times: Sequence[Judgement]) -> str:
-    both = list(zip(changes, times, strict=True))
-    faster = [pair for pair in both if pair[1].verdict == "improved"]
-    if faster:
-        change, one = min(faster, key=lambda pair: pair[1].ratio or math.inf)
-        return (
-            f"Recommended: {change.head.name} in the place of {change.base.name} "
-            f"({_of_judgement(one)}){_memory(change)}. Losses are those of the reference."
-        )
-    undecided = [pair for pair in both if pair[1].verdict == "inconclusive"]
-    if undecided:
-        change, one = min(undecided, key=lambda pair: pair[1].ratio or math.inf)
-        return f"{_NONE}{change.head.name} against {change.base.name}: {one.reason}."
-    equal = [pair for pair in both if pair[1].verdict == "equivalent"]
+def _of_intervals(findings: Findings, changes: Sequence[Change]) -> Recommendation:
+    both = list(zip(changes, _step_times(changes, findings.store), strict=True))
+    by_verdict: dict[str, list[tuple[Change, Judgement]]] = {}
+    for pair in sorted(both, key=lambda pair: pair[1].ratio or math.inf):
+        by_verdict.setdefault(pair[1].verdict, []).append(pair)
+    if faster := by_verdict.get("improved"):
+        return _in_place(*faster[0])
+    if undecided := by_verdict.get("inconclusive"):
+        change, one = undecided[0]
+        needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(changes))
+        lead = f"{_NONE}{change.head.name} against {change.base.name} is not decided."
+        repeats = max(needed, one.n_head + 1)
+        return Recommendation(lead, (("why", one.reason),), _with_repeats(findings, repeats))
+    equal = by_verdict.get("equivalent", [])
     smaller = [pair for pair in equal if _memory_saved(pair[0])]
     if smaller:
-        change, one = min(smaller, key=lambda pair: pair[0].memory_change or 0.0)
-        return (
-            f"Recommended: {change.head.name} in the place of {change.base.name}{_memory(change)}, "
-            f"in equal time ({_of_judgement(one)}). Losses are those of the reference."
-        )
+        return _in_place(*min(smaller, key=lambda pair: pair[0].memory_change or 0.0))
     if equal:
         many = quantity.counted(len(equal), "cell")
-        return f"{_NONE}{many} as fast as the reference, in as much memory."
+        return Recommendation(f"{_NONE}{many} as fast as the reference, in as much memory.")
     bases = ", ".join(dict.fromkeys(change.base.name for change in changes))
     change, one = min(both, key=lambda pair: pair[1].ratio or math.inf)
-    return (
-        f"Recommended: {bases}. The nearest, {change.head.name}, is slower ({_of_judgement(one)})."
-    )
+    lead = f"Recommended: {bases}. The nearest, {change.head.name}, is slower."
+    return Recommendation(lead, (("step time", _of_judgement(one)),))
+
+
+def _in_place(change: Change, one: Judgement) -> Recommendation:
+    """Head recommended: by its time, or by its memory at equal time."""
+    memory = [("memory", text)] if (text := _memory(change)) else []
+    time = ("step time", f"{one.verdict}: {_of_judgement(one)}")
+    losses = ("losses", "those of the reference")
+    lead = f"Recommended: {change.head.name} in the place of {change.base.name}."
+    return Recommendation(lead, (time, *memory, losses))
 
 
 def _memory(change: Change) -> str:
     metric, moved = change.memory_metric, change.memory_change
     if metric is None or moved is None or abs(moved) < threshold(metric):
         return ""
-    return f", {metric.title} {quantity.change(moved)}"
+    return f"{metric.title} {quantity.change(moved)}"
 
 
 def _memory_saved(change: Change) -> bool:

@@ -29,7 +29,7 @@ _MOST_COMMITS = 2
 def what_ran(findings: Findings) -> Section:
     """The first section: one recommendation, facts, then other findings in words."""
     records = [run.record for cell in findings.cells for run in cell.runs]
-    blocks: list[Block] = [Paragraph(recommendation(findings), tone="lead")]
+    blocks: list[Block] = recommendation(findings).blocks
     descriptions = [sweep.description for sweep in findings.sweeps if sweep.description]
     blocks.extend(Paragraph(text) for text in descriptions)
     blocks.append(Facts(_facts(findings, records)))

@@ -6,7 +6,7 @@ import pytest
 from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
-from reports.comparisons.change import change_between, memory_metric, tradeoff_flags
+from reports.comparisons.change import change_between, flag_table, memory_metric, tradeoff_flags
 from reports.comparisons.parity import parity_groups
 from reports.gates.cell_samples import cell_samples, shared_metric
 from reports.posts.gathered import gather
@@ -148,7 +148,7 @@ def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(s
     assert [cell.text(LEDGER_PEAK) for cell in cells] == ["<= 8.0 MiB", "7.0 MiB"]
     assert best_cells(cells, LEDGER_PEAK) == []
     assert cells[0].text(LIVE_STORAGE) == "6.0 MiB"
-    assert "| memory | live storage |" in pull_request(gather(store, ["a", "b"], {}))
+    assert "| memory | live storage |" in pull_request(gather(store, ["a", "b"]))
     base, head = map(cell_samples, cells)
     assert shared_metric(MEMORY, base, head) is RSS
     assert shared_metric(MEMORY, base, base) is LEDGER_PEAK
@@ -161,3 +161,19 @@ def test_a_lower_peak_for_more_live_storage_is_a_trade_off(store):
     ]
     (flag,) = tradeoff_flags([change_between(*cells)])
     assert flag.verdict == "less ledger peak, but more live storage"
+
+
+def test_trade_offs_are_a_table_with_their_numbers_in_columns(store):
+    cells = [
+        recorded_cell(store, "a", resolved_run("ddp", OPTIM)),
+        recorded_cell(store, "b", resolved_run("ddp", WHOLE), speed=0.8, loss_shift=0.1),
+    ]
+    rows = {row.cell.name: row for group in parity_groups(cells) for row in group.rows}
+    table = flag_table(tradeoff_flags([change_between(*cells)], rows))
+    titles = ["cell", "trade-off", "what", "runs", "throughput", "ledger peak"]
+    assert [column.title for column in table.columns] == titles
+    first, second = (row.cells for row in table.rows)
+    assert first[:4] == ("b", "faster, but more memory", "", "n=1, no interval")
+    assert all(text.endswith(" %") for text in first[4:])
+    assert second[1] == "loss moved"
+    assert second[4:] == ("", "")

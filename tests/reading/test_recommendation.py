@@ -32,6 +32,13 @@ def found(store, *sweeps: str, reference: str | None = None):
     return find(store, load_sweeps(store, sweeps or ["quickstart"]), reference)
 
 
+def said(findings) -> str:
+    """The whole recommendation as a text: its sentence, its reasons, its command."""
+    one = recommendation(findings)
+    reasons = [f"{name}: {text}" for name, text in one.reasons]
+    return "\n".join([one.lead, *reasons, *([f"$ {one.command}"] if one.command else [])])
+
+
 def measure(store, cells, runs: int = 6) -> None:
     """Cells of one sweep: name -> (what ran, how slow it is, how far its losses are off)."""
     write_plan(store, [(name, resolved) for name, (resolved, _, _) in cells.items()])
@@ -43,25 +50,37 @@ def measure(store, cells, runs: int = 6) -> None:
 
 
 def test_single_runs_decide_losses_memory_and_bytes_and_say_how_many_decide_times(store) -> None:
-    fill_quickstart(store)
+    ran = {"argv": ["mfsdp-bench", "run", "my sweep.yaml", "--repeat", "1"]}
+    fill_quickstart(store, environment=ran)
     record_run(store, Recorded(resolved_run(ranks=4), cell="other ranks", milliseconds=lambda _: 9))
-    text = recommendation(found(store))
-    assert text == (
-        "Decided by one run of each cell: the losses of 10 of 10 cells agree with the reference's; "
-        "fp32: fsdp2-fp32 needs least memory (ledger peak -44.9 % against ddp-fp32, bytes sent "
-        "+50.0 %); bf16, main fp32, comm bf16: fsdp2-bf16 needs least memory (ledger peak -44.9 % "
-        "against ddp-bf16, bytes sent +50.0 %). Not decided: step times, which 6 runs of each "
-        "could (mfsdp-bench run quickstart --repeat 6)."
-    )
-    first = build_document(found(store)).sections[0].blocks[0]
-    assert (first.tone, first.text) == ("lead", text)
+    assert said(found(store)).split("\n") == [
+        "One run of each cell decides losses, memory and bytes, and no step time.",
+        "losses: those of 10 of 10 cells agree with the reference's",
+        "memory, fp32: fsdp2-fp32 needs least: ledger peak -44.9 % against ddp-fp32, for bytes "
+        "sent +50.0 %",
+        "memory, bf16, main fp32, comm bf16: fsdp2-bf16 needs least: ledger peak -44.9 % against "
+        "ddp-bf16, for bytes sent +50.0 %",
+        "step times: not decided: 6 runs of each cell could",
+        "$ mfsdp-bench run 'my sweep.yaml' --repeat 6",
+    ]
+    first = build_document(found(store)).sections[0].blocks
+    assert first[:3] == tuple(recommendation(found(store)).blocks)
     fp32, bf16 = fastest_so_far(found(store))
     assert fp32.startswith("fp32, not decided: none was faster than ddp-fp32; the nearest was ")
     assert bf16.startswith("bf16, main fp32, ")
     assert "ddp-bf16" in bf16
     assert "ddp-fp32" not in bf16
     record_run(store, Recorded(resolved_run(), sweep="b", cell="only", state="crashed"))
-    assert recommendation(found(store, "b")) == "No recommendation. Nothing was measured."
+    assert said(found(store, "b")) == "No recommendation: nothing was measured."
+
+
+def test_where_the_machine_was_busy_no_cell_is_called_the_fastest(store) -> None:
+    fill_quickstart(store, environment={"load_average_before": 9.0})
+    assert fastest_so_far(found(store)) == []
+    page = str(build_document(found(store)).sections[0])
+    assert "Times and throughput mean little" in page
+    assert "fastest" not in page
+    assert "the nearest was" not in page
 
 
 def test_cells_whose_times_drift_are_measured_and_decide_the_same(store) -> None:
@@ -71,9 +90,9 @@ def test_cells_whose_times_drift_are_measured_and_decide_the_same(store) -> None
         drifts = Recorded(resolved, cell=name, milliseconds=lambda step: 100 * 1.07**step)
         record_run(store, drifts)
     document = build_document(found(store))
-    lead = document.sections[0].blocks[0]
-    assert lead.text.startswith("Decided by one run of each cell: the losses of 1 of 1 cell agree")
-    assert "ours needs least memory" in lead.text
+    whole = said(found(store))
+    assert "losses: those of 1 of 1 cell agree" in whole
+    assert "ours needs least" in whole
     text = str(document.sections)
     assert "('Measured', '2 of 2 cells, 2 without a time')" in text
     assert "Without a time, for the reason under Not measured: ddp, ours." in text
@@ -88,20 +107,28 @@ def test_cells_whose_times_drift_are_measured_and_decide_the_same(store) -> None
             0.8,
             0.0,
             6,
-            "Recommended: ours in the place of ddp (time -20.0 %, throughput +25.0 %, ratio 1.250x;"
-            " 95 % interval of the time -",
-            "n=6), ledger peak -",
+            "Recommended: ours in the place of ddp.\nstep time: improved: time -20.0 %, throughput "
+            "+25.0 %, ratio 1.250x; 95 % interval of the time -",
+            "n=6\nmemory: ledger peak -",
         ),
         (0.8, 0.01, 6, "No recommendation: no loss is that of its reference.", ""),
-        (0.8, 0.0, 3, "No recommendation: ours against ddp: cannot decide with 3 against 3", ""),
+        (
+            *(
+                0.8,
+                0.0,
+                3,
+                "No recommendation: ours against ddp is not decided.\nwhy: cannot decide",
+            ),
+            "at least 4 runs on each side",
+        ),
         # Slower: the reference. Equal: the smaller memory.
-        (1.2, 0.0, 6, "Recommended: ddp. The nearest, ours, is slower (time +20.0 %, ", ""),
+        (1.2, 0.0, 6, "Recommended: ddp. The nearest, ours, is slower.\nstep time: time +", ""),
         (
             1.0,
             0.0,
             6,
-            "Recommended: ours in the place of ddp, ledger peak -",
-            ", in equal time (time 0.0 %, ",
+            "Recommended: ours in the place of ddp.\nstep time: equivalent: time 0.0 %, ",
+            "memory: ledger peak -",
         ),
     ],
 )
@@ -110,7 +137,7 @@ def test_a_cell_is_recommended_by_time_then_memory_where_losses_agree(
 ) -> None:
     ours, ddp = resolved_run("mfsdp"), resolved_run("ddp", "no_shard")
     measure(store, {"ddp": (ddp, 1.0, 0.0), "ours": (ours, slower, shift)}, runs)
-    text = recommendation(found(store))
+    text = said(found(store))
     assert text.startswith(begins)
     assert has in text
 
@@ -120,8 +147,8 @@ def test_policies_are_not_recommended_against_each_other(store) -> None:
     narrow = resolved_run("ddp", "no_shard", dtype="bf16", comm="bf16")
     measure(store, {"wide": (wide, 1.0, 0.0), "narrow": (narrow, 0.5, 0.0)})
     expected = "No recommendation: no two cells are of one dtype policy."
-    assert recommendation(found(store)) == expected
-    assert recommendation(found(store, reference="wide")) == expected
+    assert said(found(store)) == expected
+    assert said(found(store, reference="wide")) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,26 +156,28 @@ def test_policies_are_not_recommended_against_each_other(store) -> None:
     [
         (
             *(Arm(slower=0.8, code="other"), 8),
-            "Recommended: gate [head]. Against gate [base], step_time improved in 3 of 3 cells, ",
+            "Recommended: arm head in the place of arm base.\nstep_time: improved in 3 of 3 ",
         ),
         (
             *(Arm(slower=1.2, code="other"), 8),
-            "Recommended: gate [base]. gate [head]: step_time regressed in 3 of 3 cells, least in ",
+            "Recommended: arm base, since arm head regressed.\nstep_time: regressed in 3 of 3 ",
         ),
-        (Arm(), 8, "No recommendation: gate [head]: equivalent in all that is required."),
+        (Arm(), 8, "No recommendation: arm head is equivalent in all that is required."),
         (
             *(Arm(slower=0.8, states={0: "crashed"}), 8),
-            "No recommendation: gate [head]: not everything was measured.",
+            "No recommendation: arm head is not decided.\nwhy: not everything was measured",
         ),
         (
             *(Arm(slower=0.8), 3),
-            "No recommendation: gate [head]: 3 of 3 cells undecided; ddp, step_time",
+            "No recommendation: arm head is not decided.\nwhy: 3 of 3 cells undecided; ddp, ",
         ),
     ],
 )
 def test_arms_are_recommended_by_all_that_a_gate_requires(store, head, blocks, text) -> None:
     record_arms(store, {"base": Arm(), "head": head}, noise=0.002, blocks=blocks)
-    assert recommendation(found(store, "gate")).startswith(text)
+    told = said(found(store, "gate"))
+    assert told.startswith(text)
+    assert told.endswith("\n$ mfsdp-bench gate gate --base base --head head")
 
 
 def test_a_change_that_is_told_block_by_block_is_not_told_again(store) -> None:
@@ -206,9 +235,11 @@ def test_of_several_heads_the_faster_one_is_named_with_its_price_and_so_are_the_
         "same": Arm(),
     }
     record_arms(store, arms, noise=0.002)
-    text = recommendation(found(store, "gate"))
-    assert text.startswith("No recommendation: a trade. Against gate [base], gate [faster]: step_")
-    assert "; but memory regressed in 3 of 3 cells, least in " in text
-    assert ". Faster at a price too: gate [fast]. The others: gate [slow]: step_time regr" in text
-    assert "; gate [wrong]: " in text
-    assert "equivalent in all" in text.rpartition("gate [same]: ")[2]
+    lines = said(found(store, "gate")).split("\n")
+    assert lines[0] == "No recommendation: arm faster is faster than arm base, at a price."
+    assert lines[1].startswith("step_time: improved in 3 of 3 cells, least in ")
+    assert lines[2].startswith("memory: regressed in 3 of 3 cells, least in ")
+    assert lines[3] == "faster at a price too: arm fast"
+    assert lines[4].startswith("arm slow: step_time regressed in 3 of 3 cells")
+    assert lines[5].startswith("arm wrong: ")
+    assert lines[6] == "arm same: equivalent in all that is required"

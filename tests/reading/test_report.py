@@ -205,7 +205,7 @@ def test_failed_pruned_and_missing_cells_are_listed_with_their_reasons(store, tm
     paths, text, _ = report_on(store, tmp_path, "none")
     assert (paths.measured_cells, paths.figures) == (0, ())
     assert "no GPU here" in text
-    assert "Nothing was measured" in text
+    assert "nothing was measured" in text
 
 
 @pytest.mark.parametrize("content", [None, b"\x00\xff\xfe", b"[]", b"{}", b"null", b"[" * 5000])
