@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
@@ -77,12 +79,23 @@ def shard_module(module: nn.Module, request: ShardingRequest) -> tuple[ShardedCo
         sharded=config.strategy.inner.shards_optimizer,
     )
     _refuse_sharded(module)
-    _refuse_lazy(module)
-    environment = _environment(arguments)
-    _say_what_becomes_contiguous(module)
-    move_real_tensors(module, environment.streams.device)
+    environment = environment_of(arguments)
+    prepare_tensors(module, environment.streams.device)
     policy = arguments.mixed_precision_policy
     return build_context(module, units, config, policy, environment), environment
+
+
+def prepare_tensors(
+    module: nn.Module, device: torch.device, left_alone: Collection[nn.Parameter] = ()
+) -> None:
+    """Bring what `module` has to `device`, what is on the meta device or left alone apart.
+
+    Raises:
+        ConfigurationError: a parameter without a shape.
+    """
+    _refuse_lazy(module)
+    _say_what_becomes_contiguous(module)
+    move_real_tensors(module, device, left_alone)
 
 
 def _refuse_lazy(module: nn.Module) -> None:
@@ -102,7 +115,19 @@ def _refuse_sharded(module: nn.Module) -> None:
             f"{len(sharded)} parameters (the first is {sharded[0]}) are sharded already. A module "
             "is sharded once: use the model that this returned, or build another module."
         )
-    shared = [name for name, p in named if getattr(p, "__fsdp_param__", False)]
+    refuse_shared(module)
+
+
+def refuse_shared(module: nn.Module) -> None:
+    """Refuse parameters whose memory is another sharded module's.
+
+    Raises:
+        ConfigurationError: there are some.
+    """
+    named = module.named_parameters()
+    shared = [
+        name for name, p in named if getattr(p, "__fsdp_param__", False) and offsets_of(p) is None
+    ]
     if shared:
         raise ConfigurationError(
             f"{len(shared)} parameters (the first is {shared[0]}) are also in a module that is "
@@ -127,7 +152,7 @@ def _say_what_becomes_contiguous(module: nn.Module) -> None:
             "channels_last. Sharded weights are whole rows of flat buffers and become contiguous: "
             "results are the same, and the choice of kernels may change.",
             UserWarning,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
@@ -200,7 +225,12 @@ def _registration(arguments: ShardingArguments) -> RegistrationConfig | None:
     )
 
 
-def _environment(arguments: ShardingArguments) -> Environment:
+def environment_of(arguments: ShardingArguments) -> Environment:
+    """The meshes and the device that the arguments name.
+
+    Raises:
+        ConfigurationError: they name none that there are.
+    """
     names = AxisNames(arguments.dp_shard_dim, arguments.dp_outer_dim, arguments.tp_dim)
     dense = dense_axes(
         arguments.device_mesh, names, arguments.hybrid_fsdp_group, arguments.fsdp_group_ag

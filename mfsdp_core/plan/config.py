@@ -26,6 +26,8 @@ class ReductionConfig:
     unused: gradient of a parameter that no rank has used in a cycle, None or zeros.
     by_collectives: gradients are added up by the backend's own collectives and nothing else, since
     their memory is registered or they are captured.
+    reopens: gradients that are final are added to by further passes of the cycle, also where an
+    outer axis has reduced them.
     decoupled: hand the result over as `decoupled_grad`, in its own dtype, and leave `grad` None.
 
     [Note: divisor] Gradients are divided by the number of *dense* data-parallel ranks, also those
@@ -44,6 +46,7 @@ class ReductionConfig:
     decoupled: bool = False
     unused: UnusedParameters = "none"
     by_collectives: bool = False
+    reopens: bool = False
 
     @property
     def asks_use(self) -> bool:

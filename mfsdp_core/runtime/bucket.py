@@ -442,30 +442,34 @@ class Bucket:
     def _adopt(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""
         weights = self.weights
-        if not self.plan.primary:
-            for index, managed in enumerate(self.parameters):
+        given = [None if self.plan.primary else local_data(p.raw) for p in self.parameters]
+        for index, value in enumerate(given):
+            if value is not None:
                 view = weights.full.tensor(index)
-                view.copy_(local_data(managed.raw))
-                move_to(managed.raw, view)
+                view.copy_(value)
+                move_to(self.parameters[index].raw, view)
         weights.adopt()
-        loaded = [self._load_first(index) for index in range(len(self.parameters))]
+        loaded = [self._load_first(index, value) for index, value in enumerate(given)]
         for index, local in enumerate(self.local_views(weights.main)):
             self._make_sharded(index, local)
         weights.begin(anew=any(loaded))
         for managed in self.parameters:
             managed.watch()
 
-    def _load_first(self, index: int) -> bool:
+    def _load_first(self, index: int, given: torch.Tensor | None) -> bool:
         """Let a main weight begin with what no full buffer holds; False if there is no such value.
 
         Rounded weights may have kept what they were drawn as, under upstream's names, which are
-        Transformer Engine's: any parameter may have them.
+        Transformer Engine's: any parameter may have them. given: what the full buffer was filled
+        with, rounded where it computes in another dtype.
         """
         managed = self.parameters[index]
-        if self.plan.primary:
+        if given is None:
             value = initial_values(managed.names[0], managed.raw)
         elif has_drawn_values(managed.raw):
             value = take_drawn_values(managed.raw)
+        elif given.dtype != self.dtypes.compute:
+            value = given
         else:
             return False
         self.load_part(index, local_data(value))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
@@ -58,6 +58,7 @@ from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
+from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.experts import ExpertScope, is_expert, mark_expert
 from mfsdp_core.shard.tensor_parallel import tensor_part
 from mfsdp_core.streams import Streams
@@ -91,8 +92,28 @@ def build_context(
     """Shard `module` in place and hook it."""
     root = Unit(ROOT, module, index=None)
     units = [Unit(name, child, index=None) for name, child in unit_modules]
+    factory = shard_units(root, units, config, policy, environment)
+    return run_units(root, units, config, environment, factory)
+
+
+def shard_units(
+    root: Unit,
+    units: list[Unit],
+    config: ShardingConfig,
+    policy: MixedPrecisionPolicy,
+    environment: Environment,
+    *,
+    left_alone: Collection[nn.Parameter] = (),
+    initialises: bool = True,
+) -> BucketFactory:
+    """Move the parameters of `root.module` into buckets of `root` and of `units` inside it.
+
+    left_alone: parameters that stay as they are. What is a shard already is another unit's.
+    initialises: whether modules on the meta device make and draw their parameters now.
+    """
     by_name = {unit.name: unit for unit in (root, *units)}
-    collected = _collect(module, {id(unit.module): unit.name for unit in units})
+    names = {id(unit.module): unit.name for unit in units}
+    collected = _collect(root, names, {id(parameter) for parameter in left_alone})
     managed_facts = [_manage(found, environment, policy) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
     for axes in (environment.dense, environment.experts):
@@ -116,26 +137,44 @@ def build_context(
         config.schedule.prefetch_order, [unit.name for unit in units if unit.name in owners]
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
-    factory = _BucketFactory(config, policy, environment, plans, members)
+    factory = BucketFactory(config, policy, environment, plans, members)
+    factory.given = given
     buckets: dict[str, Bucket] = {}
-    initialiser = MetaInitialiser(module, parameters, environment.streams.device)
-    for plan in initialiser.ready_plans(plans, {id(unit.module): unit.name for unit in units}):
+    device = environment.streams.device
+    ready: Iterable[BucketPlan] = plans
+    if initialises:
+        ready = MetaInitialiser(root.module, parameters, device).ready_plans(plans, names)
+    for plan in ready:
         buckets[plan.name] = factory.build(plan, members[plan.name])
     for plan in plans:
         by_name[plan.unit].buckets.append(buckets[plan.name])
     for pool in factory.allocators.pools.values():
         pool.forget_assignments()
+    for unit in by_name.values():
+        unit.show_sharded()
+    return factory
+
+
+def run_units(
+    root: Unit,
+    units: list[Unit],
+    config: ShardingConfig,
+    environment: Environment,
+    factory: BucketFactory,
+) -> ShardedContext:
+    """Hook units whose parameters are in buckets, so that passes gather and reduce them."""
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.buckets]
+    buckets = [bucket for unit in (root, *units) for bucket in unit.buckets]
     of_root = [
-        Unit(ROOT, module, -1 - number, [bucket])
+        Unit(ROOT, root.module, -1 - number, [bucket], sync=root.sync)
         for number, bucket in enumerate(bucket for bucket in root.buckets if bucket.is_trainable)
     ]
     events, schedule = environment.events, config.schedule
     order = PrefetchOrder(
         len(units),
         nest_units(units),
-        given=given,
+        given=factory.given,
         records=schedule.prefetch_order == "recorded",
         agree=_agreement_on_gathers(config, environment),
     )
@@ -159,9 +198,7 @@ def build_context(
             overlap=schedule.overlap_reduction,
             guard=factory.guard,
             agreement=OrderAgreement(environment.dense.data_group, environment.streams.device),
-            usages=_usages(list(buckets.values()), environment)
-            if config.reduction.asks_use
-            else [],
+            usages=_usages(buckets, environment) if config.reduction.asks_use else [],
         ),
         GatherByModule(
             root,
@@ -176,8 +213,6 @@ def build_context(
         auto_sync=schedule.auto_sync,
         allocators=factory.allocators,
     )
-    for unit in (root, *units):
-        unit.show_sharded()
     attach_hooks(context)
     context.transports = factory.transports()
     if factory.user_buffers is not None:
@@ -249,8 +284,11 @@ def _warn_of_narrow(found: set[GroupDtypes[torch.dtype]]) -> None:
             )
 
 
-class _BucketFactory:
-    """Builds the run-time side of bucket plans; holds what all of them share."""
+class BucketFactory:
+    """Builds the run-time side of bucket plans; holds what all of them share.
+
+    given: the order of units that the caller has given, None for another one.
+    """
 
     def __init__(
         self,
@@ -260,6 +298,7 @@ class _BucketFactory:
         plans: list[BucketPlan],
         members: dict[str, list[ManagedParameter]],
     ) -> None:
+        self.given: Sequence[int] | None = None
         self._config = config
         self._policy = policy
         self._environment = environment
@@ -318,9 +357,12 @@ class _BucketFactory:
 
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
         axes = self._environment.axes(is_expert=plan.is_expert)
-        compute = members[0].raw.dtype
+        stored = members[0].raw.dtype
+        compute = self._policy.compute_dtype(stored)
         reduction, trainable = self._config.reduction, plan.requires_grad
         dtypes = group_dtypes(compute, self._policy, reduction, trainable=trainable)
+        if compute != stored:
+            dtypes = replace(dtypes, main_params=stored, main_grads=stored)
         return BucketSpec(
             plan,
             self._config.strategy,
@@ -407,11 +449,12 @@ class _Found:
     holders: dict[tuple[int, str], nn.Module]
 
 
-def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
+def _collect(root: Unit, units: dict[int, str], left_alone: set[int]) -> list[_Found]:
     """Physical parameters in registration order, with the units around each of their names.
 
-    units: id of a unit's module -> its name. A module that is registered under several parents is
-    visited once per path, since its parameters may then belong to several units.
+    units: id of a unit's module -> its name. left_alone: ids of parameters. A module that is
+    registered under several parents is visited once per path, since its parameters may then belong
+    to several units.
     """
     found: dict[int, _Found] = {}
 
@@ -419,7 +462,11 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
         if id(module) in units:
             around = (*around, units[id(module)])
         for attribute, parameter in module._parameters.items():
-            if parameter is None:
+            if (
+                parameter is None
+                or id(parameter) in left_alone
+                or offsets_of(parameter) is not None
+            ):
                 continue
             name = f"{path}.{attribute}" if path else attribute
             entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
@@ -430,7 +477,7 @@ def _collect(root: nn.Module, units: dict[int, str]) -> list[_Found]:
             if child is not None:
                 visit(child, f"{path}.{attribute}" if path else attribute, around)
 
-    visit(root, "", (ROOT,))
+    visit(root.module, "", (root.name,))
     return list(found.values())
 
 

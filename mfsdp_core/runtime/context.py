@@ -79,6 +79,7 @@ class ShardedContext:
         self.user_buffers: UserBuffers | None = None
         self.transports: dict[str, str] = {}
         self.calls = CallBook()
+        self._root_goes = any(bucket.weights.comes_and_goes for bucket in root.buckets)
         self._forward_order = params.gathered["forward"]
         self._backward_order = params.gathered["backward"]
         self._sync_stack: list[bool] = []
@@ -171,8 +172,10 @@ class ShardedContext:
             self.params.release_all()
         else:
             self.params.order.observe_end(unit.index)
-            self.params.release(unit)
-        unit.show_sharded()
+            if "forward" not in unit.stays:
+                self.params.release(unit)
+        if "forward" not in unit.stays:
+            unit.show_sharded()
 
     def end_recomputation(self, point: GatherPoint) -> None:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
@@ -357,7 +360,8 @@ class ShardedContext:
         gradients of weights leave out those of inputs through frozen weights. There both are
         needed. Otherwise the end of the pass frees them. Another call of the unit gathers again.
         """
-        if not (unit.is_of_root or unit.active_backwards or unit.open):
+        is_busy = unit.active_backwards or unit.open or "backward" in unit.stays
+        if not (unit.is_of_root or is_busy):
             self.params.release(unit)
             unit.show_sharded()
 
@@ -393,6 +397,9 @@ class ShardedContext:
         if not self._forward_running:
             with torch.no_grad():
                 self.params.follow_changes()
+                if self._root_goes:
+                    # Autograd may come to what it holds before it comes to what it returned.
+                    self.params.ready(self.root, "backward")
             self._backward_order.begin()
         Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -448,7 +455,7 @@ class ShardedContext:
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
             unit.missing.clear()
-            if not unit.open:
+            if not unit.open and "backward" not in unit.stays:
                 self.params.release(unit)
                 if unit.shows_raw:
                     unit.show_sharded()

@@ -133,7 +133,7 @@ class GradPipeline:
         Raises:
             LifecycleError: a pass of this cycle has raised, and the cycle was not ended.
         """
-        self._follow_removed()
+        self.follow_removed()
         self._refuse_broken()
         self._is_running = True
         self.awaits_backward = False
@@ -220,8 +220,9 @@ class GradPipeline:
         for unit in self._order:
             for buffers in unit.gradients:
                 # A parameter reached again after its unit had reduced (nested backward passes).
-                if buffers.has_open_bucket:
-                    self._reductions.start(unit, buffers, is_last=is_last)
+                if buffers.has_open_bucket and not unit.sync.defers:
+                    is_due = is_last and not unit.sync.is_partial
+                    self._reductions.start(unit, buffers, is_last=is_due)
         self._is_running, self.backward_seen = False, True
         if is_last:
             self._ask()
@@ -250,6 +251,8 @@ class GradPipeline:
             for buffers in unit.gradients:
                 if buffers.awaits_reduction:
                     self._reductions.start(unit, buffers, is_last=True)
+                elif unit.sync.is_partial:
+                    continue
                 elif buffers.awaits_outer and unit not in self._reductions:
                     self._reductions.start_outer(buffers)
 
@@ -264,7 +267,8 @@ class GradPipeline:
             return
         self._ask()
         unset = set().union(*(usage.unset for usage in self._usages))
-        buckets = [bucket for unit in self._order for bucket in unit.buckets]
+        units = [u for u in self._order if not (u.sync.is_partial and u.is_held_back)]
+        buckets = [bucket for unit in units for bucket in unit.buckets]
         passes = self._passes
         attached = [bucket.attach_gradients(unset, self.read, passes=passes) for bucket in buckets]
         self.attachments += any(attached)
@@ -299,6 +303,7 @@ class GradPipeline:
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; what earlier ones gave stays."""
         self.land_all()
+        deferred = self._has_deferred()
         for unit in self._order:
             for bucket in unit.buckets:
                 bucket.abandon_gradients()
@@ -306,7 +311,7 @@ class GradPipeline:
             self._reset(keeps_zeros=True)
         elif self._is_running:
             self._is_running = False
-            self._is_broken = not self._attached_buckets()
+            self._is_broken = deferred or not self._attached_buckets()
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
@@ -314,14 +319,20 @@ class GradPipeline:
             for bucket in unit.buckets:
                 bucket.scale_gradients(factor)
 
-    def _follow_removed(self) -> None:
+    def follow_removed(self) -> None:
         """Gradients that the user has set to None begin anew, as they do with autograd."""
         buckets = self._attached_buckets()
-        if buckets and not any(bucket.holds_gradients for bucket in buckets):
+        is_over = bool(buckets) and not any(bucket.holds_gradients for bucket in buckets)
+        if is_over and not self._has_deferred():
             self._reset()
         else:
             for bucket in buckets:
                 bucket.follow_changes()
+
+    def _has_deferred(self) -> bool:
+        """Whether gradients of earlier passes wait to be reduced."""
+        deferring = (unit for unit in self._order if unit.sync.defers)
+        return any(buffers.has_open_bucket for unit in deferring for buffers in unit.gradients)
 
     def _attached_buckets(self) -> list[Bucket]:
         return [bucket for unit in self._order for bucket in unit.buckets if bucket.is_attached]
@@ -339,6 +350,10 @@ class GradPipeline:
         What happens once per cycle, on either axis, waits for `issue_rest` where the unit may get
         more gradients.
         """
+        if unit.sync.is_partial:
+            if unit.sync.defers:
+                return
+            is_last = False
         is_due = is_last and not unit.shares_parameters and not self._may_nest_graphs
         for buffers in unit.gradients:
             if not buffers.holds_whole or (is_due and buffers.awaits_reduction):

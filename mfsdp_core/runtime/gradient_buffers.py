@@ -76,6 +76,8 @@ class GradientBuffers:
         self._landed = False
         self._bucket: FullBuffer | None = None
         self._is_reduced = self._outer_issued = False
+        # What is accumulated now is added to it in the end; see `ReductionConfig.reopens`.
+        self._carried: torch.Tensor | None = None
         # Counts changes of the reduced gradient, so that it is attached once per change.
         self.revision = 0
         #: Whether gradients accumulate whole, to be reduced once at the end of the cycle.
@@ -132,6 +134,10 @@ class GradientBuffers:
     def awaits_outer(self) -> bool:
         """Whether the outer stage of the cycle has not been issued; False without an outer axis."""
         return self._outer is not None and not self._outer_issued
+
+    def divide_by(self, divisor: float) -> None:
+        """Divide gradients by something else than the number of ranks, from the next pass on."""
+        self._scale = 1.0 / divisor
 
     def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
         """Use another communication dtype from the next bucket on. Only while nothing is live."""
@@ -265,6 +271,9 @@ class GradientBuffers:
         """Wait for the outer stage, if one is under way."""
         if self._outer is not None:
             self._outer.land()
+            if self._carried is not None and self._outer_issued and self.reduced is not None:
+                self.reduced.add_(self._carried)
+                self._carried = None
             self.revision += 1
 
     def give_back(self) -> bool:
@@ -282,6 +291,7 @@ class GradientBuffers:
         """Begin a new cycle: everything accumulated so far is forgotten."""
         self.land()
         self.land_outer()
+        self._carried = None
         self.drop_bucket()
         self._filled.clear()
         self._scaled.clear()
@@ -324,6 +334,9 @@ class GradientBuffers:
             self._guard.check_buffer(bucket, accumulated=False)
         if self.reduced is None:
             self._begin()
+        elif self._is_reduced:
+            self._carried = self.reduced.clone()
+            self._landed = self._is_reduced = self._outer_issued = False
         adds = self._axis.landing is Landing.ADD and self._landed
         self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
         self._filled.clear()
@@ -398,7 +411,7 @@ class GradientBuffers:
                 buffer.tensor(index).zero_()
 
     def _check_open(self) -> None:
-        if not self._is_reduced:
+        if not self._is_reduced or self.reduction.reopens:
             return
         message = (
             f"the gradient of {self._name} was already reduced in this cycle, and another backward "

@@ -12,7 +12,7 @@ At any time there are the root's whole parameters, one unit's, and the shards of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -27,12 +27,15 @@ _RESETS = ("reset_parameters", "_reset_parameters")
 _NAMES_SHOWN = 8
 
 
-def move_real_tensors(module: nn.Module, device: torch.device) -> None:
-    """`module.to(device)` that leaves what is on the meta device where it is."""
+def move_real_tensors(
+    module: nn.Module, device: torch.device, left_alone: Collection[nn.Parameter] = ()
+) -> None:
+    """`module.to(device)` that leaves where it is what is on the meta device, or left alone."""
+    kept = {id(parameter) for parameter in left_alone}
     tensors = (*module.parameters(), *module.buffers())
-    if all(tensor.is_meta or tensor.device == device for tensor in tensors):
+    if all(t.is_meta or t.device == device or id(t) in kept for t in tensors):
         return  # some kinds of tensors lose their attributes on the way
-    module._apply(lambda tensor: tensor if tensor.is_meta else tensor.to(device))
+    module._apply(lambda t: t if t.is_meta or id(t) in kept else t.to(device))
 
 
 def check_meta_tensors(module: nn.Module, *, allowed: bool, sharded: bool) -> None:

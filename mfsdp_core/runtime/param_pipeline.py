@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import filterfalse
 from typing import Any
 
@@ -114,15 +114,20 @@ class ParamPipeline:
         if not self._prefetch:
             return
         passed = self.gathered[direction].gathered
+        given = unit.followers.get(direction) if unit.followers and not recomputing else None
+        following: Iterable[int] = self.order.upcoming(unit.index, direction)
+        if given is not None:
+            following = [one.index for one in given if one.index is not None]
+        left = filterfalse(passed.__contains__, following)
         chosen = gather_ahead(
-            filterfalse(passed.__contains__, self.order.upcoming(unit.index, direction)),
+            left,
             self._sizes_bytes,
             self._limits,
             self._anywhere if self._is_unlimited else self._residents(),
             from_unit=unit.index is not None,
             recomputing=recomputing,
         )
-        for index in chosen:
+        for index in chosen if given is None else left:
             target = self._units[index]
             if self.issue(target, direction):
                 target.ahead = True
@@ -158,7 +163,8 @@ class ParamPipeline:
         buckets: its buckets in the order in which those ranks gather them.
         """
         self.issue(unit, direction, buckets)
-        self.release(unit)
+        if direction not in unit.stays:
+            self.release(unit)
 
     def release(self, unit: Unit) -> None:
         """Free the unit's full buffers, where its placements say so."""
@@ -168,9 +174,10 @@ class ParamPipeline:
                 bucket.weights.release()
 
     def release_all(self) -> None:
-        """Free everything that is not persistent, prefetched and never used included."""
+        """After a forward pass: free what does not stay, prefetched and never used included."""
         for unit in (*self._units, self._root):
-            self.release(unit)
+            if "forward" not in unit.stays:
+                self.release(unit)
 
     def complete(self) -> None:
         """Wait for every gather under way, without starting any."""
@@ -194,12 +201,12 @@ class ParamPipeline:
         for unit in changed or (self._root, *self._units):
             unit.epoch += 1
 
-    def follow_changes(self) -> None:
+    def follow_changes(self, units: Iterable[Unit] | None = None) -> None:
         """Bring weights that the user has changed in place into the compute copies.
 
-        Gathers from here on read main weights as they are now.
+        Gathers from here on read main weights as they are now. units: where to look, None: in all.
         """
-        for unit in (self._root, *self._units):
+        for unit in (self._root, *self._units) if units is None else units:
             for bucket in unit.buckets:
                 if bucket.look():
                     bucket.weights.install()

@@ -12,9 +12,20 @@ from torch import nn
 
 from mfsdp_core.errors import UnitSelectionError
 from mfsdp_core.plan.grouping import ROOT, enclosing_units
-from mfsdp_core.plan.prefetch import backward_of_nested
+from mfsdp_core.plan.prefetch import Direction, backward_of_nested
 from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+
+
+@dataclass
+class GradientSync:
+    """Whether gradients of a unit are added up on this rank and not reduced yet.
+
+    is_partial: so they are, or reduced along the inner axis alone.
+    """
+
+    defers: bool = False
+    is_partial: bool = False
 
 
 @dataclass(eq=False)
@@ -31,6 +42,9 @@ class Unit:
     has_backward: False once a call with gradients enabled returned nothing that requires one.
     epoch: counts changes of its weights, so that a graph of before one is known.
     shows_raw: whether its modules see compute weights, or some of them.
+    stays: passes at whose end its weights are not released. followers: by direction, the
+    units that are gathered ahead when it runs, in place of those that follow.
+    sync: what becomes of its gradients; the root's buckets share that of the root.
     """
 
     name: str
@@ -45,6 +59,9 @@ class Unit:
     has_backward: bool = True
     epoch: int = 0
     shows_raw: bool = True
+    stays: set[Direction] = field(default_factory=set)
+    followers: dict[Direction, list[Unit]] = field(default_factory=dict)
+    sync: GradientSync = field(default_factory=GradientSync)
 
     @cached_property
     def place(self) -> int:
@@ -88,6 +105,12 @@ class Unit:
             for managed in bucket.parameters
         )
 
+    @property
+    def is_held_back(self) -> bool:
+        """Whether its gradients are not complete at the end of a cycle."""
+        outer = any(buffers.awaits_outer for buffers in self.gradients)
+        return self.sync.defers or (self.sync.is_partial and outer)
+
     def expect_gradients(self) -> None:
         """Begin a backward pass: every trainable parameter owes a gradient."""
         self.missing.update(self._trainable)
@@ -107,8 +130,20 @@ class Unit:
     def check_held(self) -> None:
         """Refuse parameters that were put in the place of this unit's."""
         for module, attribute, managed in self._faces:
-            if module._parameters.get(attribute) is not managed.sharded:
+            held = module._parameters.get(attribute)
+            if held is not managed.sharded and not (self.shows_raw and held is managed.raw):
                 managed.check_held()
+
+    def divide_by(self, divisor: float) -> None:
+        """Divide its gradients by something else than the number of ranks."""
+        for buffers in self.gradients:
+            buffers.divide_by(divisor)
+
+    def forget_buckets(self) -> None:
+        """Be as before it had any."""
+        self.buckets = []
+        for name in ("gradients", "shares_parameters", "_trainable", "_faces"):
+            vars(self).pop(name, None)
 
     def show_raw(self) -> None:
         """Let the modules of this unit see compute weights."""

@@ -3,8 +3,9 @@
 [Note: analytic chunks] The flat layout says which rows a rank holds, so nobody has to ask the other
 ranks. torch's checkpoint planner would compute the rows of an uneven shard as if it were even, and
 write them to wrong places without an error; it asks the local tensor first, and that is where the
-answer is put. A deep copy keeps the answer; a shard that was detached, or computed from a described
-one, has none.
+answer is put. A deep copy keeps the answer. A shard that was detached, or computed from a described
+one, as optimizer state is, knows the rows of every rank along one axis; over several axes it has no
+answer.
 """
 
 from __future__ import annotations

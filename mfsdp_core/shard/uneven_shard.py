@@ -21,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.shard.chunk import described_offsets, offsets_of
+from mfsdp_core.shard.chunk import describe_chunk, described_offsets, offsets_of
 from mfsdp_core.shard.dtensor import (
     agree_to_read,
     as_dtensor,
@@ -146,6 +146,23 @@ class UnevenShard(DTensor):
         """Refuse, as `untyped_storage`."""
         _refuse_storage(self, "storage()")
         return super().storage()  # type: ignore[no-any-return]
+
+    def __create_chunk_list__(self) -> Any:
+        """Where this rank's rows lie: torch.distributed.checkpoint asks before it reads."""
+        self._describe()
+        return super().__create_chunk_list__()
+
+    def __create_write_items__(self, fqn: str, object: Any) -> Any:
+        """As above, before it writes."""
+        self._describe()
+        return super().__create_write_items__(fqn, object)
+
+    def _describe(self) -> None:
+        """See [Note: analytic chunks]. A shard over several axes says nothing by itself."""
+        cut, cutting = cut_of(self), [i for i, p in enumerate(self.placements) if p.is_shard()]
+        if cut is not None and len(cutting) == 1 and described_offsets(self) is None:
+            first_row = sum(cut[: self.device_mesh.get_local_rank(cutting[0])])
+            describe_chunk(self, (first_row, *[0] * (self.ndim - 1)))
 
     def __reduce_ex__(self, _protocol: Any) -> Any:
         """As a DTensor, and how it is cut."""

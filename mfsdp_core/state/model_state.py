@@ -27,19 +27,22 @@ def load_model_state(
     state_dict: Mapping[str, Any],
     *,
     strict: bool,
+    prefix: str = PREFIX,
+    assign: bool = False,
 ) -> Any:
     """Write parameters into the main weights and buffers into their modules.
 
     Values are whole tensors, DTensors sharded as the model is, or DTensors that torch has cut over
     the model's one axis, which are gathered. The caller installs the weights.
+    prefix: of all names. assign: buffers become the tensors of the state dict.
     A tied parameter is loaded from whichever of its names is present. Nothing is written unless
     everything can be (R18).
 
     Raises:
         StateDictError: see `MegatronFSDP.load_state_dict`.
     """
-    found, missing = _match_parameters(buckets, state_dict)
-    parameters = {PREFIX + n for bucket in buckets for p in bucket.parameters for n in p.names}
+    found, missing = _match_parameters(buckets, state_dict, prefix)
+    parameters = {prefix + n for bucket in buckets for p in bucket.parameters for n in p.names}
     rest = {name: value for name, value in state_dict.items() if name not in parameters}
     own_rest = {n: v for n, v in nn.Module.state_dict(model).items() if n not in parameters}
     missing += [name for name in own_rest if name not in rest]
@@ -48,14 +51,14 @@ def load_model_state(
     if strict and (missing or unexpected):
         raise StateDictError(
             f"the state dict does not fit the model. Missing: {missing or 'none'}. Unexpected: "
-            f"{unexpected or 'none'}. {_names_wanted(unexpected, missing)}; strict=False loads a "
-            "part."
+            f"{unexpected or 'none'}. {_names_wanted(unexpected, missing, prefix)}; strict=False "
+            "loads a part."
         )
     if state_dict and not fits:
         raise StateDictError(
             "no name of the state dict is one of the model: nothing would be loaded. Found "
             f"{unexpected[:3]}, expected such as {missing[:3]}. "
-            f"{_names_wanted(unexpected, missing)}."
+            f"{_names_wanted(unexpected, missing, prefix)}."
         )
     for bucket, index, name, value in found:
         _check_parameter(bucket, index, name, value)
@@ -64,29 +67,31 @@ def load_model_state(
             _check_buffer(name, own, rest[name])
     for bucket, index, _, value in found:
         _load_parameter(bucket, index, value)
-    result = nn.Module.load_state_dict(model, rest, strict=False)
+    result = nn.Module.load_state_dict(model, rest, strict=False, assign=assign)
     return type(result)(missing, unexpected)
 
 
-def _names_wanted(unexpected: list[str], missing: list[str]) -> str:
+def _names_wanted(unexpected: list[str], missing: list[str], prefix: str) -> str:
     """How names begin, and how to get there from those of the module before it was sharded."""
-    if not {PREFIX + name for name in unexpected} & set(missing):
-        return f"Names start with {PREFIX!r}"
+    if not prefix:
+        return "Names are those of the module"
+    if not {prefix + name for name in unexpected} & set(missing):
+        return f"Names start with {prefix!r}"
     return (
-        f"Its names have no prefix {PREFIX!r}: load "
-        f"{{'{PREFIX}' + name: value for name, value in state_dict.items()}}"
+        f"Its names have no prefix {prefix!r}: load "
+        f"{{'{prefix}' + name: value for name, value in state_dict.items()}}"
     )
 
 
 def _match_parameters(
-    buckets: list[Bucket], state_dict: Mapping[str, Any]
+    buckets: list[Bucket], state_dict: Mapping[str, Any], prefix: str
 ) -> tuple[list[_Found], list[str]]:
     """Every parameter's value, and the first names of those that have none."""
     found: list[_Found] = []
     missing: list[str] = []
     for bucket in buckets:
         for index, managed in enumerate(bucket.parameters):
-            names = [PREFIX + name for name in managed.names]
+            names = [prefix + name for name in managed.names]
             present = next((name for name in names if name in state_dict), None)
             if present is None:
                 missing.append(names[0])

@@ -1,0 +1,610 @@
+"""FSDP2's interface over the core: `fully_shard` of torch 2.13, in place and without a wrapper.
+
+[Note: when what is built] A call moves the module's own parameters, those that no call on a module
+inside has taken, into buckets of one unit: they are DTensors when it returns, and an optimizer may
+be built. The first pass through the outermost module that was sharded, or whatever needs gathered
+weights before, makes all units in it one model, with its order and its hooks. Parameters on the
+meta device are sharded there, and get memory by `to_empty()`.
+
+Nothing is known of the optimizer: weights that have changed are seen when the next pass begins, and
+gradients that were removed begin a new cycle then.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+from weakref import ReferenceType, WeakValueDictionary, ref
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy
+from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.utils import _apply_to_tensors
+
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
+from mfsdp_core.events import EventBus
+from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.prefetch import Direction
+from mfsdp_core.precision.policy import MixedPrecisionPolicy as CorePolicy
+from mfsdp_core.runtime.bucket import ManagedParameter
+from mfsdp_core.runtime.build import BucketFactory, Environment, run_units, shard_units
+from mfsdp_core.runtime.context import ShardedContext
+from mfsdp_core.runtime.gathering import refuse_ungathered
+from mfsdp_core.runtime.units import Unit, is_called
+from mfsdp_core.shard.chunk import offsets_of
+from mfsdp_core.shard.dtensor import name_tensor
+from mfsdp_core.sharding import ShardingRequest, environment_of, prepare_tensors, refuse_shared
+from mfsdp_core.sharding_arguments import ShardingArguments
+from mfsdp_core.state.described import describe_modules
+from mfsdp_core.state.guards import guard
+from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
+from mfsdp_core.streams import Streams
+
+__all__ = [
+    "CPUOffloadPolicy",
+    "FSDPModule",
+    "MixedPrecisionPolicy",
+    "OffloadPolicy",
+    "UnshardHandle",
+    "fully_shard",
+    "register_fsdp_forward_method",
+]
+
+#: Attributes: of a module, its `_Sharded`; of a parameter that modules compute with, its shard.
+_STATE, _SHARD = "_mfsdp_sharded", "_mfsdp_shard"
+_META = torch.device("meta")
+_ON_META = (
+    "{what} has parameters on the meta device: expected model.to_empty(device=...) and values for "
+    "all of them, or load_state_dict(..., assign=True), before anything reads them."
+)
+Rows = Iterable[tuple[object, type[Exception], str]]
+
+
+def fully_shard(
+    module: Any,
+    *,
+    mesh: DeviceMesh | None = None,
+    reshard_after_forward: bool | int | None = None,
+    shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
+    mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
+    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008 - without fields
+    ignored_params: set[nn.Parameter] | None = None,
+    **unknown: Any,
+) -> Any:
+    """Shard the parameters of `module` that no call on a module inside has taken. Collective.
+
+    Returns `module`, whose class is an `FSDPModule` as well now. Modules of a list are units of
+    their own; a parameter that several of them hold is left to the call on a module around.
+
+    mesh: of one dimension, or of two named ones, of which the first replicates; None: all ranks.
+    reshard_after_forward: whether weights go after the forward pass; None: yes, but of the
+    outermost module. shard_placement_fn: may say None or Shard(0). mp_policy: torch's; sums over
+    ranks are held in the dtype that travels. ignored_params: stay as they are.
+
+    Raises:
+        ConfigurationError: an argument that cannot mean anything. Nothing has been sharded.
+        CapabilityNotBuiltError: one whose capability is not built.
+        LifecycleError: a module inside has run already.
+    """
+    _refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
+    modules = module if isinstance(module, list) else [module]
+    alone = set(ignored_params or ())
+    for one in modules:
+        _refuse(_wrong_module(one))
+        refuse_shared(one)
+        _refuse(_wrong_parameters(_own(one, alone), mp_policy, shard_placement_fn))
+    held = Counter(parameter for one in modules for parameter in one.parameters())
+    alone |= {parameter for parameter, times in held.items() if times > 1}
+    request, place = _place(mesh, mp_policy)
+    _refuse(row for one in modules for inner in _inside(one) for row in _wrong_inside(inner, place))
+    for one in modules:
+        unit = Unit(f"{next(place.numbers)} {type(one).__name__}", one, index=None)
+        unit.stays = {"forward"} if reshard_after_forward is False else set()
+        state = _Sharded(unit, place, request, alone, reshard_after_forward is None)
+        state.shard(meta=any(p.is_meta for p in _own(one, alone).values()))
+        for inner in _inside(one):
+            inner.around = inner.around or ref(one)
+        setattr(one, _STATE, state)
+        _cast_around(one, mp_policy)
+        one.__class__ = _class_of(type(one))  # type: ignore[arg-type]
+    return module
+
+
+class UnshardHandle:
+    """Of a gather that `unshard(async_op=True)` has started."""
+
+    def __init__(self, context: ShardedContext, unit: Unit) -> None:
+        self._context, self._unit = context, unit
+
+    @torch.no_grad()
+    def wait(self) -> None:
+        """Return once the whole weights are there; the modules see them."""
+        self._context.params.ready(self._unit, "forward")
+        self._unit.show_raw()
+
+
+class FSDPModule(nn.Module):
+    """What `fully_shard` makes of a module: torch's methods of that name, with their meaning."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """A module of the class before sharding, as for a slice of a `Sequential`."""
+        return cls.__mro__[2](*args, **kwargs)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        """Refuse, with a LifecycleError."""
+        raise LifecycleError("a sharded module cannot be copied: copy its state_dict() instead.")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the module; the first call of all builds what it needs."""
+        context = _context(self)
+        if context.root.module is not self:
+            return super().__call__(*args, **kwargs)
+        context.grads.follow_removed()
+        try:
+            return super().__call__(*args, **kwargs)
+        except BaseException as error:
+            context.recover()
+            refuse_ungathered(error)
+            raise
+
+    @torch.no_grad()
+    def unshard(self, async_op: bool = False) -> UnshardHandle | None:
+        """Gather the module's own weights, which stay whole until `reshard` or its next pass."""
+        context, unit = _context(self), _state(self).unit
+        context.params.follow_changes([unit])
+        context.params.issue(unit, "forward")
+        handle = UnshardHandle(context, unit)
+        return handle if async_op else handle.wait()
+
+    def reshard(self) -> None:
+        """Free the module's own whole weights, unless it is running."""
+        context, unit = _state(self).context, _state(self).unit
+        if context is not None and not (unit.open or unit.active_backwards):
+            context.params.release(unit)
+            unit.show_sharded()
+
+    def set_requires_gradient_sync(
+        self, requires_gradient_sync: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether backward passes reduce gradients, rather than add them up whole on each rank."""
+        for state in _inside(self, recurse=recurse):
+            state.unit.sync.defers = not requires_gradient_sync
+            state.unit.sync.is_partial = not requires_gradient_sync
+            state.follow_flags()
+
+    def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
+        """Whether gradients are reduced along the first dimension of the mesh as well."""
+        for state in _inside(self, recurse=recurse):
+            sync = state.unit.sync
+            sync.is_partial = sync.defers or not requires_all_reduce
+
+    def set_is_last_backward(self, is_last_backward: bool) -> None:
+        """Whether the next backward passes show their gradients at their end."""
+        _state(self).is_last = is_last_backward
+        _state(self).follow_flags()
+
+    def set_reshard_after_forward(self, reshard_after_forward: bool, recurse: bool = True) -> None:
+        """Whether whole weights go after the forward pass."""
+        for state in _inside(self, recurse=recurse):
+            state.is_auto = False
+            state.let_stay("forward", goes=reshard_after_forward)
+
+    def set_reshard_after_backward(
+        self, reshard_after_backward: bool, *, recurse: bool = True
+    ) -> None:
+        """Whether whole weights go after the backward pass."""
+        for state in _inside(self, recurse=recurse):
+            state.let_stay("backward", goes=reshard_after_backward)
+
+    def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """The modules whose weights are gathered ahead when this one runs forward."""
+        _state(self).unit.followers["forward"] = [_state(one).unit for one in modules]
+
+    def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
+        """The modules whose weights are gathered ahead when this one runs backward."""
+        _state(self).unit.followers["backward"] = [_state(one).unit for one in modules]
+
+    def set_gradient_divide_factor(self, factor: float) -> None:
+        """What sums over ranks of the module's own gradients are divided by."""
+        _state(self).unit.divide_by(factor)
+
+    def reset_iter_state(self) -> None:
+        """Forget what a pass that has raised left behind, and the gradients of its cycle."""
+        _context(self).begin_cycle()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As of any module; with the outermost one a new cycle begins."""
+        super().zero_grad(set_to_none=set_to_none)
+        context = _state(self).context
+        if context is not None and context.root.module is self:
+            context.begin_cycle(keeps_zeros=not set_to_none)
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """The shards, also while whole weights are there."""
+        for name, parameter in super().named_parameters(*args, **kwargs):
+            yield name, getattr(parameter, _SHARD, parameter)
+
+    @torch.no_grad()
+    def load_state_dict(
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> Any:
+        """Load whole tensors, shards of this sharding, or shards that torch has cut on one axis.
+
+        Values are copied, with `assign` too: that gives memory to parameters on the meta device.
+
+        Raises:
+            StateDictError: what does not fit; nothing has been loaded.
+            ConfigurationError: parameters on the meta device, without `assign`.
+        """
+        states = list(_inside(self))
+        wrong = ConfigurationError, _ON_META.format(what=type(self).__name__)
+        _refuse((state.is_meta and not assign, *wrong) for state in states)
+        for state in states:
+            state.materialise()
+        _name_parameters(self)
+        buckets = [bucket for state in states for bucket in state.unit.buckets]
+        result = load_model_state(
+            self, buckets, state_dict, strict=strict, prefix="", assign=assign
+        )
+        for state in states:
+            state.unit.epoch += 1
+            for bucket in state.unit.buckets:
+                bucket.weights.install(anew=True)
+        return result
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Give memory to parameters on the meta device, where `fn` moves those elsewhere."""
+        if _state(self).is_meta and fn(torch.empty(0, device=_META)).device != _META:
+            _state(self).materialise()
+            return self._apply(fn, recurse)  # of the instance, if that is guarded now
+        return super()._apply(fn, recurse)  # type: ignore[no-any-return]
+
+
+def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
+    """Let one more method of `module` run as `forward` does, with all hooks.
+
+    Does nothing for a module that is not sharded.
+
+    Raises:
+        ConfigurationError: the module has no such method.
+    """
+    method = getattr(module, method_name, None)
+    what = f"{type(module).__name__} has no method {method_name!r}."
+    _refuse([(method is None, ConfigurationError, what)])
+    if not isinstance(module, FSDPModule) or method is None:
+        return
+    own = vars(module)
+
+    @functools.wraps(method)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        kept = {name: own[name] for name in ("forward",) if name in own}
+
+        def once(*args: Any, **kwargs: Any) -> Any:
+            del own["forward"]
+            own.update(kept)
+            return method(*args, **kwargs)
+
+        own["forward"] = once
+        return module(*args, **kwargs)
+
+    setattr(module, method_name, run)
+
+
+@dataclass(frozen=True)
+class _Policy(CorePolicy):
+    """param_dtype: in which modules compute; None: in that of their parameters."""
+
+    param_dtype: torch.dtype | None = field(default=None, kw_only=True)
+
+    def compute_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """As `param_dtype` says, of floating-point parameters."""
+        return (
+            stored if self.param_dtype is None or not stored.is_floating_point else self.param_dtype
+        )
+
+
+@dataclass(eq=False)
+class _Place:
+    """What units on one mesh share. numbers: of their calls, the same on all ranks of the mesh."""
+
+    environment: Environment
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+
+
+@dataclass(eq=False)
+class _Sharded:
+    """What a call of `fully_shard` knows of one module.
+
+    is_auto: weights stay after the forward pass if the module is the outermost. around: the module
+    of the next call outside. context: of the model, once it is built.
+    """
+
+    unit: Unit
+    place: _Place
+    request: ShardingRequest
+    left_alone: set[nn.Parameter]
+    is_auto: bool
+    is_last: bool = True
+    is_meta: bool = False
+    around: ReferenceType[nn.Module] | None = None
+    context: ShardedContext | None = None
+    factory: BucketFactory = field(init=False)
+
+    @property
+    def parameters(self) -> list[ManagedParameter]:
+        """Of all buckets."""
+        return [managed for bucket in self.unit.buckets for managed in bucket.parameters]
+
+    @property
+    def holders(self) -> set[nn.Module]:
+        """Modules that hold them."""
+        return {holder for managed in self.parameters for holder, _ in managed.holders}
+
+    def shard(self, *, meta: bool) -> None:
+        """Move the module's own parameters into buckets; meta: on the meta device."""
+        module, environment = self.unit.module, self.place.environment
+        if meta:
+            apart = Streams(_META), EventBus(), MemoryLedger()
+            environment = Environment(environment.dense, environment.experts, *apart)
+        else:
+            prepare_tensors(module, environment.streams.device, self.left_alone)
+        given = self.request.config, self.request.arguments.mixed_precision_policy, environment
+        self.factory = shard_units(
+            self.unit, [], *given, left_alone=self.left_alone, initialises=False
+        )
+        if not self.is_meta:
+            describe_modules(self.holders)
+        if not meta:
+            guard(self.holders)
+        for managed in self.parameters:
+            vars(managed.raw)["__fsdp_param__"] = True
+        self.is_meta = meta
+
+    def materialise(self) -> None:
+        """Give memory, without values, to what is on the meta device; parameters stay objects."""
+        if not self.is_meta:
+            return
+        device = self.place.environment.streams.device
+        faces = {managed.holders[0]: managed.sharded for managed in self.parameters}
+        for managed in self.parameters:
+            raw, like = managed.raw, managed.sharded
+            blank = torch.empty(raw.shape, dtype=like.dtype, device=device)
+            managed.raw = nn.Parameter(blank, raw.requires_grad)
+            vars(managed.raw).update(vars(raw))
+            managed.show_raw()
+        self.unit.forget_buckets()
+        self.shard(meta=False)
+        for managed in self.parameters:
+            face = faces[managed.holders[0]]
+            torch.utils.swap_tensors(face, managed.sharded)
+            managed.sharded = face
+            managed.watch()
+        self.unit.show_sharded()
+
+    def let_stay(self, direction: Direction, *, goes: object) -> None:
+        """Whether weights go after passes in one direction."""
+        what = f"reshard_after_{direction}={goes!r}: expected True or False."
+        _refuse([(not isinstance(goes, bool), ConfigurationError, what)])
+        (self.unit.stays.discard if goes else self.unit.stays.add)(direction)
+
+    def follow_flags(self) -> None:
+        """Tell the model whether its backward passes end a cycle."""
+        if self.context is not None:
+            units = (self.context.root, *self.context.units)
+            is_last = _state(self.context.root.module).is_last
+            self.context.auto_sync = is_last and not all(unit.sync.defers for unit in units)
+
+
+def _state(module: nn.Module) -> _Sharded:
+    what = f"expected an FSDPModule, found {type(module).__name__}."
+    _refuse([(not isinstance(module, FSDPModule), ConfigurationError, what)])
+    state: _Sharded = getattr(module, _STATE)
+    return state
+
+
+def _inside(module: nn.Module, *, recurse: bool = True) -> Iterator[_Sharded]:
+    """Of the module, if it is sharded, and of those inside."""
+    modules = module.modules() if recurse else (module,)
+    return (_state(one) for one in modules if isinstance(one, FSDPModule))
+
+
+def _own(module: nn.Module, left_alone: set[nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Parameters that a call on the module shards."""
+    named = module.named_parameters()
+    return {n: p for n, p in named if p not in left_alone and offsets_of(p) is None}
+
+
+def _name_parameters(root: nn.Module) -> None:
+    """Call parameters what they are called in `root`."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, module in root.named_modules(remove_duplicate=False):
+        paths.setdefault(module, []).append(f"{path}." if path else "")
+    for managed in (managed for state in _inside(root) for managed in state.parameters):
+        names = [path + name for holder, name in managed.holders for path in paths[holder]]
+        managed.names = tuple(names)
+        name_tensor(managed.sharded, names[0])
+
+
+def _context(module: nn.Module) -> ShardedContext:
+    """The model that `module` is of; built now, if nothing has needed it yet.
+
+    Raises:
+        ConfigurationError: it has parameters on the meta device.
+    """
+    root = _state(module)
+    if root.context is not None:
+        return root.context
+    while root.around is not None and (outer := root.around()) is not None:
+        root = _state(outer)
+    top = root.unit.module
+    named = {name: _state(one) for name, one in top.named_modules() if isinstance(one, FSDPModule)}
+    for name, state in named.items():
+        what = _ON_META.format(what=name or "the model")
+        _refuse([(state.is_meta, ConfigurationError, what)])
+        state.unit.name = name
+    _name_parameters(top)
+    if root.is_auto:
+        root.unit.stays.add("forward")
+    units = [state.unit for state in named.values() if state is not root]
+    config, environment = root.request.config, root.place.environment
+    context = run_units(root.unit, units, config, environment, root.factory)
+    shards = {p.raw: p.sharded for state in named.values() for p in state.parameters}
+    for raw, shard in shards.items():
+        setattr(raw, _SHARD, shard)
+    for state in named.values():
+        show_shards_to_state_dicts(state.holders, shards)
+        state.context = context
+    root.follow_flags()
+    return context
+
+
+@functools.cache
+def _class_of(kind: Any) -> Any:
+    """`kind`, and an `FSDPModule`."""
+    return type(f"FSDP{kind.__name__}", (FSDPModule, kind), {"__module__": kind.__module__})
+
+
+def _cast_around(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
+    """Cast what the module is given, and what it returns, as the policy says."""
+
+    def cast(dtype: torch.dtype, values: Any) -> Any:
+        return _apply_to_tensors(lambda x: x.to(dtype) if x.is_floating_point() else x, values)
+
+    given, made = policy.param_dtype, policy.output_dtype
+    if given is not None and policy.cast_forward_inputs:
+        module.register_forward_pre_hook(
+            lambda _module, args, kwargs: (cast(given, args), cast(given, kwargs)),
+            with_kwargs=True,
+            prepend=True,
+        )
+    if made is not None:
+        module.register_forward_hook(lambda _module, _args, output: cast(made, output))
+
+
+#: By mesh (None: all ranks) and the world, as long as something is sharded there.
+_places: WeakValueDictionary[tuple[object, int], _Place] = WeakValueDictionary()
+
+
+def _place(mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> tuple[ShardingRequest, _Place]:
+    """The request of one call, and where it is sharded."""
+    wire, compute = policy.reduce_dtype, policy.param_dtype
+    core = _Policy(None, None, wire, reduce_dtype=wire, param_dtype=compute)
+    arguments = ShardingArguments(mesh, mixed_precision_policy=core)
+    is_hybrid = mesh is not None and mesh.ndim > 1
+    if is_hybrid and mesh is not None and mesh.mesh_dim_names is not None:
+        outer, inner = mesh.mesh_dim_names
+        arguments = replace(arguments, dp_outer_dim=outer, dp_shard_dim=inner)
+    request = ShardingRequest.parse(arguments)
+    reduction = replace(request.config.reduction, reopens=True)
+    request = replace(request, config=replace(request.config, reduction=reduction))
+    key = mesh, id(dist.group.WORLD)
+    place = _places.get(key)
+    if place is None:
+        group = mesh._flatten().get_group() if is_hybrid and mesh is not None else None
+        place = _Place(environment_of(replace(arguments, hybrid_fsdp_group=group)))
+        _places[key] = place
+    return request, place
+
+
+def _refuse(rows: Rows) -> None:
+    """Raise the error of the first row whose condition holds."""
+    for holds, error, message in rows:
+        if holds:
+            raise error(message)
+
+
+def _wrong_options(
+    mesh: DeviceMesh | None, reshard: object, policy: object, offload: object, unknown: Any
+) -> Rows:
+    wrong, lacks = ConfigurationError, CapabilityNotBuiltError
+    yield unknown, wrong, f"fully_shard does not know {', '.join(unknown)}: leave it out."
+    shape = (1, True) if mesh is None else (mesh.ndim, mesh.mesh_dim_names is not None)
+    yield (
+        shape not in {(1, False), (1, True), (2, True)},
+        wrong,
+        f"mesh: expected one dimension, or two with names; found {mesh}. The first of two "
+        "replicates and the second shards: pass a part, as mesh['replicate', 'shard'].",
+    )
+    is_number = isinstance(reshard, int) and not isinstance(reshard, bool)
+    yield (
+        is_number,
+        lacks,
+        f"reshard_after_forward={reshard}: keeping a part of the weights, on {reshard} ranks, is "
+        "not built. Pass True, which keeps less, or False, which gathers less.",
+    )
+    is_known = reshard is None or isinstance(reshard, bool)
+    yield not is_known, wrong, f"reshard_after_forward={reshard!r}: expected True, False or None."
+    found = type(policy).__name__
+    expected = "torch.distributed.fsdp.MixedPrecisionPolicy"
+    is_policy = isinstance(policy, MixedPrecisionPolicy)
+    yield not is_policy, wrong, f"mp_policy: expected {expected}, found {found}."
+    found = type(offload).__name__
+    is_policy = isinstance(offload, OffloadPolicy)
+    yield not is_policy, wrong, f"offload_policy: expected OffloadPolicy(), found {found}."
+    is_plain = type(offload) is OffloadPolicy
+    yield not is_plain, lacks, f"offload_policy={found}() is not built: leave it out."
+
+
+def _wrong_module(module: object) -> Rows:
+    found = type(module).__name__
+    yield (
+        not isinstance(module, nn.Module) or not is_called(module),
+        ConfigurationError,
+        f"fully_shard of a {found}: expected a module with a forward(), or a list of such. Of a "
+        "container, shard what it holds.",
+    )
+    is_sharded = isinstance(module, FSDPModule)
+    yield is_sharded, ConfigurationError, f"this {found} is sharded already."
+
+
+def _wrong_parameters(
+    own: dict[str, nn.Parameter], policy: MixedPrecisionPolicy, placement: Any
+) -> Rows:
+    for name, parameter in own.items():
+        where = None if placement is None else placement(parameter)
+        yield (
+            where not in (None, Shard(0)),
+            CapabilityNotBuiltError,
+            f"shard_placement_fn says {where} for {name}: only Shard(0) is built, or None.",
+        )
+        yield (
+            isinstance(parameter, DTensor),
+            CapabilityNotBuiltError,
+            f"{name} is a DTensor. Tensor parallelism is not built under this fully_shard: use "
+            "mfsdp_core.fully_shard_model(tp_dim=...).",
+        )
+    yield (
+        len({parameter.is_meta for parameter in own.values()}) > 1,
+        ConfigurationError,
+        f"{next(iter(own), '')} and others are on several devices, one of them meta: expected one.",
+    )
+    dtypes = {str(p.dtype) for p in own.values() if p.is_floating_point() and p.requires_grad}
+    yield (
+        policy != MixedPrecisionPolicy() and len(dtypes) > 1,
+        ConfigurationError,
+        f"mp_policy for parameters of {len(dtypes)} dtypes, {', '.join(sorted(dtypes))}: expected "
+        "one. Cast them, or shard them apart.",
+    )
+
+
+def _wrong_inside(inner: _Sharded, place: _Place) -> Rows:
+    name = type(inner.unit.module).__name__
+    yield (
+        inner.context is not None,
+        LifecycleError,
+        f"fully_shard of a module around a {name} that has run already. Shard from the inside out, "
+        "and run the outermost module.",
+    )
+    yield (
+        inner.place is not place,
+        CapabilityNotBuiltError,
+        f"a {name} inside is sharded over another mesh. Units of one model on several meshes are "
+        "not built: pass the same mesh.",
+    )
