@@ -31,7 +31,10 @@ _LARGEST_KEPT_BYTES = 2**25 - 2**16
 
 @dataclass
 class Allocators:
-    """Who serves which role. lasting: what stays for the model's life. casts: of gradients."""
+    """Who serves which role. lasting: what stays for the model's life. casts: of gradients.
+
+    factors: that gradients are scaled by, made once.
+    """
 
     lasting: StorageResizeAllocator
     casts: TemporaryAllocator
@@ -43,6 +46,7 @@ class Allocators:
     config: AllocationConfig
     requests: Mapping[PooledRole, Sequence[BucketRequest]]
     pools: dict[PooledRole, SlotPool] = field(default_factory=dict)
+    factors: dict[tuple[float, torch.dtype], torch.Tensor] = field(default_factory=dict)
 
     @property
     def of_cycles(self) -> BucketAllocator:

@@ -64,6 +64,7 @@ class GradientBuffers:
         self._allocator, self._outer_allocator = allocators.gradients, allocators.outer
         self._drain_oldest = drain_oldest
         self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
+        self._factors = allocators.factors
         self._strict = strict
         self._guard = guard
         self._events = events
@@ -224,7 +225,7 @@ class GradientBuffers:
         elif gradient.dtype == view.dtype and scale != 1.0:
             torch.mul(gradient, scale, out=view)
         else:
-            copy_scaled(view, gradient, scale)
+            copy_scaled(view, gradient, scale, self._factors)
         self._filled.add(index)
 
     def issue(self) -> None:
@@ -325,7 +326,7 @@ class GradientBuffers:
     def _open_whole(self) -> FullBuffer:
         if self._whole is None:
             self._whole = FullBuffer(self._layout, self._begin())
-            self._whole.zero_gaps()
+            self._zero_gaps(self._whole)
         return self._whole
 
     def _issue_bucket(self, bucket: FullBuffer) -> None:
@@ -349,7 +350,8 @@ class GradientBuffers:
         data, key = whole.data, self._bucket_key
         if key is not None:
             data = self._acquire_bucket(key)
-            copy_scaled(data, whole.data, self._scale if self._guard is None else 1.0)
+            scale = self._scale if self._guard is None else 1.0
+            copy_scaled(data, whole.data, scale, self._factors)
         self._look_before_reducing(data, key)
         if key is None or self._guard is not None:
             self._scale_rest(data)
@@ -367,7 +369,7 @@ class GradientBuffers:
         return in_place and self._scale != 1.0 and gradient.dtype == self._dtypes.main_grads
 
     def _scale_rest(self, data: torch.Tensor) -> None:
-        """Scale what was not scaled on its way in; gaps hold zeros."""
+        """Scale what was not scaled on its way in."""
         if self._scale == 1.0:
             return
         if not self._scaled:
@@ -394,8 +396,13 @@ class GradientBuffers:
         if self._bucket is None:
             data = self._acquire_bucket(self._open_key)
             self._bucket = FullBuffer(self._layout, data)
-            self._bucket.zero_gaps()
+            self._zero_gaps(self._bucket)
         return self._bucket
+
+    def _zero_gaps(self, buffer: FullBuffer) -> None:
+        """Only a guard looks at what belongs to no tensor."""
+        if self._guard is not None:
+            buffer.zero_gaps()
 
     def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""

@@ -17,14 +17,22 @@ def part(data: torch.Tensor, rank: int, size: int) -> torch.Tensor:
     return data[rank * elements : (rank + 1) * elements]
 
 
-def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float) -> None:
+#: Numbers as tensors of one element, by value and dtype.
+Factors = dict[tuple[float, torch.dtype], torch.Tensor]
+
+
+def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float, factors: Factors) -> None:
     """Fill `target` with `values` times `scale` in one pass; multiplied in the wider dtype."""
     if scale == 1.0:
         target.copy_(values)
         return
     wide = torch.promote_types(values.dtype, target.dtype)
-    factor = scale if wide == values.dtype else target.new_full((1,), scale, dtype=wide)
-    torch.mul(values, factor, out=target)
+    if wide == values.dtype:
+        torch.mul(values, scale, out=target)
+        return
+    if (scale, wide) not in factors:
+        factors[scale, wide] = target.new_full((1,), scale, dtype=wide)
+    torch.mul(values, factors[scale, wide], out=target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +49,7 @@ class FullBuffer:
         return data.as_strided(slot.shape, slot.strides, data.storage_offset() + slot.offset)
 
     def zero_gaps(self) -> None:
-        """Zero what belongs to no tensor, so that a reduction never carries stale memory."""
+        """Zero what belongs to no tensor."""
         for start, end in self.layout.gaps:
             self.data[start:end].zero_()
 

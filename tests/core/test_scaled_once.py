@@ -36,9 +36,9 @@ class Passes(TorchDispatchMode):
         return result
 
 
-def sharded(strategy, compute, wire):
+def sharded(strategy, compute, wire, rows=3):
     torch.manual_seed(0)
-    plain = nn.Linear(4, 3, bias=False).to(compute)
+    plain = nn.Linear(4, rows, bias=False).to(compute)
     policy = MixedPrecisionPolicy(main_grads_dtype=F32, grad_comm_dtype=wire)
     model = fully_shard_model(
         nn.Sequential(plain), zero_dp_strategy=strategy, mixed_precision_policy=policy
@@ -68,3 +68,34 @@ def test_a_whole_accumulator_is_scaled_on_its_way_into_a_narrower_bucket(strateg
         gradients.issue()
     assert torch.equal(seen.written.view(3, 4), (gradient * (1 / 3)).to(B16))
     assert seen.found == ["aten::mul"]
+
+
+class Kernels(TorchDispatchMode):
+    """Operations that compute something."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        is_view = any(
+            one.alias_info and not one.alias_info.is_write for one in func._schema.returns
+        )
+        name = func._schema.name
+        if not is_view and name not in {"aten::empty", "aten::promote_types"}:
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("dtypes", [(B16, F32), (F32, B16)])
+@pytest.mark.parametrize("strategy", [*WHOLE, *SLICED])
+def test_a_gradient_is_one_kernel_whatever_the_dtypes_and_the_padding(strategy, dtypes):
+    """From the second pass on: 4 rows on 3 ranks, of which 2 slices are padding."""
+    compute, wire = dtypes
+    gradients = sharded(strategy, compute, wire, rows=4)
+    for _ in range(2):
+        gradients.reset()
+        with Kernels() as seen:
+            gradients.accumulate(0, torch.ones(4, 4, dtype=compute))
+    whole = strategy in WHOLE
+    assert seen.found[1:] == ["aten::copy_" if whole else "aten::mul"]
