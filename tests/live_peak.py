@@ -10,6 +10,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.meters.operation_counter import dispatches, tensors_in
 
+SMALL_BYTES = 2**14
+"""What is smaller is counted when the next larger storage is made."""
+
 
 class LivePeak(TorchDispatchMode):
     """Counts while it is active. peak: bytes."""
@@ -23,11 +26,15 @@ class LivePeak(TorchDispatchMode):
         if any(dispatches(one) for one in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        has_grown = False
         for tensor in tensors_in(result):
             if tensor.layout is torch.strided and tensor.device.type == "cpu":
                 storage = tensor.untyped_storage()
-                self._made.setdefault(storage._cdata, StorageWeakRef(storage))
-        self.peak = max(self.peak, self.alive())
+                if storage._cdata not in self._made:
+                    self._made[storage._cdata] = StorageWeakRef(storage)
+                    has_grown |= storage.nbytes() >= SMALL_BYTES
+        if has_grown:
+            self.peak = max(self.peak, self.alive())
         return result
 
     def alive(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -17,6 +18,9 @@ from bench.store.samples import GLOB, lines_by_rank
 class Heartbeat:
     """Counts each rank's steps by its lines. One stat per file and call; a read only on growth.
 
+    Until the first step a file that was written to is a sign of life too: ranks touch it while they
+    draw initial values.
+
     Args:
         folder: of the run; its sample files need not exist yet.
         ranks: of the run.
@@ -28,6 +32,7 @@ class Heartbeat:
     def __init__(self, folder: Path, ranks: int, now_seconds: float) -> None:
         self._folder = folder
         self._read_bytes: dict[Path, int] = {}
+        self._touched: dict[Path, int] = {}
         self.steps = [0] * ranks
         self._grown_seconds = [now_seconds] * ranks
         self.last_growth_seconds = now_seconds
@@ -35,10 +40,18 @@ class Heartbeat:
     def poll(self, now_seconds: float) -> None:
         """Look at the files; remembers `now_seconds` for those ranks that have added lines."""
         for file in self._folder.glob(GLOB):
+            if not any(self.steps) and self._was_touched(file):
+                self.last_growth_seconds = now_seconds
             for rank, lines in lines_by_rank(self._new_lines(file)).items():
                 if lines and rank < len(self.steps):
                     self.steps[rank] += lines
                     self._grown_seconds[rank] = self.last_growth_seconds = now_seconds
+
+    def _was_touched(self, file: Path) -> bool:
+        before = self._touched.get(file)
+        with contextlib.suppress(OSError):
+            self._touched[file] = file.stat().st_mtime_ns
+        return self._touched.get(file) != before
 
     def _new_lines(self, file: Path) -> bytes:
         """Whole lines that were added since the last look."""

@@ -3,11 +3,28 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import time
 from pathlib import Path
 from typing import Self
 
 from bench.record import StepSample
+
+
+class SetupBeat:
+    """Touches a sample file, which it makes, at most once a second: a rank at set-up is alive."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._latest_seconds = -math.inf
+
+    def __call__(self) -> None:
+        """Once for every chunk of work."""
+        now = time.monotonic()
+        if now - self._latest_seconds >= 1.0:
+            self._latest_seconds = now
+            self._path.touch()
 
 
 class SampleSink:

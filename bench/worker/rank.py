@@ -17,7 +17,7 @@ from bench.meters.call_sites import CallSites
 from bench.meters.live_storage import LiveStorageMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import TimelineMeter
-from bench.meters.sample_sink import SampleSink
+from bench.meters.sample_sink import SampleSink, SetupBeat
 from bench.meters.torch_trace import TorchTrace, communication
 from bench.models.build import run_model
 from bench.spec import ResolvedRun, known_engine
@@ -57,10 +57,13 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     live = LiveStorageMeter(sites, process.device, resolved.train.steps)
     live.start()
     model, make_batch = run_model(resolved, process.device)
+    values = getattr(model, "initial_values", None)
+    if values is not None:
+        values.on_chunk = SetupBeat(run_dir / node_file(process.node))
     batches = build_batches(resolved, process.rank, process.device, make_batch)
     engine = build_engine(model, resolved, process.device)
     live.built(compiled=is_compiled(model))
-    first_rows = getattr(getattr(model, "initial_values", None), "first_rows", {})
+    first_rows = {} if values is None else values.first_rows
     start = {"start": fingerprints(engine, first_rows, process)}
     if process.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process) | start)

@@ -16,6 +16,7 @@ from bench.launch.environment import collect_environment, shown_variables
 from bench.launch.git import git_state
 from bench.launch.protocol import Order
 from bench.launch.watch import Heartbeat
+from bench.meters.sample_sink import SetupBeat
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, ResolvedRun, RunSpec
 from bench.worker.rank_process import RankProcess
@@ -200,3 +201,22 @@ def test_a_heartbeat_counts_whole_lines_as_they_grow(tmp_path: Path) -> None:
     assert (beat.steps, beat.rank_behind(), beat.last_growth_seconds) == ([3, 3], None, 3.0)
     beat.poll(4.0)
     assert beat.last_growth_seconds == 3.0
+
+
+def test_a_touched_file_is_a_sign_of_life_until_the_first_step(tmp_path: Path) -> None:
+    path = tmp_path / "steps.node0.jsonl"
+    beat, touch = Heartbeat(tmp_path, 1, 0.0), SetupBeat(path)
+    touch()
+    beat.poll(1.0)
+    assert (beat.steps, beat.last_growth_seconds) == ([0], 1.0)
+    touch()  # within a second of the first: nothing is written
+    beat.poll(2.0)
+    assert beat.last_growth_seconds == 1.0
+    os.utime(path, ns=(0, 0))
+    beat.poll(3.0)
+    assert beat.last_growth_seconds == 3.0
+    path.write_text('{"rank": 0, "step": 1}\n')
+    beat.poll(4.0)
+    os.utime(path, ns=(1, 1))
+    beat.poll(5.0)
+    assert beat.last_growth_seconds == 4.0

@@ -93,9 +93,19 @@ def test_weights_and_losses_are_those_of_a_model_built_whole(workers, name):
 
 TWO_TP = {"tensor_parallel": 2}
 MIXED = {"preset": "hybrid-tiny", "pattern": "ME*E/ME*E"}
+#: 80 layers of a Llama of 70 billion parameters, every width and the vocabulary a 64th.
+THIN_70B = {
+    "preset": "llama3-70b",
+    "hidden": 128,
+    "ffn_hidden": 448,
+    "heads": 8,
+    "kv_heads": 1,
+    "vocab": 2004,
+}
 HELD = {
     **{name: RUNS[name] for name in RUNS if name not in KEEPS_MORE | SLOW},
     "te": run(ZERO3, SENT16, {"preset": "debug", "layers": 5} | TE),
+    "70b-thin": run(ZERO3, SENT16, THIN_70B),
     "te-codes": run(ZERO3, SENT16, {"preset": "debug", "layers": 5} | TE | CODED),
     "tp": run(ZERO3 | TWO_TP, BF16),
     "fsdp2-tp": run({"name": "fsdp2"} | TWO_TP, BF16),
