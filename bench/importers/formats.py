@@ -107,7 +107,7 @@ class Format(Frozen):
     frameworks: dict[str, str] = Field(default_factory=dict)
     """Name that only one framework of several prints: that framework."""
     step: str = ""
-    """Name of the field that is the step, where it is one of the fields."""
+    """Pattern of the name of the field that is the step, where it is one of the fields."""
     step_from: Literal[0, 1] = 1
     kept: tuple[str, ...] = ()
     """Patterns of names that are kept as they are. Others are kept too, and counted aloud."""

@@ -8,7 +8,7 @@ from typing import Any
 _COMMENT = re.compile(r"^\s{0,8}#{1,6}\s+(?P<text>\S.*?)\s*#*\s*$")
 _BULLET = re.compile(r"^\s*(?:[-*+•◦▪‣·○]|\d{1,2}[.)])\s+(?P<text>\S.*?)\s*$")
 # Words can stand behind what is bold, and the summary of what folds is a label, too.
-_BOLD = re.compile(r"^\s*(?P<text>(?:\*\*|__)[^*_].*?(?:\*\*|__).{0,80}?)\s*:?\s*$")
+_BOLD = re.compile(r"^\s*(?P<text>(?:\*\*|__(?!\w+__))[^*_\s].*?(?:\*\*|__).{0,80}?)\s*:?\s*$")
 _TAG = re.compile(r"^\s*(?:<details>\s*)?<(summary|b|strong|h\d)>(?P<text>.+?)</\1>.*$")
 _TAGS = re.compile(r"</?[a-z]\w*[^>]*>")
 # A heading of a page that was pasted has lost its mark, and stands alone between empty lines.

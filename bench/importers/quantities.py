@@ -12,6 +12,8 @@ NOTHING = ("", "-", "--", "—", "–", "n/a", "na", "none", "null")  # noqa: RU
 _PART = re.compile(rf"(?P<number>{NUMBER})\s?(?P<unit>%|[a-zµ]+)?", re.IGNORECASE)
 _JOIN = re.compile(r"\s*/\s*|\s*\(\s*(?:avg|mean|average)?:?\s*|\s*(?:±|\+/-)\s*", re.IGNORECASE)
 _END = re.compile(r"(?:\s*/\s*[a-z]+)*\s*\)?", re.IGNORECASE)
+# Of `812 ± 3 ms` the unit is that of both.
+_SPREAD = re.compile(r"^([\d.,]+)\s*(±|\+/-)\s*([\d.,]+)\s?([a-zA-Z]+)$")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\((.*?)(?:, device=.*)?\)")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
 
@@ -63,7 +65,7 @@ def quantities(text: str) -> tuple[Quantity, ...]:
 
     A number of numpy or torch is unwrapped, and quotes are taken away.
     """
-    text = text.strip(" \t'\"`")
+    text = _SPREAD.sub(r"\1\4 ± \3\4", text.strip(" \t'\"`"))
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped[1]
     found: list[Quantity] = []

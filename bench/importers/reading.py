@@ -37,6 +37,7 @@ class FormatReader:
         }
         told = (*map(re.escape, self._exact), *row.facts, *row.kept, row.step or "(?!)")
         self._known = re.compile("|".join(told), re.IGNORECASE)
+        self._step = re.compile(row.step or "(?!)")
         self._kept = re.compile("|".join(row.kept) or "(?!)", re.IGNORECASE)
         self.meaning = functools.cache(self._meaning)
         self._fact = functools.cache(self._fact_of)
@@ -150,7 +151,7 @@ class FormatReader:
             one = found[0].plain if found else None
             if text.strip().lower() in NOTHING:
                 continue
-            if name == self.row.step and one is not None and 0 <= one < MOST:
+            if one is not None and 0 <= one < MOST and self._step.fullmatch(name):
                 said.step = int(one) + 1 - self.row.step_from
             elif fact in _TEXTS and not first:
                 said.facts[fact] = text[:80]
@@ -214,7 +215,7 @@ def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], s
         starts = [*(one.start() for one in found), len(text)]
         strange = [text[end:start] for end, start in zip(ends, starts, strict=True)]
         pairs = [(_name(one["name"]), one["value"]) for one in found]
-        words = [_name(one) for one in strange if re.search(r"\w", one)]
+        words = [_without_digits(one) for one in strange if re.search(r"\w", one)]
         return pairs, words, "", not re.search(r"\w", strange[-1])
     parts = [part.strip() for part in form.split.split(text)]
     tail = parts.pop() if form.closed else ""
@@ -222,7 +223,7 @@ def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], s
     pairs = [(_name(one["name"]), one["value"].strip()) for _, one in both if one]
     return (
         pairs,
-        [_name(part) for part, one in both if not one],
+        [_without_digits(part) for part, one in both if not one],
         tail,
         bool(not both or both[-1][1]),
     )
@@ -243,6 +244,11 @@ def _keep(said: Said, name: str, text: str, found: tuple[Quantity, ...]) -> None
 def _plain(name: str) -> str:
     spaced = re.sub(r"\s*/\s*", "/", re.sub(r"[_ -]+", " ", name))
     return _MEANS.sub("", spaced, count=1)
+
+
+def _without_digits(text: str) -> str:
+    """What has no name, so that it is counted as one thing in all lines."""
+    return re.sub(r"\d[\d.,]*", "#", _name(text))
 
 
 def _name(text: str) -> str:

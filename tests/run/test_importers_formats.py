@@ -137,7 +137,7 @@ def test_steps_that_begin_again_are_a_run_of_their_own(kind: str) -> None:
 LABELS: dict[str, tuple[str, str]] = {
     "**1. before** (as expected):": ("1. before (as expected)", "1-before"),
     "**before**: eager, fp32": ("before: eager, fp32", "before-eager-fp32"),
-    "__before__ on one node": ("before on one node", "before-on-one-node"),
+    "__before it__ on one node": ("before it on one node", "before-it-on-one-node"),
     "## before (main)": ("before (main)", "before"),
     "- **before** is the one above": ("before is the one above", "before-is-the-one-above"),
     "<summary>before</summary>": ("before", "before"),
@@ -203,8 +203,10 @@ def test_one_damaged_line_of_many_does_not_take_the_others() -> None:
 
 def test_a_field_that_is_not_understood_is_named_with_its_count() -> None:
     lines = steps_of(1, 2, 3).replace("num zeros: 7 |", "num zeros: 7 | bubble ratio: 0.25 |")
-    (run,) = runs_of(lines.replace("num zeros: 7 | bubble ratio: 0.25 |", "no pair |", 1))
-    assert "fields that are not understood: bubble ratio (2), no pair (1)" in run.provenance.remarks
+    lines = lines.replace("num zeros: 7 | bubble", "9 pairs | bubble", 1)
+    (run,) = runs_of(lines.replace("num zeros: 7 | bubble ratio: 0.25 |", "81.5 pairs |", 1))
+    said = "fields that are not understood: bubble ratio (2), # pairs (2)"
+    assert said in run.provenance.remarks
     assert run.steps[-1].extra["bubble ratio"] == 0.25
     known = "load_balancing_loss: 1.0E+00 | z_loss: 2.5E-01 | mtp_1 loss: 9.5E+00 |"
     (run,) = runs_of(steps_of(1, 2).replace("num zeros: 7 |", known))
@@ -280,6 +282,12 @@ def test_a_table_may_have_a_column_per_run() -> None:
     )
     assert (main.provenance.label, pr.provenance.label, pr.workload.ranks) == ("main", "PR", 8)
     assert [run.steps[0].milliseconds for run in (main, pr)] == [901.5, 812.0]
+
+
+def test_a_time_with_its_spread_is_the_time() -> None:
+    rows = "| main | 812 ± 3 ms |\n| pr | 0.75 +/- 0.01 s |\n| other | 800 |\n"
+    main, pr = runs_of("| Run | Step time |\n|-|-|\n" + rows)
+    assert [run.steps[0].milliseconds for run in (main, pr)] == [812.0, 750.0]
 
 
 def test_a_column_steps_of_equal_numbers_is_a_length() -> None:
