@@ -10,46 +10,19 @@ import hashlib
 import importlib.util
 import itertools
 import json
-import math
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bench.errors import UsageError
-from bench.importers.parsed import Parsed, Said
+from bench.importers.formats import shipped
+from bench.importers.parsed import Parsed
+from bench.importers.reading import FormatReader
 
-_MILLI: Final = 1e3
-_GIB: Final = float(1 << 30)
-# Name of a metric -> (field of ours, factor into its unit).
-_NAMES: Final[Mapping[str, tuple[str, float]]] = {
-    "lm loss": ("loss", 1),
-    "reduced_train_loss": ("loss", 1),
-    "loss": ("loss", 1),
-    "train/loss": ("loss", 1),
-    "loss_metrics/global_avg_loss": ("loss", 1),
-    "grad-norm": ("grad_norm", 1),
-    "grad_norm": ("grad_norm", 1),
-    "train/grad_norm": ("grad_norm", 1),
-    "learning-rate": ("learning_rate", 1),
-    "lr": ("learning_rate", 1),
-    "train/learning_rate": ("learning_rate", 1),
-    "iteration-time": ("milliseconds", _MILLI),
-    "train_step_timing in s": ("milliseconds", _MILLI),
-    "time_metrics/end_to_end(s)": ("milliseconds", _MILLI),
-    "mem-allocated-bytes": ("device_allocated_bytes", 1),
-    "mem-max-allocated-bytes": ("device_peak_bytes", 1),
-    "mem-reserved-bytes": ("device_reserved_bytes", 1),
-    "memory/max_active(GiB)": ("device_peak_bytes", _GIB),
-    "memory/max_reserved(GiB)": ("device_reserved_peak_bytes", _GIB),
-    "throughput(tps)": ("tokens_per_second_per_device", 1),
-    "tflops": ("teraflops_per_device", 1),
-}
-_SETTINGS: Final = {"batch-size": "global_batch", "world-size": "ranks"}
 _FRAMEWORKS: Final = {"golden": "megatron-lm"}
 _EVENTS: Final = ".tfevents."
-_SHOWN: Final = 5
-_MOST_SHOWN: Final = 40
 
 
 @dataclass(frozen=True)
@@ -98,7 +71,9 @@ def _golden(text: str) -> Parsed | None:
         values = one.get("values") if isinstance(one, dict) else None
         if not isinstance(values, dict) or "start_step" not in one or "end_step" not in one:
             return None
-        series[metric] = {int(step): value for step, value in values.items() if step.isdecimal()}
+        series[metric] = {
+            int(step): value for step, value in values.items() if re.fullmatch(r"\d{1,12}", step)
+        }
     return _run("golden", series)
 
 
@@ -125,35 +100,10 @@ def _of_events(path: Path) -> Parsed:
 
 def _run(kind: str, series: Mapping[str, Mapping[int, Any]]) -> Parsed:
     """Steps that have any value; of a metric of no meaning to us, under its own name."""
-    run = Parsed(importer=kind, workload={"framework": _FRAMEWORKS.get(kind, "unknown")})
-    dropped: list[str] = []
+    reader = FormatReader(next(row for row in shipped() if row.name == "tracker"))
+    run = Parsed(kind)
     for step in sorted({step for values in series.values() for step in values}):
-        said: dict[str, float | str] = {}
-        for metric, values in series.items():
-            if step not in values:
-                continue
-            field, factor = _NAMES.get(metric, (metric, 1))
-            number = _number(values[step])
-            if number is None:
-                dropped.append(f"{metric} {str(values[step])[:_MOST_SHOWN]} (step {step})")
-            elif metric in _SETTINGS:
-                run.workload[_SETTINGS[metric]] = int(number)
-            elif field not in said:
-                said[field] = number * factor
-        if said:
-            run.add(Said(step, said), 0)
-    if dropped:
-        more = f" and {len(dropped) - _SHOWN} more" if len(dropped) > _SHOWN else ""
-        run.remarks.append(
-            f"{len(dropped)} values are no numbers: {', '.join(dropped[:_SHOWN])}{more}"
-        )
+        told = [(name, str(values[step])) for name, values in series.items() if step in values]
+        run.add(reader.of_pairs(told, step), 0)
+    run.workload["framework"] = _FRAMEWORKS.get(kind, "unknown")
     return run
-
-
-def _number(value: Any) -> float | None:
-    """None for NaN and infinity too, as text or as JSON's extension."""
-    try:
-        number = float(value) if not isinstance(value, bool) else math.nan
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None

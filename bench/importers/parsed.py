@@ -91,7 +91,7 @@ class Parsed:
     _memory: list[tuple[int, int, int, dict[str, Value]]] = field(default_factory=list)
     _unnumbered: list[tuple[int, dict[str, Value]]] = field(default_factory=list)
     _reached: dict[tuple[str, str], tuple[float, float]] = field(default_factory=dict)
-    _dropped: list[tuple[int, str, str]] = field(default_factory=list)
+    _dropped: list[str] = field(default_factory=list)
     _repeated: set[int] = field(default_factory=set)
     _read: Counter[str] = field(default_factory=Counter)
     _unread: Counter[str] = field(default_factory=Counter)
@@ -125,9 +125,10 @@ class Parsed:
         self.arguments |= said.arguments
         self._unknown.update(said.unknown)
         self._unread.update(name for name, _ in said.unread)
+        place = f"line {line}" if line else f"step {said.step}"
         for name, text in (*said.unread, *filter(None, [said.cut_off])):
-            self.drop(line, name, text)
-        values = self._possible(said.values, line)
+            self.drop(place, name, text)
+        values = self._possible(said.values, place)
         if said.belongs == "last":
             kept = self._unnumbered[-1][1] if self._unnumbered else {}
             kept = self._steps[self._order[-1]]["step"] if self._order else kept
@@ -139,9 +140,9 @@ class Parsed:
         else:
             self._tell(said.step, said.kind, values, line)
 
-    def drop(self, line: int, name: str, text: str) -> None:
+    def drop(self, place: str, name: str, text: str) -> None:
         """Say that a value cannot be, instead of keeping it."""
-        self._dropped.append((line, name, text[:_LONGEST_TEXT]))
+        self._dropped.append(f"{name} {text[:_LONGEST_TEXT]} ({place})")
 
     @property
     def has_values(self) -> bool:
@@ -150,8 +151,8 @@ class Parsed:
 
     @property
     def names(self) -> list[str]:
-        """Of all that was told."""
-        return list(dict.fromkeys(itertools.chain(*self._all(), self._unknown, self._unread)))
+        """Of all that was told, and what was dropped."""
+        return list(dict.fromkeys(itertools.chain(*self._all(), self._unknown, self._dropped)))
 
     def _all(self) -> Iterator[Mapping[str, Value]]:
         yield from itertools.chain.from_iterable(one.values() for one in self._steps.values())
@@ -226,7 +227,7 @@ class Parsed:
         lines = tuple(sorted(self._lines.get(number, set()) - {0}))
         return ImportedStep(number, **known, extra=extra, lines=lines)
 
-    def _possible(self, values: Mapping[str, Value], line: int) -> dict[str, Value]:
+    def _possible(self, values: Mapping[str, Value], place: str) -> dict[str, Value]:
         kept: dict[str, Value] = {}
         for name, value in values.items():
             low, high = _BYTES if name.endswith("_bytes") else _LIMITS.get(name, _ANY)
@@ -235,7 +236,7 @@ class Parsed:
             elif low <= value <= high:
                 kept[name] = value
             else:
-                self.drop(line, name, f"{value:g}")
+                self.drop(place, name, f"{value:g}")
         self._read.update(kept.keys() & OURS)
         for name in [name for name in kept if name not in OURS][_MOST_EXTRAS:]:
             del kept[name]
@@ -250,8 +251,8 @@ class Parsed:
             told = [f"{name} ({count:,})" for name, count in self._unknown.most_common()]
             yield f"fields that are not understood: {some(told)}"
         if self._dropped:
-            told = [f"{n} {text}" + f" (line {at})" * (at > 0) for at, n, text in self._dropped]
-            yield f"{len(told)} values that cannot be were dropped: {some(told)}"
+            count = len(self._dropped)
+            yield f"{count} values that cannot be were dropped: {some(self._dropped)}"
         if self._repeated:
             yield (
                 f"{len(self._repeated)} steps stand more than once with other numbers, as step"

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from bench.errors import NothingMeasuredError, UsageError
 from bench.importers import ci_files, labels, text
-from bench.importers.formats import Format, read_format, shipped
+from bench.importers.formats import OURS, Format, read_format, shipped
 from bench.importers.parsed import Parsed, some
 from bench.importers.reading import FormatReader
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -99,6 +99,10 @@ def _imported(
         )
         name = _unused(run.label, [one.id for one in found])
         found.append(ImportedRun(name, workload, provenance, steps, tuple(run.nccl)))
+    steps_of_all = itertools.chain.from_iterable(run.steps for run in found)
+    if not any(getattr(step, name) is not None for step in steps_of_all for name in OURS):
+        remarks = itertools.chain.from_iterable(run.provenance.remarks for run in found)
+        raise NothingMeasuredError(f"{source} holds no run: {'; '.join(remarks)}")
     return found
 
 
@@ -120,13 +124,18 @@ def _rows(form: str | None) -> tuple[Format, ...]:
         return shipped()
     if form.endswith((".yaml", ".yml")):
         return (read_format(Path(form)),)
-    if not (named := tuple(row for row in shipped() if row.name == form)):
+    if not (named := tuple(row for row in _readable() if row.name == form)):
         raise UsageError(f"--format: expected {_all()} or FILE.yaml, found {form!r}")
     return named
 
 
+def _readable() -> tuple[Format, ...]:
+    """Rows of texts; the others name the metrics of whole files."""
+    return tuple(row for row in shipped() if row.lines or row.patterns)
+
+
 def _all() -> str:
-    return ", ".join(row.name for row in shipped())
+    return ", ".join(row.name for row in _readable())
 
 
 def _unused(label: str, taken: Sequence[str]) -> str:

@@ -104,7 +104,7 @@ class LogTable:
         for number, cells in self._rows:
             if len(cells) != len(self._columns):
                 if runs:
-                    runs[-1][1].drop(number, "row of cells", str(len(cells)))
+                    runs[-1][1].drop(f"line {number}", "row of cells", str(len(cells)))
                 continue
             row = list(zip(self._columns, cells, strict=True))
             if not found:
@@ -119,7 +119,7 @@ class LogTable:
         at = next((cell for one, cell in row if one.is_step), "0")
         step = quantities(at)[0].plain if quantities(at) else None
         if step is None or not step.is_integer() or not 0 <= step < MOST:
-            run.drop(number, "step", at)
+            run.drop(f"line {number}", "step", at)
             return
         own = [one for one in row if one[0].run in ("", name) and not one[0].is_left_out]
         pairs = [(one.name, cell) for one, cell in own if not one.is_step]

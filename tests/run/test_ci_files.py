@@ -41,7 +41,9 @@ def test_golden_values_are_a_run_in_our_units(tmp_path):
     assert [step.milliseconds for step in run.steps] == [9370.0, 2510.0, None, 2500.0]
     assert {step.device_peak_bytes for step in run.steps} == {4_100_000_000}
     assert run.steps[1].extra == {"num-zeros": 1700.0}
-    assert run.provenance.remarks == ("1 values are no numbers: iteration-time nan (step 3)",)
+    assert run.provenance.remarks == (
+        "1 values that cannot be were dropped: milliseconds nan (step 3)",
+    )
 
 
 def test_metrics_of_other_intervals_are_steps_of_their_own(tmp_path):

@@ -303,7 +303,7 @@ def test_columns_that_are_not_understood_are_kept_up_to_a_bound() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("step,loss\n1,2\n2,two\n", "loss two (line 3)"),
+        ("step,loss,lr\n1,2,1\n2,two,1\n", "loss two (line 3)"),
         ("step,loss\n1,2\n1.5,2\n", "step 1.5 (line 3)"),
         ("step,loss\n1,2\n2,nan\n", "loss nan (line 3)"),
     ],

@@ -36,7 +36,7 @@ def numbers(text: str) -> list[dict[str, Any]]:
 
 def test_every_row_has_a_text_at_most_forty_lines_and_its_source() -> None:
     rows = {row.name: row for row in shipped()}
-    assert rows.keys() == SAMPLES.keys() | {"table"}
+    assert rows.keys() == SAMPLES.keys() | {"table", "tracker"}
     for path in (Path(read_text.__code__.co_filename).parent / "rows").iterdir():
         assert len(path.read_text().splitlines()) <= 40, path.name
         assert all(rows[path.stem].source)
@@ -339,6 +339,25 @@ def test_a_run_without_any_value_is_none(text: str) -> None:
     with pytest.raises(NothingMeasuredError, match="holds no run") as caught:
         runs_of(text)
     assert caught.value.exit_code == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (
+            "step:  1  loss:  nan\nstep:  2  loss:  nan\n",
+            r"found only loss nan \(line 1\), loss nan",
+        ),
+        (
+            "step:  1  loss:  2.5\nstep:  2  loss:  2<5\n",
+            "loss stands in several forms, of which 1",
+        ),
+        ("step,loss\n1,0.5%\n", r"found only loss 0\.5% \(line 2\)"),
+    ],
+)
+def test_a_run_of_which_all_values_were_dropped_is_none(text: str, says: str) -> None:
+    with pytest.raises(NothingMeasuredError, match=rf"page holds no run: .*{says}"):
+        runs_of(text)
 
 
 def test_what_has_no_number_of_ours_is_said_beside_runs() -> None:
