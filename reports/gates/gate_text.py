@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from bench.derive.hardware import STATED
 from reports.gates.cause import Cause, causes
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import (
@@ -213,6 +214,8 @@ def _noise(result: GateResult) -> str:
     if result.calibration is not None:
         return result.calibration.describe()
     hardware = result.sides.pairs[0].head.hardware.describe()
+    if result.sides.pairs[0].head.hardware.kind == STATED:
+        return f"none of {hardware}, which is not measured here: the tolerances are as they are"
     return (
         f"this machine ({hardware}) has no noise calibration: the tolerances are taken as they "
         "are; `mfsdp-bench baseline noise SWEEP.yaml` measures a floor"

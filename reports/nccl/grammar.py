@@ -215,18 +215,19 @@ def _name(table: tuple[str, ...], text: str) -> str:
     return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
 
 
-_LEAD: Final = rb"[\s>*+`'\"-]*"
-_DEVICE: Final = rb"\[(\d{1,4})\] "
-_PLACE: Final = rb"[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?"
-# What is left of a prefix: the device behind any decoration, or nothing but marks of a page.
-_HEADLESS: Final = re.compile(
-    rb"(?:(?P<decoration>.*?)(?<![^\s])" + _DEVICE + rb"|" + _LEAD + rb")"
-    rb"(?:NCCL INFO |(?P<warning>(?:" + _PLACE + rb")?NCCL WARN ))",
-    re.DOTALL,
+_MARK: Final = re.compile(rb"NCCL (INFO|WARN) ")
+# What a page puts in front of a line that was pasted.
+_LEAD: Final = re.compile(rb"\A[\s>*+`'\"-]*")
+# What is left of a prefix in front of the mark, behind any decoration.
+_LEFT: Final = re.compile(
+    rb"(?:(?<!\S)\[(\d{1,4})\] )?(?:[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?)?\Z"
 )
-_BARE: Final = re.compile(rb"\A" + _LEAD)
-# The end of HOST:PID:TID, which no time stamp is.
-_END_OF_PREFIX: Final = re.compile(rb"(?<![\d:]\d\d:\d\d:)(?:\A|:)\d{1,10} \Z")
+_LEFT_OF_INFO: Final = re.compile(rb"(?<!\S)\[(\d{1,4})\] \Z")
+# The end of HOST:PID:TID [DEVICE], which no time stamp is.
+_END_OF_PREFIX: Final = re.compile(
+    rb"(?:\A|:)\d{1,10} \Z|\A\d{0,4}\] \Z|:\d{1,10} \[\d{1,4}\] \Z|[^\s>*+`'\"-]\Z"
+)
+_CLOCK: Final = re.compile(rb"(?:\A|[\sT\[(])\d\d:\d\d:\d\d \Z")
 # Lines whose end is lost: the kind stands in front, then the bytes, then the kernel.
 _CUT: Final = re.compile(
     rb"(?P<operation>[A-Za-z]{2,40})(?: \[(?P<kind>Symmetric|Copy Engine|Hierarchical CE)\])?:"
@@ -235,7 +236,7 @@ _CUT: Final = re.compile(
     rb"(?P<rest>[^:>]{0,80})\Z",
     re.DOTALL,
 )
-_ELLIPSIS: Final = re.compile(rb"(?:[.]{3}|\xe2\x80\xa6)\s*\Z")
+_ELLIPSIS: Final = re.compile(rb"(?:[.]{3}|\xe2\x80\xa6)[\])>]?\s*\Z")
 _CUT_KINDS: Final[dict[bytes, Kind]] = {
     b"Symmetric": "symmetric",
     b"Copy Engine": "copy_engine",
@@ -255,14 +256,18 @@ class Headless:
 
 def headless(line: bytes) -> Headless | None:
     """The message of a line that lacks the prefix of its process; None if it may be a cut one."""
-    match = _HEADLESS.match(line)
-    if match is None:
-        bare = _BARE.sub(b"", line, count=1)
-        return None if b"NCCL INFO " in line else Headless(b"", bare, marked=False)
-    before = match["decoration"] or b""
-    if is_fragment(before) or _END_OF_PREFIX.search(before):
+    mark = _MARK.search(line)
+    if mark is None:
+        return Headless(b"", _LEAD.sub(b"", line), marked=False)
+    warning = mark[1] == b"WARN"
+    before = line[max(0, mark.start() - _WINDOW_BYTES) : mark.start()]
+    left = _LEFT.search(before) if warning else _LEFT_OF_INFO.search(before)
+    decoration = before[: left.start()] if left else before
+    cut = _END_OF_PREFIX.search(decoration) and not _CLOCK.search(decoration)
+    if cut or is_fragment(decoration):
         return None
-    return Headless(match[2] or b"", line[match.end() :], match["warning"] is not None)
+    device = (left[1] if left else None) or b""
+    return Headless(device, line[mark.end() :], warning)
 
 
 def pasted(message: bytes, *, marked: bool) -> Choice | CollectiveCall | None:

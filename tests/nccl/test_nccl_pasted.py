@@ -99,6 +99,7 @@ def test_what_is_no_fragment_of_a_line_is_damage(tmp_path, line):
     [
         ("NCCL INFO ReduceScatter [Symmetric]: ...", "ReduceScatter unknown SYMMETRIC "),
         ("ReduceScatter [Symmetric]: \N{HORIZONTAL ELLIPSIS}", "ReduceScatter unknown SYMMETRIC "),
+        ("ReduceScatter [Symmetric]: [...]", "ReduceScatter unknown SYMMETRIC "),
         ("[3] NCCL INFO AllGather: ...", "AllGather unknown NO_EVIDENCE "),
         ("NCCL INFO AlltoAll [Copy Engine]: ...", "AlltoAll unknown COPY_ENGINE "),
         ("AllReduce: 4096 Bytes ...", None),
@@ -139,6 +140,18 @@ def test_fragments_in_a_log_of_processes_are_damage(tmp_path):
 
 
 DECORATIONS = ("", "I0622 10:11:12.000001 1 nccl_utils.cc:77] ", "2026-08-11T10:00:20Z ", "[7] ")
+
+
+@pytest.mark.parametrize("before", [*DECORATIONS[:-1], "[rank0]: ", "(Worker pid=5) ", "10:11:12 "])
+def test_lines_without_even_the_device_are_those_of_one_unknown_process(tmp_path, before):
+    [row] = audit(tmp_path, f"{before}NCCL INFO {ring('AllGather')}").rows
+    assert (row.verdict, row.processes) == (Verdict.REGULAR, ("unknown process",))
+
+
+@pytest.mark.parametrize("cut", ["0] ", "[0", "] ", "e1:100:200 ", "200 [0] ", ":100:200 [0] "])
+def test_what_is_left_of_a_prefix_that_was_cut_is_damage(tmp_path, cut):
+    found = audit(tmp_path, f"{cut}NCCL INFO {ring('AllGather')}")
+    assert (found.rows, found.job.unread.damaged) == ((), 1)
 
 
 @pytest.mark.parametrize("before", DECORATIONS)

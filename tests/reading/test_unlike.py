@@ -231,6 +231,32 @@ def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(stor
     assert judged(sides).judgements
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"train": train(length=256)}, "sequence length 128, 256"),
+        ({"ranks": 4}, "number of devices 2, 4"),
+        ({"dtype": "bf16"}, "compute dtype fp32, bf16"),
+        ({"shape": TINY.model_copy(update={"layers": 5})}, "model of "),
+    ],
+)
+def test_whatever_two_sweeps_are_unlike_in_is_the_headline(store, changes, said):
+    for sweep, own in (("base", {}), ("head", changes)):
+        cells = {"a": resolved_run("mfsdp", "optim", **own)}
+        record_arms(store, {None: Arm()}, sweep=sweep, blocks=1, cells=cells)
+    answer = run_gate(GateRequest(sweep="head", against="base", results=store.root))
+    assert answer.code == 5
+    assert answer.text().startswith(f"not comparable: {said}")
+
+
+def test_unlike_imports_have_no_verdict_of_a_gate_either(store):
+    keep(store, "main", LLAMA, *logged(10921.0, 400.0))
+    keep(store, "after", other(ranks=16), *logged(5901.0, 370.0))
+    answer = run_gate(GateRequest(sweep="after", against="main", results=store.root))
+    assert (answer.code, answer.document()["judgements"]) == (5, [])
+    assert answer.text().startswith("not comparable: number of devices 8, 16")
+
+
 def test_a_baseline_says_in_what_its_cell_was_unlike(store):
     recorded(store, "small", 4)
     recorded(store, "large", 8)

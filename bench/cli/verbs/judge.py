@@ -62,9 +62,9 @@ class GateRequest:
     3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
 
-    sweep: str = argument("SWEEP", "A sweep id, or a sweep file.", offer=offer_any)
+    sweep: str = argument("SWEEP", "A sweep id, a sweep file, or an imported run.", offer=offer_any)
     arms: tuple[str, ...] = ARMS
-    against: str | None = option("--against SWEEP", "Another sweep as base.")
+    against: str | None = option("--against SWEEP", "Another sweep, or an imported run, as base.")
     baseline: str | None = option(
         "--baseline NAME|FILE", "A baseline, or a file: a baseline's, golden values, a log."
     )
