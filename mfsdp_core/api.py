@@ -17,7 +17,7 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.sharding import ShardingRequest
 from mfsdp_core.sharding_arguments import DEFAULT, NestedUnits, ShardingArguments, UnitModules
 from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, replace_parameters
-from mfsdp_core.state.whole_matrices import refuse_whole_matrices
+from mfsdp_core.state.whole_matrices import refuse_unserved
 from mfsdp_core.wrapper import MegatronFSDP
 
 
@@ -131,14 +131,18 @@ def fully_shard_model(  # noqa: PLR0913, PLR0917 - the drop-in signature
 
 
 def fully_shard_optimizer(
-    optimizer: torch.optim.Optimizer, preproc_state_dict_for_dcp_ckpt: bool = True
+    optimizer: torch.optim.Optimizer,
+    preproc_state_dict_for_dcp_ckpt: bool = True,
+    *,
+    whole_matrices: bool | None = None,
 ) -> torch.optim.Optimizer:
     """Make an optimizer over sharded parameters finish gradients and refresh weights around a step.
 
+    whole_matrices: step on whole tensors, each on one rank; None is for torch's Muon and Adafactor.
     See `mfsdp_core.state.optimizer.prepare_optimizer`. Returns the same optimizer.
     """
     del preproc_state_dict_for_dcp_ckpt  # both values describe shards; see README, Checkpoints
-    return prepare_optimizer(optimizer)
+    return prepare_optimizer(optimizer, whole_matrices=whole_matrices)
 
 
 def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
@@ -198,7 +202,7 @@ def fully_shard(  # noqa: PLR0913, PLR0917 - the drop-in signature
     """
     request = ShardingRequest.parse(ShardingArguments.among(locals()))
     check_replaceable(optimizer, module.parameters())
-    refuse_whole_matrices(optimizer, sharded=request.config.strategy.inner.shards_optimizer)
+    refuse_unserved(optimizer)
     model = MegatronFSDP(module, request)
     replace_parameters(optimizer, model.sharded_by_original())
     return model, fully_shard_optimizer(optimizer, preproc_state_dict_for_dcp_ckpt)

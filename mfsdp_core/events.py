@@ -25,11 +25,12 @@ class Event:
     `release`d; a gather issued ahead of need (`prefetch`, besides its `collective`); an `agreement`
     of all ranks, by a message that holds nothing of the model. For who asks by name: a pass
     `enter`s a unit and `leave`s it.
-    operation: all_gather, reduce_scatter, all_reduce, broadcast; for `land` copy or add; of a unit
-    forward, recompute or backward; else "".
+    operation: all_gather, reduce_scatter, all_reduce, broadcast, all_to_all; for `land` copy or
+    add; of a unit forward, recompute or backward; else "".
     dtype: torch's name without prefix, as `bfloat16`. payload_bytes: size of the full (unsharded)
-    buffer of a collective, or of what landed or was allocated. group: role of the process
-    group (`inner`, `outer`; of experts `expert_inner`, `expert_outer`). group_size: ranks in it.
+    buffer of a collective, of this rank's input of an all_to_all, or of what landed or was
+    allocated. group: role of the process group (`inner`, `outer`; of experts `expert_inner`,
+    `expert_outer`). group_size: ranks in it.
     bucket: name of the buffer, as `layers.0/0`, or of the unit.
     """
 

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -184,6 +185,10 @@ class MegatronFSDP(GuardedModule):
     def attach_grad_to_optimizer_state(self) -> None:
         """Set `.grad` of the sharded parameters to the reduced gradients."""
         self._context.grads.attach()
+
+    def axes_of(self, *, is_expert: bool) -> DataParallelAxes:
+        """What parameters of one kind are shared out over."""
+        return self._experts if is_expert and self._experts is not None else self._dense
 
     @property
     def buffer_registration(self) -> dict[str, Any] | None:

@@ -34,7 +34,7 @@ def offer_state(optimizer: torch.optim.Optimizer) -> None:
 def complete_state(optimizer: torch.optim.Optimizer) -> None:
     """Give every trainable shard without state that which its first step would begin with."""
     for group in optimizer.param_groups:
-        if not _is_known(optimizer, group):
+        if not is_known(optimizer) or _is_special_sgd(optimizer, group):
             continue
         bare = [p for p in group["params"] if _is_bare(optimizer, p)]
         if bare:
@@ -78,14 +78,15 @@ def adagrad_state(group: dict[str, Any], parameter: torch.Tensor) -> dict[str, A
     return {"step": torch.tensor(0.0, dtype=torch.float32), "sum": total}
 
 
-def _is_known(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
-    if type(optimizer) not in ELEMENTWISE:
+def is_known(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether the state that its first step begins with is known exactly."""
+    return type(optimizer) in {*ELEMENTWISE, torch.optim.Muon}
+
+
+def _is_special_sgd(optimizer: torch.optim.Optimizer, group: dict[str, Any]) -> bool:
+    """No momentum is no state, and dampening leaves out the first step."""
+    if not isinstance(optimizer, torch.optim.SGD):
         return False
-    return not (isinstance(optimizer, torch.optim.SGD) and _is_special(group))
-
-
-def _is_special(group: dict[str, Any]) -> bool:
-    """Of SGD: no momentum is no state, and dampening leaves out the first step."""
     return not group["momentum"] or bool(group["dampening"])
 
 

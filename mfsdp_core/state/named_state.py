@@ -23,6 +23,7 @@ from mfsdp_core.shard.dtensor import as_dtensor
 from mfsdp_core.state.described import describe_like
 from mfsdp_core.state.model_state import PREFIX
 from mfsdp_core.state.plain_values import Json, pack
+from mfsdp_core.state.whole_matrices import show_shards
 
 MODEL, OPTIMIZER, VALUES = "model/", "optimizer/", "values/"
 
@@ -77,6 +78,7 @@ def add_optimizer(
         ConfigurationError: the optimizer has parameters that the model does not have.
         CheckpointError: state that cannot be stored.
     """
+    show_shards(optimizer)
     state.add_values("groups", groups_by_name(optimizer, names))
     plain: dict[str, dict[str, object]] = {}
     for parameter, values in optimizer.state.items():

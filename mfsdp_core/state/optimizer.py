@@ -16,22 +16,30 @@ from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.state.described import describe_optimizer
 from mfsdp_core.state.foreign_state import accept_foreign_state
-from mfsdp_core.state.fresh_state import complete_state, is_initial, offer_state
+from mfsdp_core.state.fresh_state import complete_state, is_initial, is_known, offer_state
 from mfsdp_core.state.fused_adam import (
     check_gradients_are_read,
     refuse_loss_scale,
     warn_of_two_main_weights,
     zero_decoupled,
 )
-from mfsdp_core.state.local_step import ELEMENTWISE, LocalStep
+from mfsdp_core.state.local_step import LocalStep
 from mfsdp_core.state.owner import owner_references
-from mfsdp_core.state.whole_matrices import are_whole, refuse_whole_matrices
+from mfsdp_core.state.whole_matrices import (
+    WholeStep,
+    are_whole,
+    needs_whole_matrices,
+    refuse_unserved,
+    whole_step_of,
+)
 
 #: Attribute of an optimizer whose methods have been replaced.
 _PREPARED = "_mfsdp_prepared"
 
 
-def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+def prepare_optimizer(
+    optimizer: torch.optim.Optimizer, *, whole_matrices: bool | None = None
+) -> torch.optim.Optimizer:
     """Make `optimizer`, built over sharded parameters, finish gradients and refresh weights.
 
     `step(closure=None, sync_grad_before_optimizer_step=True, install_optimized_model_weights=True)`
@@ -43,9 +51,12 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     stepped or allocated ahead of the first real step (R4). Preparing an optimizer twice is
     preparing it once.
 
+    whole_matrices: step on whole tensors, each on one rank: see [Note: whole matrices]. None is for
+    Muon and Adafactor of torch; an optimizer of others that needs whole tensors has to say True.
+
     Raises:
-        ConfigurationError: no parameter of the optimizer is sharded by this package, or it needs
-            whole matrices where ranks have rows, or reads gradients where there are none.
+        ConfigurationError: no parameter of the optimizer is sharded by this package, or neither
+            shards nor whole tensors serve it, or it reads gradients where there are none.
     """
     owners = owner_references(_parameters(optimizer))
     _refuse_unsharded(optimizer, owners)
@@ -60,7 +71,7 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
             f"{type(optimizer).__name__} keeps moments as codes in blocks that shards may cut: "
             "expected an optimizer of torch, or PrecisionAwareAdamW with BF16 moments."
         )
-    refuse_whole_matrices(optimizer, sharded=not are_whole(_parameters(optimizer)))
+    refuse_unserved(optimizer)
     check_gradients_are_read(optimizer, _alive(owners))
     patched: Any = optimizer
     if hasattr(optimizer, _PREPARED):
@@ -68,7 +79,12 @@ def prepare_optimizer(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer
     warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
     patched._mfsdp_warned = False
-    patched.step = MethodType(_step_method(optimizer, owners), optimizer)
+    if whole_matrices is None:
+        whole_matrices = needs_whole_matrices(optimizer)
+    base: LocalStep | WholeStep = LocalStep(optimizer, optimizer.step)
+    if whole_matrices and not are_whole(_parameters(optimizer)):
+        base = WholeStep(optimizer, optimizer.step)
+    patched.step = MethodType(_step_method(optimizer, owners, base), optimizer)
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
     offer_state(optimizer)
     accept_foreign_state(optimizer)
@@ -102,10 +118,10 @@ def _refuse_unsharded(optimizer: torch.optim.Optimizer, owners: list[weakref.ref
 
 
 def _step_method(
-    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]
+    optimizer: torch.optim.Optimizer,
+    owners: list[weakref.ref[Any]],
+    base: LocalStep | WholeStep,
 ) -> Callable[..., Any]:
-    base = LocalStep(optimizer, optimizer.step)
-
     finish = partial(_finish, owners)
     check = partial(_check_step, optimizer, owners, len(optimizer.param_groups))
 
@@ -145,7 +161,7 @@ def _step_method(
             base()
         else:
             finish(wanted=sync_grad_before_optimizer_step, step_of=_self)
-            result = base() if closure is None else base(evaluate)
+            result = base() if closure is None or base.is_local else base(evaluate)
         install(wanted=install_optimized_model_weights)
         for owner in _alive(owners):
             owner.know_optimizer(_self, stepped=True)
@@ -212,8 +228,9 @@ def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:
     torch.distributed.checkpoint.state_dict takes such a step, with a learning rate of zero.
     """
     return (
-        type(optimizer) in ELEMENTWISE
+        is_known(optimizer)
         and not optimizer.state
+        and not _whole_states(optimizer)
         and all(group.get("lr") == 0 for group in optimizer.param_groups)
     )
 
@@ -279,13 +296,18 @@ def _alive(owners: list[weakref.ref[Any]]) -> Iterator[Any]:
     return (owner for reference in owners if (owner := reference()) is not None)
 
 
+def _whole_states(optimizer: torch.optim.Optimizer) -> Iterable[dict[str, Any]]:
+    step = whole_step_of(optimizer)
+    return () if step is None else step.held
+
+
 def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
     """Bytes of this rank's optimizer state; scalars such as step counters count as well."""
     reference = weakref.ref(optimizer)
 
     def meter() -> int:
         alive = reference()
-        states = alive.state.values() if alive is not None else ()
+        states = (*alive.state.values(), *_whole_states(alive)) if alive is not None else ()
         values = (value for state in states for value in state.values())
         tensors = (local_tensor(value) for value in values if isinstance(value, torch.Tensor))
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

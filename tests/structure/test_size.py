@@ -13,7 +13,7 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (16311, ("mfsdp_core/",)),
+    "mfsdp_core": (16695, ("mfsdp_core/",)),
     "bench: spec, resolve": (3260, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4185, (
         "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
@@ -43,7 +43,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (710, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (44572, ("tests/",)),
+    "tests": (44763, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

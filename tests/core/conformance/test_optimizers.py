@@ -202,27 +202,15 @@ def test_closures_are_evaluated_with_the_weights_of_now() -> None:
             compare_weights(model, plain, 1e-9)
 
 
-def test_what_needs_whole_matrices_is_refused() -> None:
-    """Torch's by name, unless ranks have whole tensors; those of others get whole ones to read."""
+def test_what_neither_shards_nor_whole_tensors_serve_is_refused() -> None:
+    """Torch's by name; those of others get whole tensors to read."""
     model, plain = pair(3)
     whole, _ = pair(0)
     wrap = mfsdp_core.fully_shard_optimizer
-    for name, words in (
-        ("Adafactor", "averages over rows"),
-        ("Muon", "orthogonalises"),
-        ("SparseAdam", "sparse"),
-    ):
-        kind = getattr(_OPTIM, name, None)
-        if kind is None:
-            continue
-        matrices = [p for p in model.parameters() if p.ndim > 1]
-        refuses(ConfigurationError, words, lambda k=kind, m=matrices: wrap(k(m)))
-        matrices = [p for p in whole.parameters() if p.ndim > 1]
-        if name == "SparseAdam":
-            refuses(ConfigurationError, "Use Adam", lambda k=kind, m=matrices: wrap(k(m)))
-        else:
-            wrap(kind(matrices))
     for one in (model, whole):
+        refuses(
+            ConfigurationError, "Use Adam", lambda m=one: wrap(_OPTIM.SparseAdam(m.parameters()))
+        )
         refuses(
             ConfigurationError, "inner products", lambda m=one: wrap(_OPTIM.LBFGS(m.parameters()))
         )
