@@ -3,7 +3,8 @@
 The clock of a step starts before its first microbatch is drawn and stops when its loss has reached
 the host. That read is the only point at which the loop waits for the device; it lies behind the
 optimizer step in the queue, so it closes the step on the device as well, and costs one round trip
-of a few bytes per step. Meters run after the clock has stopped; what they cost is measured too.
+of a few bytes per step. Before it, while the device computes, the host makes the microbatches of
+the next step. Meters run after the clock has stopped; what they cost is measured too.
 """
 
 from __future__ import annotations
@@ -129,6 +130,9 @@ class TrainingLoop:
         lr = learning_rate(self._train, step)
         self._engine.set_learning_rate(lr)
         loss, norm = self._iterate(step - 1)
+        if step < self._train.steps:
+            self.phases.mark("data")
+            self._batches.prepare(step, self._microbatches)
         self.phases.end()
         loss_value, norm_value = _to_host(loss, norm)
         return StepOutcome((perf_counter() - start) * 1e3, loss_value, norm_value, lr)

@@ -7,6 +7,7 @@ r-th of N equal runs of it, microbatch by microbatch; an engine on one rank (`si
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -19,7 +20,7 @@ from bench.spec import ResolvedRun
 
 
 class Batches:
-    """One rank's microbatches, built when needed."""
+    """One rank's microbatches, built when needed, or by `prepare` before that."""
 
     def __init__(
         self,
@@ -40,17 +41,32 @@ class Batches:
         self._micro_batch = micro_batch
         self._first = rank * (global_batch // ranks)
         self._device = device
+        self._prepared: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
+
+    def prepare(self, step: int, count: int) -> None:
+        """Make the `count` microbatches of a step on the host, while a device computes.
+
+        Nothing on a CPU, which would have to wait for them all the same.
+        """
+        if self._device.type != "cpu":
+            made = {(step, index): self._made(step, index) for index in range(count)}
+            self._prepared = made
 
     def microbatch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets of `micro_batch` rows on the device. Step and index count from 0."""
+        key = (step, index)
+        made = self._prepared.pop(key) if key in self._prepared else self._made(step, index)
+        inputs, targets = made
+        to = partial(Tensor.to, device=self._device, non_blocking=True)
+        return to(inputs), to(targets)
+
+    def _made(self, step: int, index: int) -> tuple[Tensor, Tensor]:
+        """On the host, from where a device fetches them by itself."""
         first = step * self._global_batch + self._first + index * self._micro_batch
         inputs, targets = self._make_batch(range(first, first + self._micro_batch))
-        return self._moved(inputs), self._moved(targets)
-
-    def _moved(self, rows: Tensor) -> Tensor:
         if self._device.type == "cuda":
-            rows = rows.pin_memory().to(self._device, non_blocking=True)
-        return rows
+            return inputs.pin_memory(), targets.pin_memory()
+        return inputs, targets
 
 
 def token_batches(source: TokenSource) -> MakeBatch:

@@ -24,24 +24,26 @@ def clip_shards(
 ) -> Tensor:
     """Clip shards of gradients in place by the norm of all of them, as torch's clipping does.
 
-    The norm is a root of FP64 sums of squares over `groups`. Collective. device: of `shards`, where
-    a rank may have none.
+    The norm is a root of FP64 sums of squares over `groups`. Collective. All shards of a dtype are
+    read by one kernel, and scaled by one. device: of `shards`, where a rank may have none.
     """
     device = device or shards[0].device
-    norms = [torch.linalg.vector_norm(one, dtype=_wide(one)).double() for one in shards]
-    nothing = torch.zeros((), dtype=torch.float64, device=device)
-    square = torch.stack([*(norm.square() for norm in norms), nothing]).sum()
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for one in shards:
+        if one.numel():
+            by_dtype.setdefault(one.dtype, []).append(one)
+    square = torch.zeros((), dtype=torch.float64, device=device)
+    for dtype, several in by_dtype.items():
+        wide = torch.promote_types(dtype, torch.float32)
+        norms = torch._foreach_norm(several, 2, dtype=wide)
+        square += torch.stack(norms).double().square_().sum()
     for group in groups:
         dist.all_reduce(square, group=group)  # noqa: TID251 - for engines without a call for it
     norm = square.sqrt()
     factor = (max_norm / (norm + 1e-6)).clamp(max=1.0)
-    for one in shards:
-        one.mul_(factor.to(one.dtype))
+    for dtype, several in by_dtype.items():
+        torch._foreach_mul_(several, factor.to(dtype))
     return norm
-
-
-def _wide(tensor: Tensor) -> torch.dtype:
-    return torch.promote_types(tensor.dtype, torch.float32)
 
 
 def build_optimizer(

@@ -186,3 +186,26 @@ def test_a_batch_that_does_not_divide_is_refused():
         Batches(
             token_batches(Numbered()), global_batch=12, micro_batch=1, rank=0, ranks=5, device=CPU
         )
+
+
+def test_a_device_gets_batches_that_the_host_made_one_step_ahead():
+    made: list[list[int]] = []
+
+    def make(samples):
+        made.append(list(samples))
+        return torch.tensor([made[-1]]), torch.tensor([made[-1]])
+
+    split = {"global_batch": 8, "micro_batch": 2, "rank": 1, "ranks": 2}
+    ahead = Batches(make, **split, device=torch.device("meta"))
+    ahead.prepare(3, 2)
+    assert made == [[28, 29], [30, 31]]
+    tokens, targets = ahead.microbatch(3, 1)
+    assert (tokens.device.type, tokens.shape, targets.shape) == ("meta", (1, 2), (1, 2))
+    ahead.microbatch(3, 0)
+    assert made[2:] == []
+    ahead.microbatch(4, 0)
+    assert made[2:] == [[36, 37]]
+    on_cpu = Batches(make, **split, device=torch.device("cpu"))
+    on_cpu.prepare(3, 2)
+    assert made[3:] == []
+    assert on_cpu.microbatch(3, 1)[0].tolist() == [[30, 31]]
