@@ -12,6 +12,7 @@ import torch
 
 from conformance.judging import same
 from mfsdp_core import fully_shard, fully_shard_model, fully_shard_optimizer
+from mfsdp_core.runtime.weight_buffers import Residency
 from oracle.models import Block, batch, build, loss
 from oracle.ranks import mesh
 from oracle.reference import Named
@@ -84,3 +85,18 @@ def test_every_argument_of_the_functions_is_explained_in_the_pages_of_the_core()
     explained_in_docstring = inspect.getdoc(fully_shard_model) or ""
     for argument in inspect.signature(fully_shard_model).parameters:
         assert argument in text or argument in explained_in_docstring, argument
+
+
+def test_every_file_and_state_of_a_step_is_one_of_the_core() -> None:
+    section = GUIDE.split("## A step")[1].split("\n## ")[0]
+    core = Path(inspect.getfile(fully_shard_model)).parent
+    files = {str(path.relative_to(core)) for path in core.rglob("*.py")}
+    named = re.findall(r"`([a-z_/0-9]+\.py)`", section)
+    assert len(named) >= 15
+    for row in section.splitlines():
+        folder = ""
+        for name in re.findall(r"`([a-z_/0-9]+\.py)`", row):
+            folder = name.rpartition("/")[0] or folder
+            assert f"{folder}/{name.rpartition('/')[2]}" in files, (row, name)
+    states = re.findall(r"^\| ([A-Z]+) \|", section, re.MULTILINE)
+    assert states == [state.name for state in Residency]
