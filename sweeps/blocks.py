@@ -12,7 +12,7 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from sweeps.plan import Plan, PlannedCell
+from bench.plan import Plan, PlannedCell
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from statistics import fmean
 from time import monotonic
 from typing import Any
 
+from bench.plan import Plan
 from bench.store.results_store import ResultsStore
-from sweeps.plan import Plan
 from sweeps.resume import MissingBlock, Progressed
 
 MOST_BLOCKS = 1000

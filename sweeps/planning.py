@@ -7,13 +7,13 @@ from pathlib import PurePath
 
 from bench.errors import ConfigError, UnsupportedError
 from bench.launch.arm.prepare import ArmRequest
+from bench.plan import DuplicateCell, Plan, PlannedCell, PrunedCell
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 from sweeps.definition import SweepDefinition
 from sweeps.document import Problem, SweepFileError
 from sweeps.matrix import ARM, MatrixCell, expand, pinned
-from sweeps.plan import DuplicateCell, Plan, PlannedCell, PrunedCell
 from sweeps.selection import variant_name
 from sweeps.settings import Settings, full_path, known_paths, run_spec, short_path
 

@@ -15,10 +15,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from bench.launch.inputs import changed_inputs, code_now
+from bench.plan import Plan
 from bench.record import FINISHED_GOOD, STOPPED, RunOutline, RunStatus
 from bench.spec import ResolvedRun
 from sweeps.blocks import Block, PlannedRun, planned_blocks
-from sweeps.plan import Plan
 
 CodeIdentity = Callable[[ResolvedRun], str]
 UNFINISHED = STOPPED | {"running"}

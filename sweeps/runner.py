@@ -14,13 +14,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from threading import Event
 
+from bench.plan import Plan
 from bench.record import FINISHED_GOOD, STOPPED
 from bench.store.results_store import ResultsStore
 from bench.store.run_folder import dated
 from sweeps.blocks import Block
 from sweeps.budget import MOST_BLOCKS, BlockBudget, budgeted_blocks
 from sweeps.execution import RunMaker, Sides
-from sweeps.plan import Plan
 from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted
 from sweeps.resume import (
     FAULTS,

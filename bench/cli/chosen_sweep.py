@@ -23,12 +23,12 @@ from bench.errors import UsageError
 from bench.launch.arm.prepare import ArmRequest, PreparedArm, prepare_arms
 from bench.launch.code import code_identity
 from bench.launch.run import launch
+from bench.plan import Plan, PlannedArm, identity
 from bench.resolve.machine import Machine, described_machine
 from bench.store import ResultsStore
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.execution import Side, Sides
-from sweeps.plan import Plan, PlannedArm, identity
 from sweeps.planning import make_plan, sweep_cells
 from sweeps.selection import parse_assignments, selected
 from sweeps.suggest import did_you_mean

@@ -16,6 +16,7 @@ from bench.cli.options import SweepRequest, parsed_seconds
 from bench.cli.verbs.judge import GateRequest
 from bench.errors import UsageError
 from bench.importers.labels import as_name
+from bench.plan import Plan
 from bench.store import ResultsStore
 from bench.store.documents import read_document
 from bench.store.run_folder import utc_now
@@ -35,7 +36,6 @@ from reports.gates.pairing import (
 )
 from reports.gates.policy import Policy
 from sweeps.budget import BlockBudget
-from sweeps.plan import Plan
 from sweeps.resume import RunOptions
 
 _BASELINE = b'"baseline_version"'

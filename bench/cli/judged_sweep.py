@@ -16,11 +16,11 @@ from bench.cli.chosen_sweep import ChosenSweep, choose, commit_text, find_sweep_
 from bench.cli.options import SweepRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.launch.inputs import changed_inputs
+from bench.plan import Plan
 from bench.store import ResultsStore
 from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
 from reports.gates.policy import Policy, parse_policy
 from sweeps.document import read_document
-from sweeps.plan import Plan
 from sweeps.suggest import did_you_mean
 
 

@@ -11,9 +11,9 @@ from bench.cli.chosen_sweep import ChosenSweep, choose, machine_of, pruned_text
 from bench.cli.console import Answer
 from bench.cli.verbs.check import SchemaRequest
 from bench.cli.verbs.measure import PlanRequest
+from bench.plan import Plan
 from bench.resolve.presets import PRESETS
 from reports.nccl.sums import gradient_sums
-from sweeps.plan import Plan
 from sweeps.resume import named
 from sweeps.schema import SweepFile
 

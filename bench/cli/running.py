@@ -19,6 +19,7 @@ from bench.cli.verbs.measure import RunRequest
 from bench.derive.metrics import LOSS, MEMORY_PEAKS, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import UsageError
 from bench.launch.watch import StopRequest
+from bench.plan import Plan
 from bench.redaction import redact_text
 from bench.store import ResultsStore
 from reports.renderers import terminal
@@ -26,7 +27,6 @@ from reports.renderers.table import Row, RowKind, Table
 from reports.views.cells import Cell
 from reports.views.sweep_view import load_sweeps
 from sweeps.budget import BlockBudget
-from sweeps.plan import Plan
 from sweeps.progress import Remark
 from sweeps.resume import PastRun, RunOptions
 from sweeps.runner import SweepOutcome, run_sides

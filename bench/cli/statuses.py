@@ -21,12 +21,12 @@ from bench.derive.summary import summarise
 from bench.errors import UsageError
 from bench.launch.code import code_identity
 from bench.launch.inputs import code_now
+from bench.plan import Plan
 from bench.record import RunOutline, RunRecord, RunStatus
 from bench.store import ResultsStore
 from bench.store.documents import PREFIX as VALIDATION
 from reports.renderers import quantity
 from sweeps.blocks import planned_runs
-from sweeps.plan import Plan
 from sweeps.resume import newest, remembered, standing_in
 from sweeps.settings import shown_value
 

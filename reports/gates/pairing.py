@@ -9,13 +9,14 @@ from fnmatch import fnmatchcase
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.derive.hardware import STATED
 from bench.errors import UsageError
+from bench.plan import PrunedCell
 from bench.record import RunRecord
 from bench.store import ResultsStore
 from reports.comparisons.unlike import Unlike, is_of_dtypes, text_of, unlike
 from reports.gates.cell_samples import CellSamples, cell_samples, imported_samples
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
-from reports.views.plan import NOT_RUN, Codes, PrunedCell, plan_of
+from reports.views.plan import NOT_RUN, Codes, not_run, plan_of
 from reports.views.sweep_view import load_side, load_sweeps
 
 
@@ -121,7 +122,7 @@ def sides_of_arms(
     wanted = plan.codes if codes is None else codes
     records = [one for one in store.records(sweep=sweep) if one.status.arm and _is_of(wanted, one)]
     blocks = complete_blocks(records, [before, after])
-    names = list(dict.fromkeys([*plan.cells, *blocks]))
+    names = list(dict.fromkeys([*(cell.id for cell in plan.cells), *blocks]))
     pairs, failed, notes = [], [], []
     for name in names:
         members = [r for r in records if r.status.cell == name]
@@ -132,7 +133,7 @@ def sides_of_arms(
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
             there = {(one.status.repeat, one.status.arm) for one in members}
             why = _lost_to_a_failure(members, blocks[name][-1])
-            why = why or plan.not_run(name, there, (before, after))
+            why = why or not_run(plan, name, there, (before, after))
             failed += [(name, why)] if why else []
         else:
             failed.append((name, _why_no_block(members, before, after)))
@@ -321,7 +322,7 @@ def arms_of_sweep(
 
 def planned_arms(store: ResultsStore, sweep: str) -> list[str]:
     """Arms of the plan, in order."""
-    return list(plan_of(store, sweep).arms)
+    return list(plan_of(store, sweep).arm_names)
 
 
 def two_arms(
@@ -443,21 +444,21 @@ def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     if sides.head not in store.sweeps():
         return sides
     view = load_sweeps(store, [sides.head])[0]
-    not_run = [(name, NOT_RUN) for name in view.not_run]
+    missing = [(name, NOT_RUN) for name in view.not_run]
     plan = plan_of(store, sides.head)
     if not plan.arms:
         runs = [status for _, _, status in store.statuses(sides.head)]
-        for cell in [one for one in plan.cells if one not in view.not_run]:
+        for cell in [one.id for one in plan.cells if one.id not in view.not_run]:
             there = {(one.repeat, one.arm) for one in runs if one.cell == cell}
-            why = plan.not_run(cell, there, ())
-            not_run += [(cell, why)] if why else []
+            why = not_run(plan, cell, there, ())
+            missing += [(cell, why)] if why else []
     return replace(
-        sides, failed=(*sides.failed, *not_run), pruned=_pruned(view.pruned), source=view.source
+        sides, failed=(*sides.failed, *missing), pruned=_pruned(view.pruned), source=view.source
     )
 
 
 def _pruned(cells: Sequence[PrunedCell]) -> tuple[tuple[str, str], ...]:
-    return tuple((cell.name, f"{cell.reason} [{cell.rule}]") for cell in cells)
+    return tuple((cell.id, f"{cell.reason} [{cell.rule}]") for cell in cells)
 
 
 def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:

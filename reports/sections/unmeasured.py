@@ -73,7 +73,7 @@ def _pruned(findings: Findings) -> list[Block]:
     pruned = [cell for sweep in findings.sweeps for cell in sweep.pruned]
     if not pruned:
         return []
-    rows = ((cell.name, cell.rule, cell.reason) for cell in pruned)
+    rows = ((cell.id, cell.rule, cell.reason) for cell in pruned)
     table = Table.of("cell | rule | reason", rows, left=3)
     return [Heading("Pruned when planned"), TableBlock(table)]
 

@@ -6,10 +6,11 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bench.errors import UsageError
+from bench.plan import Plan, PrunedCell
 from bench.record import RunRecord
 from bench.store import DamagedRun, ResultsStore
 from reports.views.cells import Cell, make_cell
-from reports.views.plan import Codes, PrunedCell, SweepPlan, parsed_plan
+from reports.views.plan import Codes, no_plan
 
 _BASE = "base"
 
@@ -103,15 +104,16 @@ def _load(
 ) -> SweepView:
     own = [record for record in records if record.status.sweep == sweep_id]
     problems: list[str] = []
-    plan = SweepPlan()
+    plan = no_plan(sweep_id)
     try:
-        plan = parsed_plan(store.read_plan(sweep_id))
+        plan = Plan.from_document(store.read_plan(sweep_id))
     except UsageError as error:
         if not own:
             raise
         problems.append(f"the plan of {sweep_id} cannot be read: {error}")
-    by_cell = _members(own, plan.cells, records) if plan.cells else _by_name(own)
-    arms = _arms(plan.arms, own)
+    planned = {cell.id: cell.config_hashes for cell in plan.cells}
+    by_cell = _members(own, planned, records) if planned else _by_name(own)
+    arms = _arms(plan.arm_names, own)
     by_cell = _with_arms_in_order(by_cell, arms)
     if len(arms) > 1 and not plan.arms and _BASE not in arms:
         problems.append(
@@ -134,9 +136,9 @@ def _load(
         planned=len(plan.cells) * max(1, len(plan.arms)) or len(by_cell),
         arms=arms,
         cells=tuple(cells),
-        not_run=tuple(prefix + name for name in _not_run(plan.cells, plan.arms, by_cell)),
-        pruned=tuple(replace(cell, name=prefix + cell.name) for cell in plan.pruned),
-        merged=tuple((prefix + one, prefix + other) for one, other in plan.merged),
+        not_run=tuple(prefix + name for name in _not_run(planned, plan.arm_names, by_cell)),
+        pruned=tuple(replace(cell, id=prefix + cell.id) for cell in plan.pruned),
+        merged=tuple((prefix + one.id, prefix + one.same_as) for one in plan.duplicates),
         stale=stale,
         problems=tuple(problems),
     )

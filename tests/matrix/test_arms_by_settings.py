@@ -14,12 +14,12 @@ from bench.cli.chosen_sweep import choose
 from bench.cli.options import SweepRequest
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
+from bench.plan import Plan, PlannedArm
 from bench.store import ResultsStore
 from reports.gates.pairing import sides_of_arms
 from reports.views.sweep_view import load_sweeps
 from sweeps.document import SweepFileError
 from sweeps.execution import Side
-from sweeps.plan import Plan, PlannedArm
 from sweeps.planning import make_plan
 
 ENGINES = """\

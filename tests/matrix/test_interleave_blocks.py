@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from stand_in_runs import Run, StandIn, plan_of
 
 from bench.derive.blocks import complete_blocks, is_interleaved
+from bench.plan import Plan
 from bench.store import ResultsStore
 from sweeps.blocks import arm_order, planned_blocks
 from sweeps.execution import Side
-from sweeps.plan import Plan
 from sweeps.progress import BlockLost, Remark
 from sweeps.resume import standing_in
 from sweeps.runner import SweepOutcome

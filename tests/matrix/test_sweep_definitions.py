@@ -10,11 +10,11 @@ import pytest
 from sweep_texts import parse_sweep
 
 import sweeps
+from bench.plan import Plan
 from bench.resolve import Machine
 from bench.resolve.machine import described_machine
 from sweeps.definition import load_sweep
 from sweeps.matrix import expand
-from sweeps.plan import Plan
 from sweeps.planning import make_plan
 
 FOLDER = Path(sweeps.__path__[0])

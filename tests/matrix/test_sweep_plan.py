@@ -11,9 +11,9 @@ from rule_cases import RULE_IDS
 from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
+from bench.plan import Plan
 from bench.resolve import Machine
 from sweeps.document import SweepFileError
-from sweeps.plan import Plan
 from sweeps.planning import make_plan, sweep_cells
 
 LAPTOP = Machine(cpu_count=2, memory_bytes=16 * 2**30)

@@ -8,9 +8,9 @@ import pytest
 import stand_in_runs
 from stand_in_runs import StandIn, plan_of
 
+from bench.plan import Plan
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
 from sweeps.execution import Side
-from sweeps.plan import Plan
 from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.runner import SweepOutcome
 

@@ -200,7 +200,7 @@ def test_failed_pruned_and_missing_cells_are_listed_with_their_reasons(store, tm
         assert words in text
         assert words in plain
     assert "4 of 20" in text
-    pruned = [{"id": "a", "rule": "needs_cuda", "reason": "no GPU here"}]
+    pruned = [{"id": "a", "labels": {}, "rule": "needs_cuda", "reason": "no GPU here"}]
     write_plan(store, [], sweep="none", pruned=pruned)
     paths, text, _ = report_on(store, tmp_path, "none")
     assert (paths.measured_cells, paths.figures) == (0, ())

@@ -49,7 +49,7 @@ def test_runs_are_matched_by_configuration_though_their_status_is_lost_and_other
     assert ([cell.name for cell in view.cells], view.stale) == (["new-name"], 1)
     assert view.cells[0].runs[0].kind == "damaged"
     assert any(unreadable.run_id in text for text in view.problems)
-    assert [(c.name, c.rule) for c in view.pruned] == [("p", "too_few_devices")]
+    assert [(c.id, c.rule) for c in view.pruned] == [("p", "too_few_devices")]
     assert (view.pruned[0].reason, view.merged) == ("needs 8", (("d", "new-name"),))
 
 

@@ -11,13 +11,13 @@ from small_runs import LAPTOP, RUN
 from sweep_texts import parse_sweep
 
 from bench.meters.sample_sink import SampleSink
+from bench.plan import Plan, PlannedArm
 from bench.record import RunStatus, StepSample
 from bench.resolve import Machine
 from bench.spec import ResolvedRun
 from bench.store import ResultsStore, RunFolder
 from bench.store.samples import node_file
 from sweeps.execution import Sides
-from sweeps.plan import Plan, PlannedArm
 from sweeps.planning import make_plan
 from sweeps.resume import RunOptions
 from sweeps.runner import SweepOutcome, run_sides

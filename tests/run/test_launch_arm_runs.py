@@ -17,11 +17,11 @@ from launched_runs import launched
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.launch.arm.prepare import ArmRequest, prepare_arms
 from bench.launch.code import RankCode, checkout_root
+from bench.plan import Plan
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore
-from sweeps.plan import Plan
 
 pytestmark = pytest.mark.processes
 

@@ -15,10 +15,10 @@ SLACK = 60
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (16695, ("mfsdp_core/",)),
     "bench: spec, resolve": (3260, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4185, (
-        "bench/store/", "bench/derive/", "bench/record.py", "bench/workload.py", "bench/verdict.py",
-        "bench/errors.py", "bench/redaction.py", "bench/removed.py", "bench/known_failures.py",
-        "bench/__init__.py",
+    "bench: record, store, derive, errors": (4391, (
+        "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
+        "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
+        "bench/known_failures.py", "bench/__init__.py",
     )),
     "bench: models, data": (1857, ("bench/models/", "bench/data/")),
     "bench: engines": (2085, ("bench/engines/",)),
@@ -31,9 +31,9 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: importers": (1698, ("bench/importers/",)),
     "bench: cli": (4496, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
-    "sweeps": (3134, ("sweeps/",)),
+    "sweeps": (2938, ("sweeps/",)),
     "reports: nccl": (4139, ("reports/nccl/",)),
-    "reports: compare": (6212, (
+    "reports: compare": (6146, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),

@@ -129,6 +129,16 @@ class Plan:
         """Runs that the plan asks for."""
         return sum(cell.repeats for cell in self.cells) * max(1, len(self.arms))
 
+    @property
+    def arm_names(self) -> tuple[str, ...]:
+        """In their order; the first is the base, unless one is called so."""
+        return tuple(arm.name for arm in self.arms)
+
+    @property
+    def codes(self) -> dict[tuple[str, str | None], str]:
+        """Cell and arm -> the code that the arm was when the plan was made."""
+        return {(cell, arm.name): code for arm in self.arms for cell, code in arm.codes.items()}
+
     def selected(self, kept: Iterable[str]) -> Plan:
         """The plan reduced to the cells in `kept`, and to those that stand in for one of them."""
         ids = set(kept)
