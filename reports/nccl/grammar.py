@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from reports.nccl.model import COLLECTIVES, NEWEST, Choice, CollectiveCall, Kind, Versions
+from reports.nccl.model import COLLECTIVES, NEWEST, OLDEST, Choice, CollectiveCall, Kind, Versions
 
 _WARN: Final = b" NCCL WARN "
 _MARKS: Final = re.compile(rb" NCCL (?:INFO|WARN) ")
@@ -130,8 +130,6 @@ _SYMMETRIC = _OP + r" \[Symmetric\]" + _SIZE + r"Kernel (?P<kernel>\w{2,80})"
 # What a collector may append to a complete message. One that ends in a number is complete only
 # if no word follows, which may be a piece of its next field.
 _END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
-# What a person who pastes a line may put in the place of its end.
-_ELISION = " (?:[.]{3}|\N{HORIZONTAL ELLIPSIS}).*\\Z"
 
 Form = tuple[Kind, Versions, re.Pattern[bytes]]
 
@@ -171,21 +169,11 @@ _FORMS: Final = (
         _OP + r" \[Hierarchical CE\]" + _SIZE + r"(?P<kernel>(?:Rail \S+ )?RMA proxy \+ CE)",
     ),
 )
-# The same with their ends left out; how many calls a launch was for is then taken as one.
-_ELIDED: Final = (
-    _form("regular", Versions((2, 24, 3), NEWEST), _OP + _SIZE + _NAMED, end=_ELISION),
-    _form(
-        "symmetric",
-        Versions((2, 27, 3), NEWEST),
-        _SYMMETRIC + r"(?P<works>)(?: nchannels \d{1,6}(?: nthreads \d{1,6})?)?",
-        end=_ELISION,
-    ),
-)
 
 
-def tuning(message: bytes, forms: tuple[Form, ...] = _FORMS) -> Choice | None:
+def tuning(message: bytes) -> Choice | None:
     """The choice that a TUNING line states; None if it is another line or an incomplete one."""
-    for kind, versions, pattern in forms:
+    for kind, versions, pattern in _FORMS:
         match = pattern.match(message)
         if match is None:
             continue
@@ -202,7 +190,7 @@ def tuning(message: bytes, forms: tuple[Form, ...] = _FORMS) -> Choice | None:
             found.get("kernel")
             or _name(ALGORITHMS, found["algorithm"]) + " " + _name(PROTOCOLS, found["protocol"]),
             versions,
-            None if works is None else int(works or 1),
+            None if works is None else int(works),
             "total" if versions.all_before((2, 24, 3)) else "per_rank",
         )
     return None
@@ -272,7 +260,7 @@ def headless(line: bytes) -> Headless | None:
 
 def pasted(message: bytes, *, marked: bool) -> Choice | CollectiveCall | None:
     """What a message states that was pasted, with its end or without."""
-    found = fact(message) or tuning(message, _ELIDED) or _cut(message.rstrip(b"`'\" \r"), marked)
+    found = fact(message) or _cut(message.rstrip(b"`'\" \r"), marked)
     return found if found is not None and found.operation in COLLECTIVES else None
 
 
@@ -284,7 +272,8 @@ def _cut(message: bytes, marked: bool) -> Choice | None:
     size, kind = match["size"], match["kind"]
     if not _ELLIPSIS.search(match["rest"]) and (size is None or not (marked or kind)):
         return None
-    versions = Versions((2, 27, 3), NEWEST) if kind == b"Symmetric" else Versions()
+    named = (2, 24, 3) if match["algorithm"] else OLDEST
+    versions = Versions((2, 27, 3) if kind == b"Symmetric" else named)
     chosen = (match["algorithm"] or b"").upper(), (match["protocol"] or b"").upper()
     return Choice(
         _CUT_KINDS[kind] if kind else None if size is None else "regular",
