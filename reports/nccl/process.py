@@ -163,11 +163,6 @@ class Thread:
         else:
             self.process.count((line,), self.varying)
 
-    def alone(self, line: Line) -> Observation | None:
-        """What this line says by itself; None where calls are open, which it may be for."""
-        known = None if self.calls else self.process.bursts.get((line,))
-        return None if known is None else known.seen[0]
-
     def close(self) -> None:
         """End the burst: later lines do not belong to its calls."""
         if self.calls:

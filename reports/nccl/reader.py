@@ -17,7 +17,7 @@ from reports.nccl import grammar
 from reports.nccl.grammar import Header
 from reports.nccl.inspector import InspectorTimes
 from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Fact, Line, Observation, Process, Thread
+from reports.nccl.process import Fact, Line, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
 
 MOST_ITERATIONS: Final = 64
@@ -69,8 +69,6 @@ class StreamReader:
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
     _known: dict[Key, Known] = field(default_factory=dict)
-    # TUNING lines that stand alone; forgotten at the next line of another kind.
-    _alone: dict[bytes, Observation] = field(default_factory=dict)
     _begun: bytes = b""
     _damaged_before: int = field(init=False)
 
@@ -83,10 +81,6 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
-        alone = self._alone.get(piece)
-        if alone is not None:
-            alone.times += 1
-            return
         key: Key = piece
         known, varying, whole = self._known.get(piece), None, not self._begun
         if known is None and (varying := grammar.VARYING.search(piece)) is not None:
@@ -95,13 +89,7 @@ class StreamReader:
         if known is not None and whole:
             thread, same = known
             thread.add(same, varying)
-            alone = thread.alone(same)
-            if alone is not None:
-                self._alone[piece] = alone
-            elif varying is not None:
-                self._alone.clear()
             return
-        self._alone.clear()
         line = self._begun + piece.replace(b"\0", b"")
         self._begun = b""
         if line.endswith(b"\n"):
@@ -145,7 +133,6 @@ class StreamReader:
         """`iteration` iterations have ended before the next line of the stream."""
         if iteration != self.iteration:
             self.iteration = iteration
-            self._alone.clear()
             for process in (*self.processes.values(), *self.pasted.values()):
                 process.change(StateChange("iteration", "", (str(iteration),), ""))
 

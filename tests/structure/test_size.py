@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: cli": (4496, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2938, ("sweeps/",)),
-    "reports: nccl": (4139, ("reports/nccl/",)),
+    "reports: nccl": (4110, ("reports/nccl/",)),
     "reports: compare": (6146, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
