@@ -33,6 +33,8 @@ from reports.gates.pairing import (
     states_of,
 )
 from reports.gates.policy import Policy
+from reports.posts.pairs import Pair
+from reports.posts.pairs import pairs as pairs_of
 from reports.renderers import markdown, terminal
 from reports.renderers.table import Table
 from reports.views.plan import NOT_RUN
@@ -158,7 +160,7 @@ def _is_log(name: str) -> bool:
 
 
 def _of_logs(asked: CompareRequest) -> Answer:
-    """Logs beside each other, or beside a kept run; of one log its first run is the base."""
+    """Logs beside each other or beside a kept run; of one log, its runs by their labels."""
     for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
         if given or asked.arms:
             raise UsageError(f"{option if given else '--arm'} is for sweeps, and a log is named")
@@ -173,23 +175,29 @@ def _of_logs(asked: CompareRequest) -> Answer:
             store = ResultsStore.open(asked.results, create=False)
             sides.append(_shown_of(store, _called(store, name)))
     if asked.head is None:
-        if len(sides[0]) == 1:
+        first, *others = sides[0]
+        if not others:
             raise UsageError(f"{asked.base} holds one run; name HEAD to compare it with")
-        sides = [sides[0][:1], sides[0][1:]]
+        compared = list(pairs_of(sides[0], alike=False)) or [(first, one) for one in others]
+        return _beside(sides, asked.form, compared)
     if asked.form == "refresh":
         two = [side[0].run for side in sides if len(side) == 1]
         if len(two) != len(sides) or two[0] is None or two[1] is None:
-            raise UsageError(
-                "--format refresh compares two imported runs; name a log of one run each"
-            )
+            raise UsageError("--format refresh compares two runs; name logs of one run each")
         return _refresh(two[0], two[1])
     return _beside(sides, asked.form)
 
 
-def _beside(sides: Sequence[Sequence[imported.Shown]], form: str) -> Answer:
-    """Runs of which one at least is imported: numbers beside each other, and no verdict."""
+def _beside(
+    sides: Sequence[Sequence[imported.Shown]], form: str, compared: Sequence[Pair] | None = None
+) -> Answer:
+    """Runs of which one at least is imported: numbers beside each other, and no verdict.
+
+    compared: which with which; every one of the first side with every one of the other.
+    """
     shown = [one for side in sides for one in side]
-    pairs = [imported.beside(*pair) for pair in itertools.product(*sides)]
+    both = compared or [(base, head) for base, head in itertools.product(*sides)]
+    pairs = [imported.beside(*pair) for pair in both]
     refused = bool(pairs) and all(pair.unlike for pair in pairs)
     logs = [pair for pair in pairs if pair.changes or pair.differences or pair.doubts]
     two = all(one.run is not None for one in shown)

@@ -190,7 +190,8 @@ class _Cut:
             elif count - taken > (_MOST_IDLE if best.is_cut_off or has_names else 0):
                 break
             above = more
-        if not taken and best.values and _REST.fullmatch(self._lines.ahead(1)):
+        is_open = best.values and not line.rstrip().endswith("|")
+        if not taken and is_open and _REST.fullmatch(self._lines.ahead(1)):
             name, value = best.values.popitem()
             best.unread.append((name, f"{value}, which may go on below"))
         for _ in range(taken):

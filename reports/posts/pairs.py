@@ -17,25 +17,28 @@ _BASE = re.compile(
 _TAKEN_AWAY = re.compile(r"^\W*(?:no|without|w/o)\s+(?P<what>.+)", re.IGNORECASE)
 
 
-def pairs(runs: Sequence[Shown]) -> Iterator[Pair]:
-    """Every run against the nearest one above it that is called main or base, else the first.
+def pairs(runs: Sequence[Shown], *, alike: bool = True) -> Iterator[Pair]:
+    """Every run against the only one that is called main or base, else the nearest such one above.
 
-    Runs are compared within a model, a sequence length and a batch; those of a text with several
-    are compared within it.
+    Where none is called so, against the first. Runs of a text with several are compared within it,
+    and where they should be alike, within a model, a sequence length and a batch.
     """
-    bases: dict[object, Shown] = {}
+    groups: dict[object, list[Shown]] = {}
     texts = Counter(run.origin for run in runs)
     for run in runs:
-        if (run.milliseconds, run.loss, run.pace.tokens_per_second) == (None, None, None):
-            continue
-        work = run.workload
-        text = run.origin if texts[run.origin] > 1 else ""
-        alike = (text, work.model, work.seq_len, work.global_batch)
-        base = bases.setdefault(alike, run)
-        if base is run or _BASE.search(_label(run)):
-            bases[alike] = run
-        else:
-            yield _ordered(base, run)
+        if (run.milliseconds, run.loss, run.pace.tokens_per_second) != (None, None, None):
+            work = run.workload
+            text = run.origin if texts[run.origin] > 1 else ""
+            same = (work.model, work.seq_len, work.global_batch) if alike else ()
+            groups.setdefault((text, *same), []).append(run)
+    for group in groups.values():
+        named = [run for run in group if _BASE.search(_label(run))]
+        base = named[0] if len(named) == 1 else group[0]
+        for run in group:
+            if run in named:
+                base = run
+            elif run is not base:
+                yield _ordered(base, run)
 
 
 def changes(pair: Pair) -> dict[str, float]:

@@ -69,6 +69,21 @@ def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) 
     )
 
 
+def test_of_one_text_the_run_called_main_is_the_base(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "page.csv"
+    path.write_text("Step,pr - loss,main - loss\n1,2.5,2.5\n2,2.25,2.5\n")
+    (loss,) = compared(capsys, path)["parity"]["differences"]
+    assert loss["largest"] == -0.25
+    table = "| | x | main |\n|-|-|-|\n| step time (ms) | 90 | 100 |\n\n"
+    log = "".join(f"# {name}\n{text}" for name, text in (("old", BASE), ("new", HEAD)))
+    path = tmp_path / "page.md"
+    path.write_text(table + log)
+    found = compared(capsys, path)
+    (table_time,), (log_time, *_) = (one["changes"] for one in (found["parity"], *found["further"]))
+    assert (table_time["base"], table_time["head"]) == (100.0, 90.0)
+    assert (log_time["base"], log_time["head"]) == (804.0, 704.0)
+
+
 def test_a_log_stands_beside_a_run_that_is_kept(store, tmp_path: Path, capsys) -> None:
     steps = (ImportedStep(3, milliseconds=402.0, loss=2.5),)
     log = Provenance(kind="imported", source="kept")

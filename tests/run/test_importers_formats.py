@@ -94,6 +94,15 @@ def test_a_line_that_was_wrapped_says_the_same(name: str, width: int) -> None:
     assert numbers("\n".join(soft)) == numbers(text)
 
 
+def test_a_number_that_may_go_on_below_is_dropped_aloud() -> None:
+    text = "completed step: 9, seconds: 5.625, Tokens/s/device: 867.5, loss: 10.37\n5\nsaved\n"
+    (run,) = runs_of(text)
+    assert (run.steps[0].milliseconds, run.steps[0].loss) == (5625.0, None)
+    assert any("loss 10.37, which may go on below" in one for one in run.provenance.remarks)
+    (whole,) = runs_of(text.replace("\n5\n", "\n5 checkpoints\n"))
+    assert whole.steps[0].loss == 10.37
+
+
 def steps_of(*numbers: int, offset: float = 0.0) -> str:
     rows = ((at, 32 * at, 800.0 + at + offset, 400.0, 2.5, 1.0) for at in numbers)
     return "".join(MEGATRON.format(*row) + "\n" for row in rows)
