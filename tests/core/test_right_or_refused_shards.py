@@ -107,6 +107,9 @@ COMPUTED: dict[str, Callable[[Tensor], Any]] = {
     "smallest": lambda t: torch.linalg.vector_norm(t, float("-inf")),
     "norms of columns": lambda t: torch.linalg.vector_norm(t, 2, dim=0) if t.ndim else t,
     "sum of the last": lambda t: t.sum(-1) if t.ndim else t,
+    "rows by their norms": lambda t: t / t.norm(dim=-1, keepdim=True) if t.ndim > 1 else t,
+    "norms of columns, from behind": lambda t: t.norm(dim=-2) if t.ndim > 1 else t,
+    "maxima of rows, from behind": lambda t: t.amax((-1,)) if t.ndim > 1 else t,
     "sorted": lambda t: t.sort(0)[0] if t.ndim else t,
     "like": lambda t: torch.zeros_like(t) + t.clone().mul_(3),
     "with itself": lambda t: t * t + t.square().neg().abs().sqrt(),
@@ -118,7 +121,7 @@ if torch.__version__ >= TorchVersion("2.12"):  # before, torch knows no median o
 #: Computed with shards of any cut; other values may be refused where ranks have uneven rows.
 RIGHT = {
     *("full", "replicas", "norm", "3 norm", "sum", "normalised"),
-    *("normalised rows", "with noise", "saved", "like", "with itself"),
+    *("normalised rows", "rows by their norms", "with noise", "saved", "like", "with itself"),
 }
 
 

@@ -43,7 +43,7 @@ class Unit(nn.Module):
 
 class Chain(nn.Module):
     """path: of the units, in the order in which they run; of a tuple under one checkpoint, of a
-    frozenset as branches.
+    frozenset as branches, of a text by keyword.
     """
 
     def __init__(self) -> None:
@@ -57,6 +57,8 @@ class Chain(nn.Module):
         for part in path:
             if isinstance(part, int):
                 x = self.units[part](x)
+            elif isinstance(part, str):
+                x = self.units[int(part)](x=x)
             elif isinstance(part, frozenset):
                 x = torch.stack([self.units[index](x) for index in sorted(part)]).sum(0)
             else:
@@ -224,6 +226,27 @@ def test_two_units_are_whole_and_two_full_gradients_alive(name: str, pool: str) 
     for options in ({}, {pool: True}):
         found = measured(STEPS[name], **options)
         assert (found.whole, found.gradients) == (2, 2)
+
+
+def test_units_that_are_called_by_keyword_are_released_at_the_same_moment() -> None:
+    """Also where their weights are frozen, so that only their inputs' gradients tell."""
+    for frozen in (False, True):
+        orders = []
+        for path in (tuple(range(UNITS)), tuple(map(str, range(UNITS)))):
+            module = Chain()
+            module.units.requires_grad_(not frozen)
+            model: Any = fully_shard_model(module, fsdp_unit_modules=[Unit])
+            order: list[tuple[str, str, str]] = []
+            for number in range(2):
+                if number:
+                    model.events.subscribe(
+                        lambda e, to=order: to.append((e.kind, e.operation, e.bucket))
+                    )
+                model(torch.randn(4, 16), path).sum().backward()
+                model.zero_grad_buffer()
+            orders.append(order)
+        assert orders[0] == orders[1]
+        assert len([kind for kind, _, _ in orders[0] if kind == "release"]) > UNITS
 
 
 def test_ranks_of_a_fake_group_wait_for_nobody_whatever_it_is_named(

@@ -109,6 +109,23 @@ def test_each_arm_runs_its_own_settings_in_complete_blocks_and_not_again(store) 
     assert again.seen == []
 
 
+def test_arms_whose_settings_are_exchanged_run_again_and_are_not_taken_for_each_other(
+    store,
+) -> None:
+    text = "torch".join(part.replace("torch", "ours") for part in ENGINES.split("ours"))
+    for one in (ENGINES, text):
+        stand, plan = StandIn(), plan_of(one)
+        go(plan, store, {arm.name: Side(stand, lambda _: "one code") for arm in plan.arms})
+        assert len(stand.seen) == 8
+    assert engines(plan_of(text), "sharded")["torch"] == ("mfsdp", "optim_grads_params")
+    wanted = {cell.id: cell.by_arm for cell in plan_of(text).cells}
+    pairs = sides_of_arms(store, "a", "torch", "ours").pairs
+    assert [pair.label for pair in pairs] == list(wanted)
+    for pair in pairs:
+        of_arms = [wanted[pair.label][arm].config_hash for arm in ("torch", "ours")]
+        assert [pair.base.config_hash, pair.head.config_hash] == of_arms
+
+
 def test_arms_that_run_the_same_thing_in_two_cells_stay_apart(store) -> None:
     text = ENGINES.replace(
         "    set: {engine.name: ddp}\n",

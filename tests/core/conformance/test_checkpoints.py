@@ -86,6 +86,32 @@ def test_a_checkpoint_continues_under_another_strategy(tmp_path: Path) -> None:
         compare_weights(alone, before)
 
 
+def test_moments_wider_than_the_weights_keep_dtype_and_bits(tmp_path: Path) -> None:
+    """Under another strategy too. Values that FP32 does not hold."""
+    narrow = mfsdp_core.MixedPrecisionPolicy(torch.float32)
+    names = ("exp_avg", "exp_avg_sq")
+
+    def trained(strategy: int) -> tuple[Any, Any]:
+        model, _ = pair(strategy, dtype=torch.float32, mixed_precision_policy=narrow)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        return model, mfsdp_core.fully_shard_optimizer(optimizer)
+
+    model, optimizer = trained(3)
+    model(batch(dtype=torch.float32)).backward()
+    optimizer.step()
+    for moments in optimizer.state.values():
+        moments.update({name: moments[name].double() * 1.1 + 1e-9 for name in names})
+    mfsdp_core.save_checkpoint(tmp_path / "a", model, optimizer)
+    for strategy in (3, 0):
+        fresh, its_optimizer = trained(strategy)
+        mfsdp_core.load_checkpoint(tmp_path / "a", fresh, its_optimizer)
+        for old, new in zip(model.parameters(), fresh.parameters(), strict=True):
+            for name in names:
+                wanted = mfsdp_core.gather_full(optimizer.state[old][name])
+                found = mfsdp_core.gather_full(its_optimizer.state[new][name])
+                same(name, (found.dtype, torch.equal(found, wanted)), (torch.float64, True))
+
+
 def test_what_is_no_whole_checkpoint_is_refused(tmp_path: Path) -> None:  # noqa: PLR0915 - one folder
     """Missing, unfinished, damaged, foreign or dangerous ones; nothing is changed then."""
     folder = tmp_path
