@@ -20,7 +20,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from bench.validate.scenario import live_bytes, set_aside, settled_bytes
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
-from mfsdp_core.events import EVENT_KINDS, UNIT_KINDS, Event
 from oracle.ranks import mesh, on_two_axes
 from oracle.sharded import STRATEGIES, shard
 
@@ -173,30 +172,6 @@ def test_the_ledger_has_the_weights_that_autograd_holds(allocator: str) -> None:
     assert max(look.weights[0] for look in looks) >= UNIT_BYTES, looks
 
 
-@pytest.mark.parametrize("outer", ["one axis", "optim"])
-def test_the_next_gather_begins_before_a_unit_is_left_or_released(outer: str) -> None:
-    model, optimizer = built("optim_grads_params", outer, Watch())
-    train(model, optimizer)
-    seen: list[Event] = []
-    model.events.subscribe(seen.append, kinds=(*EVENT_KINDS, *UNIT_KINDS))
-    train(model, optimizer)
-    events = [(f"{event.kind} {event.operation}".strip(), event.bucket) for event in seen]
-    for kind, step in (("forward", 1), ("backward", -1)):
-        for number in range(UNITS):
-            following = number + step
-            if not 0 <= following < UNITS:
-                continue
-            at = events.index((f"enter {kind}", f"units.{number}"))
-            rest = events[at:]
-            left = rest.index((f"leave {kind}", f"units.{number}"))
-            gather = ("collective all_gather", f"units.{following}/0")
-            ahead = gather in rest[:left] or gather in events[:at]
-            assert ahead, (kind, number, rest[: left + 1])
-            released = rest.index(("release", f"units.{number}/0"))
-            entered = rest.index((f"enter {kind}", f"units.{following}"))
-            assert released < entered or kind == "backward", (kind, number)
-
-
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
 def test_loading_keeps_nothing_of_what_was_loaded(strategy: str) -> None:
     """Nor do two steps after it hold more.
@@ -224,21 +199,6 @@ def test_loading_keeps_nothing_of_what_was_loaded(strategy: str) -> None:
         gc.unfreeze()
 
 
-def events_of_a_step(prefetch: bool) -> list[tuple[str, str]]:
-    toy = shard(TOY, 3, 2, overlap_param_gather=prefetch)
-    seen: list[Event] = []
-    toy.model.events.subscribe(seen.append)
-    toy.run_cycle(1)
-    kinds = ("prefetch", "release", "collective")
-    return [
-        (event.operation or event.kind, event.bucket)
-        if event.kind != "prefetch"
-        else ("prefetch", event.bucket)
-        for event in seen
-        if event.kind in kinds
-    ]
-
-
 def test_the_next_gather_begins_before_this_one_is_waited_for() -> None:
     toy = shard(TOY, 3, 2)
     said: list[str] = []
@@ -261,12 +221,6 @@ def test_the_next_gather_begins_before_this_one_is_waited_for() -> None:
     assert said.index("begin blocks.2") < said.index("wait blocks.1"), said
 
 
-def test_prefetching_changes_the_order_only() -> None:
-    ahead, plain = events_of_a_step(True), events_of_a_step(False)
-    assert not any(kind == "prefetch" for kind, _ in plain)
-    assert sorted(e for e in ahead if e[0] != "prefetch") == sorted(plain)
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_modules_show_shards_whenever_no_pass_runs(strategy: str) -> None:
     toy = shard(TOY, strategy, 2)
@@ -279,19 +233,3 @@ def test_modules_show_shards_whenever_no_pass_runs(strategy: str) -> None:
     assert are_shards()
     value.backward()
     assert are_shards()
-
-
-@pytest.mark.parametrize("transport", ["native", "point_to_point"])
-def test_reductions_in_place_land_at_the_end_and_others_one_unit_later(transport: str) -> None:
-    toy = shard("linear_stack", "no_shard", 2, transport=transport)
-    toy.run_cycle(1)
-    toy.model.zero_grad_buffer()
-    seen: list[Event] = []
-    toy.model.events.subscribe(seen.append, kinds=("collective", "land"))
-    toy.run_cycle(1)
-    kinds = [event.kind for event in seen]
-    if transport == "native":
-        assert kinds == sorted(kinds)
-        assert kinds.count("land") > 2, kinds
-    else:
-        assert "collective" in kinds[kinds.index("land") :], kinds
