@@ -37,6 +37,7 @@ from bench.worker.collective_log import CollectiveLog
 from bench.worker.counting import count_steps, gathered, is_compiled
 from bench.worker.fingerprints import fingerprints
 from bench.worker.nccl_evidence import NcclEvidence
+from bench.worker.numa import bind_to_node
 from bench.worker.rank_process import RankProcess, process_group
 from bench.worker.reports import memory_report, runtime_report
 
@@ -46,11 +47,16 @@ def run_rank(run_dir: Path) -> None:
     resolved = read_spec(run_dir)
     torch.set_num_threads(resolved.launch.threads_per_rank)
     process = RankProcess.from_environment(resolved)
+    numa_node = bind_to_node(
+        process.device, process.local_rank, process.local_ranks, resolved.launch.threads_per_rank
+    )
     with process_group(process, resolved):
-        _train(resolved, process, run_dir)
+        _train(resolved, process, run_dir, numa_node)
 
 
-def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
+def _train(
+    resolved: ResolvedRun, process: RankProcess, run_dir: Path, numa_node: int | None
+) -> None:
     profile = MemoryProfile(process.device) if resolved.measure.profile == "memory" else None
     own_file = partial(rank_file, rank=process.rank)
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
@@ -64,7 +70,10 @@ def _train(resolved: ResolvedRun, process: RankProcess, run_dir: Path) -> None:
     engine = build_engine(model, resolved, process.device)
     live.built(compiled=is_compiled(model))
     first_rows = {} if values is None else values.first_rows
-    start = {"start": fingerprints(engine, first_rows, process)}
+    start = {
+        "start": fingerprints(engine, first_rows, process),
+        "numa_nodes": gathered(numa_node, process),
+    }
     if process.rank == 0:
         write_json_atomically(run_dir / RUNTIME, runtime_report(engine, resolved, process) | start)
     if profile is not None:

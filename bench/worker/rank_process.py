@@ -20,12 +20,17 @@ _BACKENDS: Final[dict[DeviceType, str]] = {"cpu": "gloo", "cuda": "nccl"}
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Rank among `ranks` processes, the device it computes on, and the number of its node."""
+    """Rank among `ranks` processes, the device it computes on, and its machine.
+
+    node: number of the machine. local_rank: among `local_ranks` there.
+    """
 
     rank: int
     ranks: int
     device: torch.device
     node: int = 0
+    local_rank: int = 0
+    local_ranks: int = 1
 
     @classmethod
     def from_environment(cls, resolved: ResolvedRun) -> Self:
@@ -43,7 +48,9 @@ class RankProcess:
                 f"it with --nproc-per-node {wanted}"
             )
         node = int(os.environ.get("GROUP_RANK", "0"))
-        return cls(rank, ranks, _device(resolved.launch), node)
+        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return cls(rank, ranks, _device(resolved.launch), node, local_rank, local_ranks)
 
 
 def _device(launch: LaunchSpec) -> torch.device:

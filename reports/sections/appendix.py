@@ -17,7 +17,7 @@ from reports.views.cells import Cell, Run
 # These differ between runs of one machine without changing what was measured.
 _VOLATILE = ("collected_utc", "argv", "set_by_launch", "load_average_before")
 # What the engine is and what meters cost belongs to the cell, not to the machine.
-_OF_THE_CELL = ("meters", "start", "engine", "engine_code_path", "code_proof")
+_OF_THE_CELL = ("meters", "start", "numa_nodes", "engine", "engine_code_path", "code_proof")
 
 
 def appendix(findings: Findings) -> Section:
