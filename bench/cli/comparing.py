@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,14 @@ from reports.gates.policy import Policy
 from reports.posts.pairs import Pair
 from reports.posts.pairs import pairs as pairs_of
 from reports.renderers import markdown, terminal
-from reports.renderers.table import Table
+from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock
 from reports.views.plan import NOT_RUN
 from reports.views.sweep_view import load_side
 
-_TABLES: dict[str, Callable[[Table], str]] = {"table": terminal.table, "md": markdown.table}
+_WRITERS: dict[str, Callable[[Iterable[Block]], str]] = {
+    "table": terminal.blocks,
+    "md": markdown.blocks,
+}
 _MOST_REASONS = 5
 
 
@@ -215,35 +218,29 @@ def _beside(
         return data
 
     def text() -> str:
-        render = _TABLES[form]
-        parts = [_unlike_headline(pairs)] if refused else []
-        parts += [render(imported.side_by_side(shown)), imported.CAPTION]
+        blocks: list[Block] = [Paragraph(_unlike_headline(pairs))] if refused else []
+        blocks.append(TableBlock(imported.side_by_side(shown), imported.CAPTION))
         for pair in logs:
             tables = (
                 imported.differences_table(pair.differences),
                 imported.changes_table(pair.changes),
             )
-            parts += [f"{pair.head} against {pair.base}"] if len(logs) > 1 else []
-            parts += [render(table) for table in tables if table.rows]
-        if two:
-            parts.append(imported.STEPS_CAPTION)
-        told = (
-            []
-            if refused
-            else [
-                f"{pair.base} and {pair.head} are not comparable: {text_of(pair.unlike)}"
-                for pair in pairs
-                if pair.unlike
-            ]
-        )
+            blocks += [Heading(f"{pair.head} against {pair.base}")] if len(logs) > 1 else []
+            blocks += [TableBlock(table) for table in tables if table.rows]
+        blocks += [Paragraph(imported.STEPS_CAPTION)] if two else []
+        told = [
+            f"{pair.base} and {pair.head} are not comparable: {text_of(pair.unlike)}"
+            for pair in pairs
+            if pair.unlike and not refused
+        ]
         told += [
             f"{pair.head} against {pair.base}: {doubt}" if len(pairs) > 1 else doubt
             for pair in pairs
             for doubt in pair.doubts
         ]
-        told += implied
-        parts[-1] = "\n".join([parts[-1], *told, *doubts_of(shown)])
-        return "\n\n".join(part.rstrip("\n") for part in parts)
+        told += [*implied, *doubts_of(shown)]
+        blocks += [Bullets(tuple(("", text) for text in told))] if told else []
+        return _WRITERS[form](blocks)
 
     return Answer(document, text, exit_codes.NOT_COMPARABLE if refused else exit_codes.OK)
 

@@ -5,14 +5,15 @@ Pure text; the caller prints or writes it.
 
 from __future__ import annotations
 
-from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+from typing import Literal
 
 from bench.derive.metrics import CURVES
-from reports.gates.cause import causes
+from reports.gates.cause import Cause, causes
 from reports.gates.gate import GateResult
 from reports.gates.gate_table import interval_text
 from reports.gates.judgement import Judgement
 from reports.renderers import quantity
+from reports.renderers.junit import Finding, junit
 from reports.renderers.printable import printable
 
 MOST_ANNOTATIONS = 10
@@ -29,51 +30,36 @@ def to_junit(result: GateResult, *, strict: bool = False) -> str:
     for another reason (with `strict` undecided ones too); errors are cells without a number,
     skipped are pruned, incomparable, undecided and advisory ones, and what a place explains.
     """
-    suite = TestSuite(printable(f"mfsdp-bench gate: {result.sides.head}"))
     placed = [cause for cause in causes(result) if cause.file]
     explained = {id(row): cause for cause in placed for row in cause.rows}
-    for cause in placed:
-        failure = Failure(printable(cause.text), "regressed")
-        suite.add_testcase(_with(cause.file, f"line {cause.line}", failure))
-    for judgement in result.judgements:
-        case = _case(judgement, strict=strict)
-        if id(judgement) in explained:
-            why = f"{sentence(judgement)}; see {explained[id(judgement)].file}"
-            case.result = [Skipped(printable(why), "regressed")]
-        suite.add_testcase(case)
-    for name, why in result.sides.failed:
-        suite.add_testcase(_with(name, "measured", Error(printable(why), "failed")))
-    for name, why in result.sides.not_comparable:
-        suite.add_testcase(_with(name, "comparable", Skipped(printable(f"not comparable: {why}"))))
-    for name, why in result.sides.pruned:
-        suite.add_testcase(_with(name, "pruned", Skipped(printable(f"pruned: {why}"))))
-    suite.update_statistics()
-    document = JUnitXml("mfsdp-bench gate")
-    document.add_testsuite(suite)
-    document.update_statistics()
-    text: bytes = document.tostring()
-    return text.decode("utf-8")
+    sides = result.sides
+    findings = [
+        *(Finding(c.file, f"line {c.line}", c.text, "failure", "regressed") for c in placed),
+        *(_case(one, explained.get(id(one)), strict=strict) for one in result.judgements),
+        *(Finding(name, "measured", why, "error", "failed") for name, why in sides.failed),
+        *(
+            Finding(name, "comparable", f"not comparable: {why}", "skipped")
+            for name, why in sides.not_comparable
+        ),
+        *(Finding(name, "pruned", f"pruned: {why}", "skipped") for name, why in sides.pruned),
+    ]
+    return junit("mfsdp-bench gate", f"mfsdp-bench gate: {sides.head}", findings)
 
 
-def _case(one: Judgement, *, strict: bool) -> TestCase:
-    message = printable(sentence(one))
-    case = TestCase(name=one.metric, classname=printable(one.cell))
+def _case(one: Judgement, cause: Cause | None, *, strict: bool) -> Finding:
+    message = sentence(one)
+    if cause is not None:
+        message = f"{message}; see {cause.file}"
+        return Finding(one.cell, one.metric, message, "skipped", one.verdict)
+    worse = ("regressed", "missed", *(("inconclusive",) if strict else ()))
+    if one.verdict in ("equivalent", "improved"):
+        return Finding(one.cell, one.metric, message)
     if one.required and one.verdict == "unmeasured":
-        case.result = [Error(message, "unmeasured")]
-    elif one.required and (
-        one.verdict in ("regressed", "missed") or (strict and one.verdict == "inconclusive")
-    ):
-        case.result = [Failure(message, one.verdict)]
-    elif one.verdict in ("inconclusive", "unmeasured", "regressed", "missed"):
-        case.result = [Skipped(message, one.verdict)]
-    case.system_out = message
-    return case
-
-
-def _with(cell: str, name: str, result: Error | Failure | Skipped) -> TestCase:
-    case = TestCase(name=name, classname=printable(cell))
-    case.result = [result]
-    return case
+        return Finding(one.cell, one.metric, message, "error", one.verdict)
+    state: Literal["failure", "skipped"] = (
+        "failure" if one.required and one.verdict in worse else "skipped"
+    )
+    return Finding(one.cell, one.metric, message, state, one.verdict)
 
 
 def sentence(one: Judgement) -> str:

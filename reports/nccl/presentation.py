@@ -19,7 +19,7 @@ from reports.nccl.reasons import COPIED, copy_engine_policy
 from reports.nccl.requirement import Result
 from reports.nccl.rows import CommunicatorRow, Verdict, VerdictRow, bytes_by_verdict
 from reports.renderers import markdown, terminal
-from reports.renderers.markdown import escape
+from reports.renderers.document import Block, Bullets, Heading, TableBlock
 from reports.renderers.printable import printable
 from reports.renderers.quantity import binary_bytes, counted, significant
 from reports.renderers.table import Row, Table
@@ -250,56 +250,46 @@ _MOST_ROWS = 400
 _LONGEST_DETAIL = 400
 
 
-def _parts(audit: Audit, results: Sequence[Result]) -> list[tuple[str, Table | list[ReasonLine]]]:
-    """Titles with tables or lists, the outcome first; what is empty is left out."""
+def _blocks(audit: Audit, results: Sequence[Result]) -> list[Block]:
+    """Headings with tables or lists, the outcome first; what is empty is left out."""
     verdicts, read = rows_table(audit), reading_facts(audit)
     if len(verdicts.rows) > _MOST_ROWS:
         read.append(f"{len(verdicts.rows) - _MOST_ROWS} more rows are left out; --json holds all")
-    found: list[tuple[str, Table | list[ReasonLine]]] = [
+    reasons = reason_lines(audit)
+    found: list[tuple[str, Table | Bullets]] = [
         ("Requirements", results_table(results)),
         ("Verdicts", replace(verdicts, rows=verdicts.rows[:_MOST_ROWS])),
         ("Bytes by verdict", bytes_table(audit)),
         ("Times per collective (NCCL Inspector)", times_table(audit)),
-        ("Why not symmetric", reason_lines(audit)),
         (
-            "What the lines suggest (no verdict rests on this)",
-            [ReasonLine("", _cut(text), ()) for text in audit.hints],
+            "Why not symmetric",
+            Bullets(
+                tuple((one.title, one.text) for one in reasons),
+                tuple(tuple(map(_cut, one.details)) for one in reasons),
+            ),
         ),
-        ("Reading", [ReasonLine("", _cut(text), ()) for text in read]),
+        ("What the lines suggest (no verdict rests on this)", _list(audit.hints)),
+        ("Reading", _list(read)),
     ]
-    return [(title, one) for title, one in found if (one.rows if isinstance(one, Table) else one)]
+    blocks: list[Block] = []
+    for title, one in found:
+        if one.rows if isinstance(one, Table) else one.items:
+            blocks += [Heading(title), TableBlock(one) if isinstance(one, Table) else one]
+    return blocks
+
+
+def _list(texts: Sequence[str]) -> Bullets:
+    return Bullets(tuple(("", _cut(text)) for text in texts))
 
 
 def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
     """Tables and lists as plain text."""
-    parts = []
-    for title, one in _parts(audit, results):
-        if isinstance(one, Table):
-            parts.append(f"{title}\n{terminal.table(one)}")
-            continue
-        lines = [title]
-        for line in one:
-            lines.append(f"- {printable(f'{line.title}: {line.text}'.removeprefix(': '))}")
-            lines += [f"    {_cut(text)}" for text in line.details]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
+    return terminal.blocks(_blocks(audit, results))
 
 
 def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
     """The same for a pull request."""
-    parts = ["## NCCL audit"]
-    for title, one in _parts(audit, results):
-        parts.append(f"### {title}")
-        if isinstance(one, Table):
-            parts.append(markdown.table(one))
-            continue
-        lines = []
-        for line in one:
-            name = f"**{escape(line.title)}**: " if line.title else ""
-            lines.append(f"- {name}{escape(line.text)}")
-            lines += [f"  - {escape(_cut(text))}" for text in line.details]
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) + "\n"
+    return f"## NCCL audit\n\n{markdown.blocks(_blocks(audit, results))}\n"
 
 
 def _cut(text: str) -> str:
@@ -406,17 +396,16 @@ def _result(one: Result) -> dict[str, Any]:
 
 def to_junit(results: Sequence[Result]) -> str:
     """An XML document; a requirement without evidence is a failure of its own type."""
-    from junitparser import Failure, JUnitXml, TestCase, TestSuite
+    from reports.renderers.junit import Finding, junit
 
-    suite = TestSuite("NCCL requirements")
-    for one in results:
-        case = TestCase(printable(one.requirement.text), classname="nccl")
-        if one.state != "met":
-            kind = "NoEvidence" if one.state == "no evidence" else "RequirementNotMet"
-            case.result = [Failure(printable(one.message), kind)]
-        suite.add_testcase(case)
-    document = JUnitXml("mfsdp-bench nccl")
-    document.add_testsuite(suite)
-    document.update_statistics()
-    text = document.tostring()
-    return text.decode() if isinstance(text, bytes) else str(text)
+    kinds = {"no evidence": "NoEvidence"}
+    findings = (
+        Finding("nccl", one.requirement.text)
+        if one.state == "met"
+        else Finding(
+            *("nccl", one.requirement.text, one.message, "failure"),
+            kinds.get(one.state, "RequirementNotMet"),
+        )
+        for one in results
+    )
+    return junit("mfsdp-bench nccl", "NCCL requirements", findings)

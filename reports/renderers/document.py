@@ -18,9 +18,16 @@ class Paragraph:
 
 @dataclass(frozen=True)
 class Bullets:
-    """A list of sentences, each with an optional name before it."""
+    """A list of sentences, each with an optional name before it; below: lines under each."""
 
     items: tuple[tuple[str, str], ...]
+    below: tuple[tuple[str, ...], ...] = ()
+
+    @property
+    def lists(self) -> list[tuple[str, str, tuple[str, ...]]]:
+        """Name, sentence and the lines under it."""
+        below = self.below or ((),) * len(self.items)
+        return [(*item, lines) for item, lines in zip(self.items, below, strict=True)]
 
 
 @dataclass(frozen=True)

@@ -85,8 +85,8 @@ def _block(block: Block) -> str:
             shown = marks.get(tone, "> {}").format(escape(text))
         case Heading(text):
             shown = f"### {escape(text)}"
-        case Bullets(items):
-            shown = "\n".join(f"- {_named(name, text)}" for name, text in items)
+        case Bullets():
+            shown = "\n".join(_item(*item) for item in block.lists)
         case Facts(items):
             shown = table(Table.of(("", " "), items, left=2))
         case TableBlock(data, caption):
@@ -102,5 +102,6 @@ def _block(block: Block) -> str:
     return shown
 
 
-def _named(name: str, text: str) -> str:
-    return f"**{escape(name)}**: {escape(text)}" if name else escape(text)
+def _item(name: str, text: str, below: Iterable[str]) -> str:
+    first = f"**{escape(name)}**: {escape(text)}" if name else escape(text)
+    return "\n".join([f"- {first}", *(f"  - {escape(line)}" for line in below)])

@@ -49,9 +49,10 @@ def blocks(of: Iterable[Block], *, opened: bool = True) -> str:
         match block:
             case Paragraph(text) | Heading(text):
                 shown = printable(text)
-            case Bullets(items) | Facts(items):
-                texts = (f"{name}: {text}" if name else text for name, text in items)
-                shown = "\n".join(map(printable, texts))
+            case Bullets():
+                shown = "\n".join(_item(*item) for item in block.lists)
+            case Facts(items):
+                shown = "\n".join(printable(f"{name}: {text}") for name, text in items)
             case TableBlock(data, caption):
                 shown = table(data) + (f"\n\n{printable(caption)}" if caption else "")
             case Code(text):
@@ -65,6 +66,11 @@ def blocks(of: Iterable[Block], *, opened: bool = True) -> str:
                 continue
         parts.append(shown)
     return "\n\n".join(parts)
+
+
+def _item(name: str, text: str, below: Iterable[str]) -> str:
+    first = printable(f"{name}: {text}" if name else text)
+    return "\n".join([f"- {first}", *(f"    {printable(line)}" for line in below)])
 
 
 def table(data: Table) -> str:

@@ -58,7 +58,7 @@ def test_what_is_odd_about_a_log_is_said_where_it_is_compared(store, capsys):
         log = Provenance(kind="imported", source=name, remarks=remarks)
         steps = (ImportedStep(1, loss=2.0),)
         store.imports.write(ImportedRun(name, Workload(framework="x"), log, steps))
-    assert f"\ndiverged: {odd}\n" in shown(store, capsys, "good", "diverged")
+    assert f"\n- diverged: {odd}\n" in shown(store, capsys, "good", "diverged")
 
 
 def test_equal_sweeps_match_cell_by_cell(two_sweeps):

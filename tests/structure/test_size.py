@@ -29,15 +29,15 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1195, ("bench/fit/",)),
     "bench: importers": (1699, ("bench/importers/",)),
-    "bench: cli": (4504, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4501, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2938, ("sweeps/",)),
-    "reports: nccl": (4110, ("reports/nccl/",)),
-    "reports: compare": (6146, (
+    "reports: nccl": (4099, ("reports/nccl/",)),
+    "reports: compare": (6132, (
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
-    "reports: report": (4893, (
+    "reports: report": (4949, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
