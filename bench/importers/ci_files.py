@@ -11,13 +11,12 @@ import importlib.util
 import itertools
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from bench.errors import UsageError
-from bench.importers.formats import shipped
 from bench.importers.parsed import Parsed
 from bench.importers.reading import FormatReader
 
@@ -33,19 +32,23 @@ class WholeFile:
     sha256: str
 
 
-def read_file(name: str, pieces: Iterable[bytes], path: Path | None) -> WholeFile | Iterator[bytes]:
+def read_file(
+    name: str, pieces: Iterable[bytes], path: Path | None, readers: Sequence[FormatReader]
+) -> WholeFile | Iterator[bytes]:
     """The run of such a file, or the pieces as they came where it is none of these.
 
     Args:
         name: what the file is called.
         pieces: its bytes.
         path: where it lies; None for standard input.
+        readers: of documents; golden values and events are read where one knows their metrics.
 
     Raises:
         UsageError: event files without the package that reads them, or damaged ones.
     """
-    if _EVENTS in name and path is not None:
-        return WholeFile(_of_events(path), hashlib.sha256(path.read_bytes()).hexdigest())
+    tracker = next((one for one in readers if one.row.name == "tracker"), None)
+    if tracker and _EVENTS in name and path is not None:
+        return WholeFile(_of_events(path, tracker), hashlib.sha256(path.read_bytes()).hexdigest())
     stream = iter(pieces)
     ahead = list(itertools.islice(stream, 1))
     start = b"".join(ahead).lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -53,17 +56,20 @@ def read_file(name: str, pieces: Iterable[bytes], path: Path | None) -> WholeFil
         return itertools.chain(ahead, stream)
     ahead += stream
     whole = b"".join(ahead)
-    found = _golden(whole.decode(errors="replace").removeprefix("\ufeff"))
+    try:
+        document = json.loads(whole.decode(errors="replace").removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return iter(ahead)
+    documents = (one.document(document) for one in readers)
+    found = next(filter(None, documents), None)
+    if found is None and tracker is not None:
+        found = _golden(document, tracker)
     if found is None:
         return iter(ahead)
     return WholeFile(found, hashlib.sha256(whole).hexdigest())
 
 
-def _golden(text: str) -> Parsed | None:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _golden(document: object, tracker: FormatReader) -> Parsed | None:
     if not isinstance(document, dict) or not document:
         return None
     series = {}
@@ -74,10 +80,10 @@ def _golden(text: str) -> Parsed | None:
         series[metric] = {
             int(step): value for step, value in values.items() if re.fullmatch(r"\d{1,12}", step)
         }
-    return _run("golden", series)
+    return _run("golden", series, tracker)
 
 
-def _of_events(path: Path) -> Parsed:
+def _of_events(path: Path, tracker: FormatReader) -> Parsed:
     if importlib.util.find_spec("tensorboard") is None:
         raise UsageError(
             f"{path.name} holds TensorBoard events, which need the package tensorboard: pip install"
@@ -95,15 +101,14 @@ def _of_events(path: Path) -> Parsed:
                     series.setdefault(value.tag, {})[int(event.step)] = float(numbers.reshape(()))
     except Exception as error:  # whatever that package says of a damaged file
         raise UsageError(f"{path.name} cannot be read as TensorBoard events: {error}") from error
-    return _run("tensorboard", series)
+    return _run("tensorboard", series, tracker)
 
 
-def _run(kind: str, series: Mapping[str, Mapping[int, Any]]) -> Parsed:
+def _run(kind: str, series: Mapping[str, Mapping[int, Any]], tracker: FormatReader) -> Parsed:
     """Steps that have any value; of a metric of no meaning to us, under its own name."""
-    reader = FormatReader(next(row for row in shipped() if row.name == "tracker"))
     run = Parsed(kind)
     for step in sorted({step for values in series.values() for step in values}):
         told = [(name, str(values[step])) for name, values in series.items() if step in values]
-        run.add(reader.of_pairs(told, step), 0)
+        run.add(tracker.of_pairs(told, step), 0)
     run.workload["framework"] = _FRAMEWORKS.get(kind, "unknown")
     return run

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
@@ -59,15 +58,11 @@ class FormatReader:
         """Whether a line has the name of a field, so that it can be the rest of a wrapped one."""
         return self._known.search(line) is not None
 
-    def document(self, text: str) -> Parsed | None:
-        """The run of a whole text in JSON; None where it is none of this row."""
+    def document(self, whole: object) -> Parsed | None:
+        """The run of a whole document of JSON; None where it is none of this row."""
         form = self.row.document
-        try:
-            whole = json.loads(text)
-        except (ValueError, RecursionError):
-            return None
         history = whole.get(form.history) if form and isinstance(whole, dict) else None
-        if form is None or not isinstance(history, list):
+        if form is None or not isinstance(whole, dict) or not isinstance(history, list):
             return None
         run = Parsed(self.row.name, workload={"framework": self.row.framework})
         if isinstance(steps := whole.get(form.steps), int) and 0 < steps < MOST:

@@ -55,15 +55,15 @@ def read_text(
         UsageError: an unknown row, or a fact that is none.
         NothingMeasuredError: it holds no step with a number of ours.
     """
-    rows = _rows(form)
+    readers = list(map(FormatReader, _rows(form)))
     digest = hashlib.sha256()
-    whole = ci_files.read_file(source, blocks, path) if form is None else iter(blocks)
+    whole = ci_files.read_file(source, blocks, path, readers)
     if isinstance(whole, ci_files.WholeFile) and not whole.run.has_values:
         raise NothingMeasuredError(f"{source} holds no run: no metric of it has a number at a step")
     if isinstance(whole, ci_files.WholeFile):
         return _imported([whole.run], source, whole.sha256, facts)
     lines = _lines(whole, digest.update)
-    parsed, without = text.runs_of(lines, list(map(FormatReader, rows)))
+    parsed, without = text.runs_of(lines, readers)
     if not parsed and without:
         raise NothingMeasuredError(
             f"{source} holds no run: expected times, losses, rates or memory of steps, found only"

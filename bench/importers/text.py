@@ -7,7 +7,6 @@ format. Everything else in the text is ignored.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -36,7 +35,6 @@ _NARROWEST = 40
 _OPEN = re.compile(r"(?:\||\bvalidate)\s*$")
 _REST = re.compile(r"\s*[\d.,]{1,12}(?:e[-+]?\d+)?%?\s*", re.IGNORECASE)
 _LONGEST_LINE = 1 << 16
-_LONGEST_DOCUMENT = 1 << 28
 
 
 def runs_of(
@@ -48,22 +46,7 @@ def runs_of(
         lines: without their ends.
         readers: the first that understands a line has it; those with patterns read tables.
     """
-    numbered = enumerate(lines, start=1)
-    number, first = next(((at, line) for at, line in numbered if line.strip()), (1, ""))
-    first = first.removeprefix("\ufeff")
-    ahead = [(number, first)]
-    if first.lstrip().startswith("{") and any(one.row.document for one in readers):
-        length = 0
-        for at, line in numbered:
-            ahead.append((at, line))
-            length += len(line)
-            if length > _LONGEST_DOCUMENT:
-                break
-        text = "\n".join(line for _, line in ahead)
-        for reader in readers:
-            if (whole := reader.document(text)) is not None:
-                return ([whole], []) if whole.has_values else ([], whole.names)
-    cut = _Cut(_Lines(itertools.chain(ahead, numbered)), readers)
+    cut = _Cut(_Lines(enumerate(lines, start=1)), readers)
     cut.read_all()
     return cut.finished()
 
@@ -75,7 +58,7 @@ class _Lines:
         self._rest = (
             (number, _COLOUR.sub("", one))
             for number, line in lines
-            for one in line.strip("\r").split("\r")
+            for one in line.removeprefix("\ufeff").strip("\r").split("\r")
             if len(one) <= _LONGEST_LINE
         )
         self._ahead: deque[tuple[int, str]] = deque()

@@ -26,6 +26,7 @@ FRAGMENTS = [text for text, _ in SAMPLES.values()] + [
     "# step loss grad_norm\n1 8.5 1.25\n2 7.75 1.5",
     "1 8.5\n2 7.75",
     '{"max_steps": 9, "log_history": [{"step": 5, "loss": 2.5}, {"step": 6, "eval_loss": 2.0}]}',
+    '{"lm loss": {"start_step": 1, "end_step": 2, "values": {"1": 2.5, "2": "nan", "x": 3}}}',
     "  world_size ...... 8\n  num_layers ...... 4\n number of parameters on (t, p) rank (0, 0): 81",
     "[Rank 0] (after 2 iterations) memory (MB) | allocated: 10.50 | max allocated: 20.25",
     "# before (fp32)", "**after** on 8x H100", "<summary>log</summary>", "```", "words", "",
