@@ -368,14 +368,14 @@ class _Sharded:
         self.is_meta = meta
 
     def materialise(self) -> None:
-        """Give memory, without values, to what is on the meta device; parameters stay objects."""
+        """Give memory, of zeros, to what is on the meta device; parameters stay objects."""
         if not self.is_meta:
             return
         device = self.place.environment.streams.device
         faces = {managed.holders[0]: managed.sharded for managed in self.parameters}
         for managed in self.parameters:
             raw, like = managed.raw, managed.sharded
-            blank = torch.empty(raw.shape, dtype=like.dtype, device=device)
+            blank = torch.zeros(raw.shape, dtype=like.dtype, device=device)
             managed.raw = nn.Parameter(blank, raw.requires_grad)
             vars(managed.raw).update(vars(raw))
             managed.show_raw()

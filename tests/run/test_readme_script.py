@@ -1,4 +1,4 @@
-"""The script of the README trains on two ranks as it stands, and leaves a checkpoint."""
+"""Scripts for readers train on two ranks as they stand."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import io
 import os
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from bench.testing.workers import ForkServer
 README = checkout_root() / "README.md"
 
 
-def train(folder: Path, port: int) -> str:
+def train(folder: Path, port: int, script: str = "train.py", *arguments: str) -> str:
     """In a rank: what the script prints where torchrun would have started it."""
     where = {"RANK": dist.get_rank(), "WORLD_SIZE": dist.get_world_size(), "MASTER_PORT": port}
     dist.destroy_process_group()  # the script makes its own
@@ -26,7 +27,8 @@ def train(folder: Path, port: int) -> str:
     os.environ["MASTER_ADDR"] = "127.0.0.1"
     os.chdir(folder)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path("train.py", run_name="__main__")
+        sys.argv = [script, *arguments]
+        runpy.run_path(script, run_name="__main__")
     return printed.getvalue()
 
 
@@ -42,3 +44,24 @@ def test_the_script_of_the_readme_trains_on_two_ranks(
     assert len(losses) == 20
     assert losses[-1] < losses[0]
     assert any((tmp_path / "checkpoint").iterdir())
+
+
+@pytest.mark.processes
+def test_a_script_of_torchtitans_shape_trains_alike_under_both_imports(
+    tmp_path: Path, fork_server: ForkServer, free_port: int
+) -> None:
+    """The same losses and norms; between steps no more memory than a gradient's shards above."""
+    script = str(checkout_root() / "examples/llama_fsdp2.py")
+    lines: dict[str, list[list[float]]] = {}
+    for api in ("torch", "ours"):
+        with fork_server.workers(2) as ranks:
+            printed, _ = ranks.run(train, tmp_path, free_port, script, api, seconds=100.0)
+        lines[api] = [
+            [float(number) for number in re.findall(r"\d+\.\d+|\d{3,}", line)]
+            for line in printed.splitlines()
+        ]
+    (*wanted, (others,)), (*found, (bytes_held,)) = lines["torch"], lines["ours"]
+    assert len(found) == 6
+    assert found == [pytest.approx(numbers, rel=1e-5) for numbers in wanted]
+    elements = 2 * 256 * 64 + 64 + 4 * (13 * 64 * 64 + 2 * 64)
+    assert bytes_held <= others + elements / 2 * 4 * 1.01
