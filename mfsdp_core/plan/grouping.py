@@ -8,18 +8,26 @@ expert's or not form a group; a group whose padding would pass the budget is spl
 buckets. What the root owns before the first unit and what it owns behind it (embedding, output
 head) are groups of their own: a backward pass fills the one first and the other last, and a buffer
 for both would be held from end to end.
+
+Where weights are gathered by module, what one module reads is a group of its own, so that those of
+the modules behind it are not there yet. Modules that read next to nothing (`SMALL_SHARE` of their
+unit's elements, as norms do) share a group: a collective for each would cost more than it saves.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 
 from mfsdp_core.plan.layout import Layout, Shape, build_layout, split_by_padding
 from mfsdp_core.plan.payload import PayloadPlan
 
 #: Name of the unit that owns what no other unit does.
 ROOT = ""
+
+#: Of a unit's elements: a module that reads no more than that has no bucket of its own.
+SMALL_SHARE = 0.01
 
 
 @dataclass(frozen=True)
@@ -29,7 +37,8 @@ class ParameterFacts:
     names: every qualified name under which modules hold it, registration order. units: the owner
     unit of each name. shape: of what this rank holds before sharding. dtype: any name; equal names
     share a group. is_expert: sharded over the mesh of experts. primary: the kind of codes that it
-    is kept as (`mfsdp_core.precision.transformer_engine`), "" for plain values.
+    is kept as (`mfsdp_core.precision.transformer_engine`), "" for plain values. readers: numbers of
+    the modules whose calls read it; equal ones share a group. Empty where units gather as a whole.
     """
 
     names: tuple[str, ...]
@@ -39,6 +48,7 @@ class ParameterFacts:
     requires_grad: bool
     is_expert: bool = False
     primary: str = ""
+    readers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -110,7 +120,8 @@ def plan_buckets(
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool, bool, bool, str], list[int]] = {}
+    groups: dict[tuple[str, str, bool, bool, bool, bool, str, tuple[int, ...]], list[int]] = {}
+    readers = _readers_apart(parameters)
     units_begun = False
     for index, facts in enumerate(parameters):
         unit = owner_of(facts.units)
@@ -120,12 +131,12 @@ def plan_buckets(
             codec is not None and not facts.primary and codec.takes(facts.names[0], facts.shape)
         )
         kind = (facts.dtype, facts.requires_grad, facts.is_expert)
-        key = (unit, *kind, encoded, behind, facts.primary)
+        key = (unit, *kind, encoded, behind, facts.primary, readers[index])
         groups.setdefault(key, []).append(index)
     plans: list[BucketPlan] = []
     number: dict[str, int] = {}
     for key, indices in groups.items():
-        unit, dtype, requires_grad, is_expert, is_encoded, behind, primary = key
+        unit, dtype, requires_grad, is_expert, is_encoded, behind, primary, _ = key
         shapes = [parameters[i].shape for i in indices]
         each = [[position] for position in range(len(shapes))]
         count_of_slices = expert_slices if is_expert else slices
@@ -150,3 +161,18 @@ def plan_buckets(
                 )
             )
     return plans
+
+
+def _readers_apart(parameters: Sequence[ParameterFacts]) -> list[tuple[int, ...]]:
+    """Per parameter, the readers that its group is for; empty for what shares one."""
+    elements: dict[tuple[str, tuple[int, ...]], int] = {}
+    of_unit: dict[str, int] = {}
+    keys = [(owner_of(facts.units), facts.readers) for facts in parameters]
+    for key, facts in zip(keys, parameters, strict=True):
+        size = prod(facts.shape)
+        elements[key] = elements.get(key, 0) + size
+        of_unit[key[0]] = of_unit.get(key[0], 0) + size
+    return [
+        () if key[0] == ROOT or elements[key] <= SMALL_SHARE * of_unit[key[0]] else key[1]
+        for key in keys
+    ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -47,7 +47,7 @@ from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
 from mfsdp_core.runtime.gather_order import GatherOrder
-from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit
+from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, readers_of
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.group_dtypes import group_dtypes
@@ -114,7 +114,8 @@ def shard_units(
     by_name = {unit.name: unit for unit in (root, *units)}
     names = {id(unit.module): unit.name for unit in units}
     collected = _collect(root, names, {id(parameter) for parameter in left_alone})
-    managed_facts = [_manage(found, environment, policy) for found in collected]
+    readers = readers_of(root.module) if config.schedule.gather_by_module else {}
+    managed_facts = [_manage(found, environment, policy, readers) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
     for axes in (environment.dense, environment.experts):
         if axes is not None:
@@ -523,8 +524,12 @@ def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisio
 
 
 def _manage(
-    found: _Found, environment: Environment, policy: MixedPrecisionPolicy
+    found: _Found,
+    environment: Environment,
+    policy: MixedPrecisionPolicy,
+    readers: Mapping[int, tuple[int, ...]],
 ) -> tuple[ManagedParameter, ParameterFacts]:
+    """readers: as of `readers_of`, empty where units gather as a whole."""
     raw = found.raw
     primary = _primary_kind(found, environment, policy)
     if not primary:
@@ -534,6 +539,8 @@ def _manage(
     part = tensor_part(found.names[0], raw, axes.tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
     names, owner = tuple(found.names), nearest_common_unit(found.chains)
+    of_holders = (readers.get(id(holder), ()) for holder, _ in holders)
+    reading = tuple(sorted({number for numbers in of_holders for number in numbers}))
     facts = ParameterFacts(
         names,
         (owner,),
@@ -542,5 +549,6 @@ def _manage(
         raw.requires_grad,
         expert,
         primary,
+        reading,
     )
     return ManagedParameter(names, holders, raw, part), facts

@@ -181,7 +181,7 @@ class ShardedContext:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
         if inside_backward():
             with torch.no_grad():
-                self.gathering.backward(point)
+                self.gathering.backward(point, recomputed=True)
 
     def before_backward(
         self, point: GatherPoint, call: Call | None, began: int, *, counts: bool, epoch: int
@@ -328,6 +328,7 @@ class ShardedContext:
         for outer in self.units[index].around:
             if outer.index is not None and outer.index not in self._backward_order.gathered:
                 self._take_part_before(outer.index)
+                self.gathering.complete()
                 self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
@@ -338,6 +339,8 @@ class ShardedContext:
         self._backward_order.gathered.add(index)
 
     def _take_part(self, unit: Unit, direction: Direction) -> None:
+        if self.gathering.partial is not None:
+            self.gathering.complete()
         self.params.take_part(unit, direction, self.gathering.buckets(unit, direction))
 
     def _take_part_in_rest(self) -> None:
@@ -362,6 +365,8 @@ class ShardedContext:
         """
         is_busy = unit.active_backwards or unit.open or "backward" in unit.stays
         if not (unit.is_of_root or is_busy):
+            if self.gathering.partial is not None:
+                self.gathering.complete(unit)
             self.params.release(unit)
             unit.show_sharded()
 
@@ -383,6 +388,8 @@ class ShardedContext:
         self.params.follow_changes()
         self._forward_running = True
         self._forward_order.begin()
+        if self.gathering.is_agreed:
+            self.gathering.follow()
         self._pass_has_graph = torch.is_grad_enabled()
         if self._pass_has_graph:
             self.calls.begin_pass()
@@ -407,7 +414,8 @@ class ShardedContext:
         self._spares_parameters = False
         grads = self.grads
         if grads.comparisons_left and (grads.reduces_every_pass or self.is_last_microbatch):
-            grads.compare(self.params.order.sequence("forward"), self.calls.began)
+            units, gathering = self.params.order.sequence("forward"), self.gathering
+            gathering.is_agreed |= grads.compare(units, self.calls.began, gathering.seen)
         calls = self.calls
         may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
         grads.begin_backward(may_nest_graphs=may_nest_graphs)
@@ -430,6 +438,7 @@ class ShardedContext:
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", self.root)
         with torch.no_grad():
+            self.gathering.complete()
             self._take_part_in_rest()
             if self._spares_parameters:
                 self.grads.spare()
@@ -475,6 +484,7 @@ class ShardedContext:
     def _abandon(self) -> None:
         self.grads.abandon()
         self.calls.abandon_pass()
+        self.gathering.complete(forget=True)
         self._forward_order.end()
         self._forward_running = False
         for unit in (self.root, *self.units):

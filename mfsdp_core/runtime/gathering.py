@@ -13,7 +13,15 @@ A module that is called while its unit does not run counts as a call of the unit
 gathered for this call and released after it.
 
 What the next module still needs is gathered ahead, unless something that was gathered ahead is
-still waiting for its own module. Ranks must run the same modules of a unit in the same order.
+still waiting for its own module.
+
+Ranks that skip a unit gather it too (see [Note: gather order]), and cannot know which module comes
+when. So all gather the buckets of a unit in one order: as they are registered, and once ranks have
+seen, and compared, in which order modules run, in that one. What comes before the wanted bucket is
+gathered with it, and what is left when the unit is done, or when another one is gathered, before
+that. What is recomputed inside of a unit counts as its backward pass. Where that has a payload of
+its own, and for modules called outside of their unit, ranks must not differ: there only what is
+wanted is gathered.
 """
 
 from __future__ import annotations
@@ -27,6 +35,7 @@ import torch
 from torch import nn
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
@@ -69,7 +78,11 @@ class GatherPoint:
 
 
 class GatherByUnit:
-    """All buckets of a unit at once."""
+    """All buckets of a unit at once. Nothing is begun, and there is no order to agree on."""
+
+    partial: tuple[Unit, Direction] | None = None
+    seen: Sequence[int] = ()
+    is_agreed = False
 
     def __init__(self, root: Unit, units: list[Unit], params: ParamPipeline) -> None:
         self.points = [GatherPoint(unit, unit.module, unit.buckets) for unit in (root, *units)]
@@ -89,8 +102,8 @@ class GatherByUnit:
     def end_forward(self, point: GatherPoint) -> None:
         """The module has run."""
 
-    def backward(self, point: GatherPoint) -> None:
-        """A gradient has reached its output: what it needs becomes ready and visible."""
+    def backward(self, point: GatherPoint, **_: bool) -> None:
+        """A gradient has reached its output, or it was recomputed: what it needs becomes ready."""
         self._params.ready(point.unit, "backward")
         point.unit.show_raw()
 
@@ -104,6 +117,12 @@ class GatherByUnit:
     def buckets(self, unit: Unit, _direction: Direction) -> list[Bucket]:
         """All buckets of a unit in the order in which a pass through it gathers them."""
         return unit.buckets
+
+    def complete(self, unit: Unit | None = None, *, forget: bool = False) -> None:
+        """Nothing is left: units are gathered as a whole."""
+
+    def follow(self) -> None:
+        """Nothing changes."""
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
         """Nothing can: the unit's weights are there as long as anything of it."""
@@ -128,14 +147,43 @@ class GatherByModule:
         self._order = PrefetchOrder(len(self.points), backward_of_nested(parents), agree=agree)
         self._waiting: list[Bucket] = []
         self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
+        #: The unit of which some buckets were gathered, and others are still to be.
+        self.partial: tuple[Unit, Direction] | None = None
+        self._ordered: dict[tuple[int, Direction], list[Bucket]] = {}
+        for unit in (root, *units):
+            self._ordered[id(unit), "forward"] = unit.buckets
+            self._ordered[id(unit), "backward"] = unit.buckets[::-1]
+        #: Whether all ranks have `seen` the same, and gather in that order from the next pass on.
+        self.is_agreed = False
+        self._follows = False
+
+    @property
+    def seen(self) -> Sequence[int]:
+        """The order in which modules have run, by number, for ranks to compare."""
+        return self._order.sequence("forward")
+
+    def follow(self) -> None:
+        """Before a pass, where the order is agreed: gather in it."""
+        if self._follows:
+            return
+        self._follows = True
+        for (unit, direction), buckets in list(self._ordered.items()):
+            points = [self.points[index] for index in self._order.sequence(direction)]
+            read = [bucket for point in points for bucket in point.buckets]
+            order = dict.fromkeys(bucket for bucket in read if bucket in buckets)
+            self._ordered[unit, direction] = list(order)
 
     def buckets(self, unit: Unit, direction: Direction) -> list[Bucket]:
         """All buckets of a unit in the order in which a pass through it gathers them."""
-        found: list[Bucket] = []
-        for index in self._order.sequence(direction):
-            if self.points[index].unit is unit:
-                found += [bucket for bucket in self.points[index].buckets if bucket not in found]
-        return found
+        return self._ordered[id(unit), direction]
+
+    def complete(self, unit: Unit | None = None, *, forget: bool = False) -> None:
+        """Gather what a unit, or `unit` alone, has not gathered; forget: or leave it at that."""
+        if self.partial is None or unit not in (None, self.partial[0]):
+            return
+        (begun, direction), self.partial = self.partial, None
+        if not forget:
+            self._params.issue(begun, direction, self.buckets(begun, direction))
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
         """Note that a call inside its unit's has ended, and with what tensors.
@@ -160,7 +208,7 @@ class GatherByModule:
 
     def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
         """The module is about to run: what it needs becomes ready and visible."""
-        self._params.issue(point.unit, "forward", point.buckets)
+        self._issue(point.unit, "forward", point.buckets, recomputing=recomputing)
         self._wait_no_more(point)
         if not recomputing:
             self._order.observe(point.index)
@@ -170,10 +218,13 @@ class GatherByModule:
     def end_forward(self, point: GatherPoint) -> None:
         """The module has run."""
         self._order.observe_end(point.index)
+        if point.is_unit:
+            self.complete(point.unit)
 
-    def backward(self, point: GatherPoint) -> None:
-        """A gradient has reached its output: what it needs becomes ready and visible."""
+    def backward(self, point: GatherPoint, *, recomputed: bool = False) -> None:
+        """A gradient has reached its output, or it was recomputed: what it needs becomes ready."""
         self._wait_no_more(point)
+        self._issue(point.unit, "backward", point.buckets, recomputing=recomputed)
         self._show(point, "backward")
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
@@ -188,13 +239,45 @@ class GatherByModule:
                 continue
             lacking = [bucket for bucket in target.buckets if not bucket.weights.is_gathered]
             if lacking:
+                if target.unit is not point.unit:
+                    self.complete()
+                wanted = self._up_to(target.unit, direction, lacking)
+                lacking = [bucket for bucket in wanted if not bucket.weights.is_gathered]
                 if self._params.issue_ahead(target.unit, direction, lacking, of=point.unit):
+                    self._note(target.unit, direction, wanted)
                     self._waiting = lacking
                 return
 
     def end_pass(self) -> None:
         """The root has run."""
         self._order.finish_pass()
+
+    def _issue(
+        self, unit: Unit, direction: Direction, buckets: list[Bucket], *, recomputing: bool
+    ) -> None:
+        """Start gathering `buckets`, and what comes before them."""
+        outside = direction == "forward" and not (recomputing or any(map(_is_unit, unit.open)))
+        if outside or (recomputing and any(b.weights.has_two_payloads for b in unit.buckets)):
+            self._params.issue(unit, direction, buckets)
+            return
+        order: Direction = "backward" if recomputing else direction
+        wanted = self._up_to(unit, order, buckets)
+        if all(bucket.weights.serves(direction) for bucket in wanted):
+            return
+        if self.partial not in (None, (unit, order)):
+            self.complete()
+        self._params.issue(unit, direction, wanted)
+        self._note(unit, order, wanted)
+
+    def _up_to(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> list[Bucket]:
+        """`buckets` and those before them, in their order."""
+        order = self.buckets(unit, direction)
+        last = max((order.index(bucket) for bucket in buckets), default=-1)
+        return order[: last + 1]
+
+    def _note(self, unit: Unit, direction: Direction, gathered: list[Bucket]) -> None:
+        is_all = len(gathered) == len(unit.buckets)
+        self.partial = None if is_all else (unit, direction)
 
     def _wait_no_more(self, point: GatherPoint) -> None:
         self._waiting = [bucket for bucket in self._waiting if bucket not in point.buckets]
@@ -206,6 +289,10 @@ class GatherByModule:
             bucket.show_raw()
 
 
+def _is_unit(point: object) -> bool:
+    return isinstance(point, GatherPoint) and point.is_unit
+
+
 def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
     """The points of gathering by module, the root's first, then as modules are registered."""
     finder = _Finder(root, units)
@@ -215,13 +302,25 @@ def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:
     return list(finder.points.values())
 
 
+def readers_of(root: nn.Module) -> dict[int, tuple[int, ...]]:
+    """By id of every module, the numbers of the modules whose calls read what it holds."""
+    finder = _Finder(Unit(ROOT, root, index=None), [])
+    finder.visit(root, (), ())
+    numbers: dict[int, int] = {}
+    return {
+        module: tuple(sorted({numbers.setdefault(id(one), len(numbers)) for one in readers}))
+        for module, readers in finder.readers.items()
+    }
+
+
 class _Finder:
-    """Walks the modules. points: by id of the module and name of the unit."""
+    """Walks the modules. points: by id of the module and name of the unit. readers: see `visit`."""
 
     def __init__(self, root: Unit, units: list[Unit]) -> None:
         first = GatherPoint(root, root.module, root.buckets)
         self.points = {(id(root.module), root.name): first}
         self._units = {id(unit.module): unit for unit in units}
+        self.readers: dict[int, list[nn.Module]] = {}
         self._held: dict[int, list[tuple[Unit, Bucket]]] = {}
         for unit in units:
             for bucket in unit.buckets:
@@ -237,6 +336,7 @@ class _Finder:
         """readers: modules whose calls read what `module` holds. around: points outside of it."""
         if is_called(module) or not readers:
             readers = tuple(filter(_may_read_children, readers)) or (module,)
+        self.readers.setdefault(id(module), []).extend(readers)
         if id(module) in self._units:
             self._point(self._units[id(module)], module, around)
         for unit, bucket in self._held.get(id(module), ()):

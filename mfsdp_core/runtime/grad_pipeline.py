@@ -92,10 +92,13 @@ class GradPipeline:
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
         self.attachments = 0
 
-    def compare(self, forward: Sequence[int], began: Mapping[int, int]) -> None:
+    def compare(
+        self, forward: Sequence[int], began: Mapping[int, int], modules: Sequence[int]
+    ) -> bool:
         """Before a pass that reduces as it goes: reduce as units ran, if all ranks saw the same.
 
-        began: when each unit, or module of the root, was first called; see `CallBook.began`.
+        Returns whether they did. began: when each unit, or module of the root, was first called;
+        see `CallBook.began`. modules: the order of those at which weights are gathered.
         """
         order = list(forward)
         never = sys.maxsize
@@ -106,10 +109,12 @@ class GradPipeline:
             if all(completed[index] < completed.get(unit, never) for unit in units):
                 order.insert(max(earlier, default=-1) + 1, index)
         self.comparisons_left -= 1
-        if self._agreement.is_same(order):
+        same = self._agreement.is_same([*order, *modules])
+        if same:
             self._follow(order)
             if not self._shown or self.comparisons_left < _COMPARISONS - 1:
                 self.comparisons_left = 0
+        return same
 
     def _follow(self, forward: Sequence[int]) -> None:
         rest = (unit for unit in self._of_root if unit.place not in forward)

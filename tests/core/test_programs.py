@@ -37,7 +37,7 @@ def micro(*passes: tuple[str, ...]) -> tuple[Pass, ...]:
     return tuple(Pass("micro", paths) for paths in passes)
 
 
-def on_other_paths(strategy: int, runs: str, prefetch: bool) -> Program:
+def on_other_paths(strategy: int, runs: str, prefetch: bool, *more: tuple[str, bool]) -> Program:
     """runs: letter of a unit that runs. An evaluation between microbatches takes another path."""
     cycles = []
     for paths in PATHS.values():
@@ -53,7 +53,7 @@ def on_other_paths(strategy: int, runs: str, prefetch: bool) -> Program:
                 )
             )
         )
-    options = (("overlap_param_gather", prefetch),)
+    options = (("overlap_param_gather", prefetch), *more)
     units = (UnitShape(),) * 5
     return Program("mfsdp", 2, strategy, options=options, units=units, cycles=tuple(cycles))
 
@@ -94,10 +94,13 @@ def nested(strategy: int, mode: str, path: str) -> Program:
     return Program("mfsdp", 4, strategy, mode, units=units, cycles=(Cycle(micro((path,))),))
 
 
+BY_MODULE = ("enable_fine_grained_param_gather", True)
 DAILY = ((2, "k", True), (3, "c", False))
 ALLOCATORS = ("storage_resize", "temporary", "max_pool")
 PROGRAMS: dict[str, Program] = {
     **{f"paths {s}{r}{p}": on_other_paths(s, r, p) for s, r, p in DAILY},
+    "paths by module": on_other_paths(3, "r", True, BY_MODULE),
+    "recomputed paths by module": on_other_paths(3, "c", False, BY_MODULE),
     **{f"unused {s}": unused(s, "storage_resize") for s in range(4)},
     **{f"unused {allocator}": unused(3, allocator) for allocator in ALLOCATORS[1:]},
     **{f"used in turns {s}": used_in_turns(s) for s in (0, 1)},

@@ -381,6 +381,54 @@ def test_a_backward_pass_gathers_nothing_that_was_not_gathered_ahead() -> None:
     assert set(gathered) <= ahead, sorted(set(gathered) - ahead)
 
 
+class Layer(nn.Module):
+    """A unit of a norm and four products, which run as they are registered."""
+
+    def __init__(self, _style: str) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8 * WIDTH)
+        self.parts = nn.ModuleList(nn.Linear(8 * WIDTH, 8 * WIDTH, bias=False) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norm(x)
+        for part in self.parts:
+            x = part(x)
+        return x
+
+
+@pytest.mark.parametrize("by_module", [False, True])
+def test_later_modules_of_a_unit_and_all_but_one_of_the_next_are_not_there_yet(
+    by_module: bool,
+) -> None:
+    torch.manual_seed(0)
+    model = fully_shard_model(
+        nn.Sequential(*[Layer("") for _ in range(3)]),
+        device_mesh=mesh(2),
+        dp_shard_dim="dp",
+        fsdp_unit_modules=[Layer],
+        zero_dp_strategy="optim_grads_params",
+        enable_fine_grained_param_gather=by_module,
+    )
+    at_rest = model.ledger.bytes_by_category()["compute_weights"]
+    norm, module = 4 * 2 * 8 * WIDTH, 4 * (8 * WIDTH) ** 2
+    unit = norm + 4 * module
+    peaks = {"forward": 0, "backward": 0}
+    held = [0]
+    model.ledger.subscribe(
+        lambda _: held.append(model.ledger.bytes_by_category()["compute_weights"] - at_rest)
+    )
+    for _ in range(2):  # the order is recorded in the first
+        held[:] = [0]
+        loss = model(torch.ones(2, 8 * WIDTH)).sum()
+        peaks["forward"] = max(peaks["forward"], *held)
+        held[:] = [0]
+        loss.backward()
+        peaks["backward"] = max(peaks["backward"], *held)
+        model.zero_grad_buffer()
+    ahead = {"forward": norm, "backward": module} if by_module else dict.fromkeys(peaks, unit)
+    assert peaks == {way: unit + more for way, more in ahead.items()}
+
+
 @pytest.mark.parametrize("style", ["plain", "outside", "recomputed"])
 def test_nothing_stays_gathered_after_a_step(style: str) -> None:
     model = sharded("part", style, "optim_grads_params", disable_bucketing=True).model
