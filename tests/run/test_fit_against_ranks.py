@@ -38,6 +38,9 @@ RUNS = {
     "hybrid": run(ZERO3, BF16, HYBRID),
     "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
     "fsdp2-main16-tied": run({"name": "fsdp2"}, MAIN16, TIED),
+    "fsdp2-tp": run({"name": "fsdp2", "tensor_parallel": 2}, BF16),
+    "no-shard": run(ZERO3 | {"strategy": "no_shard"}, BF16),
+    "ddp": run({"name": "ddp"}, BF16),
     "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
 }
 

@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.models.build import build_model, model_on_meta
+from bench.models.build import build_model
 from bench.models.initial_values import CHUNK_ELEMENTS, InitialValues
 from bench.models.philox import philox
 from bench.resolve.resolution import resolve_anywhere
@@ -96,19 +96,6 @@ def test_counters_beyond_32_bits_go_on():
     assert not torch.equal(begin, behind)
 
 
-def test_experts_of_a_rank_are_those_of_the_whole():
-    own = InitialValues(5, 2, SHAPES, first_rows={"odd": 7})
-    found = torch.empty(3, 13)
-    own.fill_part_(found, "odd", (1, 0))
-    assert torch.equal(found, whole("odd")[8:11])
-
-
-def test_a_narrower_dtype_rounds_the_fp32_value():
-    found = torch.empty(SHAPES["odd"], dtype=torch.bfloat16)
-    VALUES.fill_(found, "odd")
-    assert torch.equal(found, whole("odd").bfloat16())
-
-
 def test_mean_spread_and_tails_are_those_of_sums_of_bytes():
     values = torch.empty(2**21, dtype=torch.float32)
     InitialValues(1, 2, {"w": (2**11, 2**10)}).fill_(values, "w")
@@ -149,12 +136,3 @@ def test_vectors_of_state_space_blocks_span_the_ranges_of_mamba():
     sizes = torch.nn.functional.softplus(mamba.step_bias.detach())
     assert rates.aminmax() == pytest.approx((1.0, 16.0), rel=1e-5)
     assert sizes.aminmax() == pytest.approx((1e-3, 1e-1), rel=1e-4)
-
-
-def test_a_model_on_the_meta_device_knows_the_shapes_of_all_its_parameters():
-    run = resolve_anywhere(RunSpec(model=ModelSpec(preset="hybrid-tiny")))
-    model = model_on_meta(run.shape, recompute="none", seed=3)
-    assert all(parameter.is_meta for parameter in model.parameters())
-    assert dict(model.initial_values.shapes) == {
-        name: tuple(parameter.shape) for name, parameter in model.named_parameters()
-    }
