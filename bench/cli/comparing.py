@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.cli import exit_codes
 from bench.cli.console import Answer
-from bench.cli.importing import doubts_of, named_runs, read_logs
+from bench.cli.importing import doubts_of, is_log, named_runs, read_logs
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep, read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
@@ -55,7 +54,7 @@ def show_comparison(asked: CompareRequest) -> Answer:
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
-    is_of_logs = any(map(_is_log, filter(None, (asked.base, asked.head))))
+    is_of_logs = any(map(is_log, filter(None, (asked.base, asked.head))))
     return _of_logs(asked) if is_of_logs else _of_kept(asked)
 
 
@@ -157,11 +156,6 @@ def _refresh(base_run: ImportedRun, head_run: ImportedRun) -> Answer:
     )
 
 
-def _is_log(name: str) -> bool:
-    """Whether a name is a file that is read like those of `import`; a sweep file is none."""
-    return name == "-" or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
-
-
 def _of_logs(asked: CompareRequest) -> Answer:
     """Logs beside each other or beside a kept run; of one log, its runs by their labels."""
     for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
@@ -169,7 +163,7 @@ def _of_logs(asked: CompareRequest) -> Answer:
             raise UsageError(f"{option if given else '--arm'} is for sweeps, and a log is named")
     sides = []
     for name in filter(None, (asked.base, asked.head)):
-        if _is_log(name):
+        if is_log(name):
             read = [
                 run for stem, runs in read_logs([name], None, {}) for run in named_runs(stem, runs)
             ]

@@ -10,7 +10,7 @@ from typing import Any
 from bench.cli import console, exit_codes, running
 from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
 from bench.cli.console import Answer
-from bench.cli.importing import named_runs, read_logs
+from bench.cli.importing import is_log, named_runs, read_logs
 from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep, read_policy
 from bench.cli.options import SweepRequest, parsed_seconds
 from bench.cli.verbs.judge import GateRequest
@@ -27,11 +27,13 @@ from reports.gates.expected import checked
 from reports.gates.gate import GateResult, gate
 from reports.gates.noise import calibrations
 from reports.gates.pairing import (
+    Sides,
     arms_of_sweep,
     matching,
     sides_of_arms,
     sides_of_baseline,
     sides_of_sweeps,
+    stated_sides,
     two_arms,
 )
 from reports.gates.policy import Policy
@@ -52,6 +54,8 @@ def run_gate(request: GateRequest) -> Answer:
     if request.confirm and request.budget:
         raise UsageError("--budget runs blocks itself; leave --confirm out")
     policy = read_policy(request.policy)
+    if is_log(request.sweep):
+        return _answer(request, gate(_of_files(request), policy, lambda _: None))
     budget = None
     if request.budget is not None:
         sweep, budget = _measured(request, parsed_seconds(request.budget, "--budget"))
@@ -61,6 +65,10 @@ def run_gate(request: GateRequest) -> Answer:
     result = _judged(store, sweep, request, policy)
     if request.confirm and result.regressed:
         result = _confirmed(store, sweep, request, result)
+    return _answer(request, result, budget)
+
+
+def _answer(request: GateRequest, result: GateResult, budget: BlockBudget | None = None) -> Answer:
     _write_files(result, request)
     annotations = ci.annotation_lines(result) if request.github else []
     code = gate_code(result, strict=request.strict)
@@ -104,7 +112,27 @@ def load_baseline(store: ResultsStore, named: str) -> Baseline:
     path = Path(named)
     if named in store.baselines.names() or not (path.is_file() or path.suffix == ".json"):
         return read_baseline(store.baselines.read(named), f"baseline {named}")
-    if not path.is_file() or _BASELINE in path.read_bytes()[:_HEAD_BYTES]:
+    if not path.is_file():
+        return read_baseline(read_document(path, "baseline"), named)
+    return _read_file(path, named)
+
+
+def _of_files(request: GateRequest) -> Sides:
+    """The runs of a file of CI, or of a log, against those of another one or a baseline."""
+    named = request.baseline or request.against
+    if named is None or request.only or request.base_arm or request.head_arm:
+        raise UsageError(f"{request.sweep} is a file: compare it alone, with --baseline FILE|NAME")
+    if Path(named).is_file():
+        base = _read_file(Path(named), named)
+    else:
+        base = load_baseline(ResultsStore.open(request.results, create=False), named)
+    head = Path(request.sweep)
+    cells = baseline_of_file(head.stem, head).cells
+    return stated_sides(f"baseline {base.name}", base.cells, request.sweep, cells)
+
+
+def _read_file(path: Path, named: str) -> Baseline:
+    if _BASELINE in path.read_bytes()[:_HEAD_BYTES]:
         return read_baseline(read_document(path, "baseline"), named)
     return baseline_of_file(path.stem, path)
 
@@ -120,7 +148,7 @@ def baseline_of_file(name: str, path: Path) -> Baseline:
         run for stem, read in read_logs((str(path),), None, {}) for run in named_runs(stem, read)
     ]
     return make_baseline(
-        name, as_name(path.stem), utc_now(), [imported_samples(run) for run in runs]
+        name, as_name(path.stem) or "file", utc_now(), [imported_samples(run) for run in runs]
     )
 
 

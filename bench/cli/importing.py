@@ -110,6 +110,11 @@ def _stem(source: LogSource) -> str:
     return re.sub(r"[^A-Za-z0-9_.-]+", "-", path.stem).strip("-.") or STANDARD_INPUT
 
 
+def is_log(name: str) -> bool:
+    """Whether a name is a file that is read like those of `import`; a sweep file is none."""
+    return name == "-" or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
+
+
 def named_runs(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
     """The runs of one text, called after it, and after their labels where there are several."""
     alone = len(runs) == 1

@@ -240,11 +240,11 @@ def sides_of_baseline(
     """
     stated = [cell for cell in kept if cell.hardware.kind == STATED]
     if head in store.imports.ids():
-        return _stated_sides(f"baseline {name}", kept, head, [_imported(store, head)])
+        return stated_sides(f"baseline {name}", kept, head, [_imported(store, head)])
     if stated:
         ours = [one for one in cells_of(store, head, arm, codes) if one.finished]
         return _with_plan_of_head(
-            store, _stated_sides(f"baseline {name}", kept, head, [*map(cell_samples, ours)])
+            store, stated_sides(f"baseline {name}", kept, head, [*map(cell_samples, ours)])
         )
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
@@ -277,10 +277,10 @@ def _sides_with_imports(
         else [cell_samples(cell) for cell in cells_of(store, name, arm) if cell.finished]
         for name, arm in ((base, arms[0]), (head, arms[1]))
     ]
-    return _stated_sides(base, both[0], head, both[1])
+    return stated_sides(base, both[0], head, both[1])
 
 
-def _stated_sides(
+def stated_sides(
     base: str, before: Sequence[CellSamples], head: str, after: Sequence[CellSamples]
 ) -> Sides:
     """A cell of either side is known by what somebody states, so a lone one is for a lone one.

@@ -263,6 +263,21 @@ def test_a_run_is_gated_against_a_file_and_against_a_baseline_of_it(store):
         assert (found["loss"], found["memory"], found["code"]) == ("regressed", "regressed", 1)
 
 
+def test_two_files_are_gated_without_a_results_folder(store):
+    for name, changes in (("base", {}), ("worse", {"loss": 2.5})):
+        imported(store, name, **changes)
+    files(store, "golden")
+    out = store.root.parent / "out"
+    base, worse = (str(out / f"golden_values_{name}.json") for name in ("base", "worse"))
+    for head, code in ((base, 0), (worse, 1)):
+        request = GateRequest(sweep=head, baseline=base, results=store.root.parent / "none")
+        assert run_gate(request).code == code
+    save(SaveRequest(name="gold", sweep=base, results=store.root))
+    assert run_gate(GateRequest(sweep=worse, baseline="gold", results=store.root)).code == 1
+    with pytest.raises(UsageError, match="compare it alone, with --baseline"):
+        run_gate(GateRequest(sweep=base, results=store.root))
+
+
 def test_a_measured_cell_is_gated_against_golden_values_of_its_own(measured):
     (name,) = files(measured, "golden")
     file = str(measured.root.parent / "out" / name)

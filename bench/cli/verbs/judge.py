@@ -62,7 +62,11 @@ class GateRequest:
     3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
     """
 
-    sweep: str = argument("SWEEP", "A sweep id, a sweep file, or an imported run.", offer=offer_any)
+    sweep: str = argument(
+        "SWEEP",
+        "A sweep id, a sweep file, an imported run, or a log or file of CI.",
+        offer=offer_any,
+    )
     arms: tuple[str, ...] = ARMS
     against: str | None = option("--against SWEEP", "Another sweep, or an imported run, as base.")
     baseline: str | None = option(
