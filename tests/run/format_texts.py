@@ -62,8 +62,12 @@ SAMPLES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
         " lr=[3e-05], mom=[(0.9, 0.95)]\n"
         "[2026-01-02 03:04:05,007] [INFO] [timer.py:264:stop] epoch=0/micro_step=20/global_step=10,"
         " RunningAvgSamplesPerSec=81.5, CurrSamplesPerSec=82.5, MemAllocated=0.5GB,"
-        " MaxMemAllocated=9.25GB",
-        [(10, {"learning_rate": 3e-5, "device_peak_bytes": 9.25 * GIB, "CurrSamplesPerSec": 82.5})],
+        " MaxMemAllocated=9.25GB\n"
+        "steps: 11 loss: 2.5000 iter time (s): 1.250 samples/sec: 25.6",
+        [
+            (10, {"learning_rate": 3e-5, "device_peak_bytes": 9.25 * GIB, "skipped in total": 1.0}),
+            (11, {"loss": 2.5, "milliseconds": 1250.0}),
+        ],
     ),
     "trainer": (
         TRAINER.format("'1.5'", "'4.75'", "'0.25'") + "\n" + TRAINER.format(1.25, 4.5, 0.5),

@@ -12,7 +12,7 @@ import pytest
 from format_texts import MEGATRON, SAMPLES, TRAINER
 
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers.formats import OURS, shipped
+from bench.importers.formats import shipped
 from bench.importers.table import read_text
 from bench.workload import ImportedRun, ImportedStep
 
@@ -463,7 +463,3 @@ def test_a_long_line_is_read_or_passed_over(kind: str) -> None:
             runs_of(LONG[kind](count))
         except NothingMeasuredError:
             continue
-
-
-def test_fields_of_rows_are_fields_of_steps() -> None:
-    assert {"loss", "milliseconds", "device_peak_bytes"} <= OURS
