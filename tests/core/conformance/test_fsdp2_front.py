@@ -521,3 +521,84 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
         model.set_modules_to_forward_prefetch,
         [nn.Linear(1, 1)],
     )
+
+
+class _Known(Small):
+    """A unit twice under reentrant checkpointing, and a unit that one rank leaves out."""
+
+    way = "twice"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "twice":
+            for unit in (self.units[0], self.units[0], self.units[1]):
+                x = checkpoint(unit, x.requires_grad_() if x.is_leaf else x, use_reentrant=True)
+        else:
+            for unit in self.units[: 1 if self.way == "rank 1 alone" and batch_of(x) == 0 else 2]:
+                x = unit(x)
+            if self.way == "raises":
+                x = _Raises.apply(x)
+        return (x * self.scale + self.shift).square().mean()
+
+
+def batch_of(x: Tensor) -> int:
+    """The rank whose batch of number 0 `x` is."""
+    return int(not torch.equal(x.detach(), batch(0, 0)))
+
+
+class _Raises(torch.autograd.Function):
+    @staticmethod
+    def forward(_context: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(_context: Any, _gradient: Tensor) -> Any:
+        raise ArithmeticError
+
+
+def test_what_fsdp2_is_known_to_get_wrong() -> None:
+    """docs/known-limits.md: recomputed twice, a pass that raises, ranks on other paths."""
+    for way in ("twice", "rank 1 alone"):
+        model, plain = _pair(_Known)
+        model.way = plain.way = way
+        for _ in range(2):
+            model(batch()).backward()
+            plain_backward(plain, 0)
+        compare_gradients(model, plain)
+    model, plain = _pair(_Known)
+    model.way = "raises"
+    with pytest.raises(ArithmeticError):
+        model(batch()).backward()
+    model.way = plain.way = "plain"
+    _train_beside(model, plain)
+
+
+@pytest.mark.on_ranks(4)
+def test_other_weights_in_the_last_microbatch_of_a_hybrid() -> None:
+    """Where FSDP2 loses a gradient: set_requires_all_reduce(False), then another branch."""
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    model, plain = _pair(_OtherBranch, mesh=mesh)
+    for last in (False, True):
+        model.set_requires_all_reduce(last)
+        for one in (model, plain):
+            one.units[0].first = not last
+        model(batch(int(last))).backward()
+        plain_backward(plain, int(last))
+    compare_gradients(model, plain)
+
+
+class _Either(nn.Module):
+    """Uses one of two layers."""
+
+    first = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = (self.up if self.first else self.down)(x)
+        return out
+
+
+class _OtherBranch(Small):
+    unit = _Either
