@@ -28,6 +28,7 @@ gather is behind what was enqueued before it, and only its casts run beside.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cached_property
@@ -293,7 +294,15 @@ class CudaStreams(Streams):
 def _old_streams_allowed() -> Iterator[None]:
     """Let autograd's nodes of before a capture run on its stream, where torch can (2.13)."""
     switch = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
-    if switch is not None:
+    if switch is None:
+        warnings.warn(
+            f"torch {torch.__version__} has no set_override_stale_capture_stream (2.13 has): a "
+            "capture fails where autograd remembers the default stream. Run every step, the first "
+            "one too, through CapturedStep, or upgrade torch.",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    else:
         switch(True)
     try:
         yield

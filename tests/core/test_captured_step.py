@@ -249,6 +249,9 @@ def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
     assert (replay(), outputs) == (None, 7)
     assert calls == ["synchronize", "thread_local", "begin", "end"]
     assert switched == [True, False]
+    monkeypatch.delattr("torch.autograd.graph.set_override_stale_capture_stream")
+    with pytest.warns(RuntimeWarning, match="has no set_override_stale_capture_stream"):
+        CudaStreams(torch.device("cuda", 0)).capture(lambda: 7)
 
 
 def test_a_captured_step_leaves_every_batch_of_the_caller_alone(trained):
