@@ -29,14 +29,13 @@ from reports.gates.pairing import (
     planned_arms,
     sides_of_arms,
     sides_of_sweeps,
-    states_of,
 )
 from reports.gates.policy import Policy
 from reports.posts.pairs import Pair
 from reports.posts.pairs import pairs as pairs_of
 from reports.renderers import markdown, terminal
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock
-from reports.views.plan import NOT_RUN
+from reports.views.no_number import NOT_RUN, why_not_finished
 from reports.views.sweep_view import load_side
 
 _WRITERS: dict[str, Callable[[Iterable[Block]], str]] = {
@@ -101,7 +100,7 @@ def _refuse_unfinished(store: ResultsStore, *names: str) -> None:
     for name in names:
         cells = load_side(store, name)
         if not any(cell.finished for cell in cells):
-            ends = [(cell.name, states_of(cell)) for cell in cells] or [(name, NOT_RUN)]
+            ends = [(cell.name, why_not_finished(cell)) for cell in cells] or [(name, NOT_RUN)]
             raise NothingMeasuredError(f"{name} has no finished run: {_reasons(ends)}")
 
 

@@ -77,15 +77,6 @@ def speed_text(time_change: float | None, throughput_ratio: float | None) -> str
     return ", ".join((*numbers, quantity.ratio(throughput_ratio)))
 
 
-def change_text(change: Change) -> str:
-    """The three numbers in words, and how many runs stand behind them."""
-    return (
-        f"time {quantity.change(change.time_change)}, "
-        f"throughput {quantity.change(change.throughput_change)}, "
-        f"throughput ratio {quantity.ratio(change.throughput_ratio)} ({change.sample_note})"
-    )
-
-
 def other_metrics() -> list[Metric]:
     """What stands beside speed, memory and loss: whatever a gate requires by default."""
     return [

@@ -14,7 +14,7 @@ from bench.errors import NotComparableError
 from bench.record import code_with_inputs
 from reports.gates.cell_samples import CellSamples
 from reports.gates.pairing import Sides
-from reports.views.plan import NOT_RUN
+from reports.views.no_number import NOT_RUN
 
 _MOST_NAMED = 5
 

@@ -14,10 +14,10 @@ from bench.record import RunRecord
 from bench.store import ResultsStore
 from reports.comparisons.unlike import Unlike, is_of_dtypes, text_of, unlike
 from reports.gates.cell_samples import CellSamples, cell_samples, imported_samples
+from reports.views import no_number
 from reports.views.cells import Cell, Run
 from reports.views.matching import differing_settings, match
-from reports.views.plan import NOT_RUN, Codes, not_run, plan_of
-from reports.views.sweep_view import load_side, load_sweeps
+from reports.views.sweep_view import Codes, load_side, load_sweeps, plan_of
 
 
 @dataclass(frozen=True)
@@ -132,11 +132,11 @@ def sides_of_arms(
             if lost:
                 notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
             there = {(one.status.repeat, one.status.arm) for one in members}
-            why = _lost_to_a_failure(members, blocks[name][-1])
-            why = why or not_run(plan, name, there, (before, after))
+            why = no_number.lost_to_a_failure(members, blocks[name][-1])
+            why = why or no_number.not_run(plan, name, there, (before, after))
             failed += [(name, why)] if why else []
         else:
-            failed.append((name, _why_no_block(members, before, after)))
+            failed.append((name, no_number.why_no_block(members, before, after)))
     return Sides(
         base=f"{sweep} [{before}]",
         head=f"{sweep} [{after}]",
@@ -207,7 +207,7 @@ def sides_of_sweeps(
     pairs = tuple(item for item in found if isinstance(item, Pair))
     failed = tuple(item for item in found if not isinstance(item, Pair))
     failed += tuple(
-        (cell.name, why) for cell in after if cell.finished and (why := _lost_repeat(cell))
+        (cell.name, why) for cell in after if cell.finished and (why := no_number.lost_repeat(cell))
     )
     single = matching.pairs[0] if len(matching.pairs) == 1 else None
     sides = Sides(
@@ -251,12 +251,12 @@ def sides_of_baseline(
     for cell in cells_of(store, head, arm, codes):
         base = by_config.pop(cell.resolved.config_hash, None)
         if not cell.finished:
-            failed.append((cell.name, f"no finished run ({states_of(cell)})"))
+            failed.append((cell.name, f"no finished run ({no_number.why_not_finished(cell)})"))
         elif base is None:
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
             pairs.append(Pair(cell.name, base, cell_samples(cell), paired=False))
-            why = _lost_repeat(cell)
+            why = no_number.lost_repeat(cell)
             failed += [(cell.name, why)] if why else []
     refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
     base_name = f"baseline {name}"
@@ -367,7 +367,7 @@ def _sweep_pair(base: Cell, head: Cell, *, wanted: bool) -> Pair | tuple[str, st
     label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
     for cell in (head, base):
         if not cell.finished:
-            return label, f"{cell.name}: no finished run ({states_of(cell)})"
+            return label, f"{cell.name}: no finished run ({no_number.why_not_finished(cell)})"
     sides = cell_samples(base), cell_samples(head)
     return Pair(label, *sides, paired=False, unlike=() if wanted else _unlike(*sides))
 
@@ -380,43 +380,6 @@ def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
     return tuple(one for one in found if one.name != "device")
 
 
-def _state(run: Run) -> str:
-    status = run.record.status
-    if run.kind == "damaged":
-        return f"damaged: {next(iter((*run.record.damage, *run.record.problems)))}"
-    return f"{status.state}: {status.reason}".rstrip(": ")
-
-
-def _failed(run: Run) -> bool:
-    return run.kind in ("failed", "damaged")
-
-
-def _lost_repeat(cell: Cell) -> str:
-    """The first repeat that ended with a failed run; empty if none did."""
-    runs = [run for run in cell.runs if _failed(run)] + [*cell.failed_since]
-    lost = [f"repeat {run.record.status.repeat}: {_state(run)}" for run in runs]
-    return lost[0] if lost else ""
-
-
-def states_of(cell: Cell) -> str:
-    """What became of the runs of a cell without a finished one."""
-    return "; ".join(sorted({_state(run) for run in cell.runs}))
-
-
-def _why_no_block(members: Sequence[RunRecord], base: str, head: str) -> str:
-    if not members:
-        return NOT_RUN
-    parts = []
-    for arm in (base, head):
-        runs = [record for record in members if record.status.arm == arm]
-        bad = [r for r in runs if not r.is_whole]
-        if not runs:
-            parts.append(f"{arm} has not run")
-        elif bad:
-            parts.append(f"{arm}: {_state(Run.of(bad[-1]))}")
-    return "no complete block (" + ("; ".join(parts) or "the arms never finished together") + ")"
-
-
 def _is_of(codes: Codes, record: RunRecord) -> bool:
     """Of the code that counts for its cell and arm, or of a cell that nothing is said about."""
     status = record.status
@@ -424,33 +387,18 @@ def _is_of(codes: Codes, record: RunRecord) -> bool:
     return code is None or status.is_of(code)
 
 
-def _lost_to_a_failure(members: Sequence[RunRecord], like: Block) -> str:
-    """The first block that ends with a failed run of an arm of `like`; empty if none does.
-
-    One that somebody interrupted is not there, and says nothing about the code.
-    """
-    configs = {arm: record.resolved.config_hash for arm, record in like.items()}
-    last = {
-        (record.status.repeat, str(record.status.arm)): Run.of(record)
-        for record in members  # oldest first
-        if configs.get(str(record.status.arm)) == record.resolved.config_hash
-    }
-    lost = [f"block {n}: {arm}: {_state(run)}" for (n, arm), run in last.items() if _failed(run)]
-    return lost[0] if lost else ""
-
-
 def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     """What the sweep of the head had planned and not run, or pruned; a cell or run has no plan."""
     if sides.head not in store.sweeps():
         return sides
     view = load_sweeps(store, [sides.head])[0]
-    missing = [(name, NOT_RUN) for name in view.not_run]
+    missing = [(name, no_number.NOT_RUN) for name in view.not_run]
     plan = plan_of(store, sides.head)
     if not plan.arms:
         runs = [status for _, _, status in store.statuses(sides.head)]
         for cell in [one.id for one in plan.cells if one.id not in view.not_run]:
             there = {(one.repeat, one.arm) for one in runs if one.cell == cell}
-            why = not_run(plan, cell, there, ())
+            why = no_number.not_run(plan, cell, there, ())
             missing += [(cell, why)] if why else []
     return replace(
         sides, failed=(*sides.failed, *missing), pruned=_pruned(view.pruned), source=view.source

@@ -20,7 +20,6 @@ from bench.store import ResultsStore
 from reports.comparisons.change import (
     Change,
     change_between,
-    change_text,
     memory_metric,
     threshold,
 )
@@ -284,7 +283,11 @@ def _so_far(best: Change) -> str:
         which = f"the fastest was {best.head.name}, against {best.base.name}"
     else:
         which = f"none was faster than {best.base.name}; the nearest was {best.head.name}"
-    return f"{best.base.dtypes}, not decided: {which}: {change_text(best)}."
+    return (
+        f"{best.base.dtypes}, not decided: {which}: time {quantity.change(best.time_change)}, "
+        f"throughput {quantity.change(best.throughput_change)}, throughput ratio "
+        f"{quantity.ratio(best.throughput_ratio)} ({best.sample_note})."
+    )
 
 
 def _of_one_policy(findings: Findings) -> list[Change]:

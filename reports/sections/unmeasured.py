@@ -7,6 +7,7 @@ from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
 from reports.renderers.table import Row, Table
 from reports.views.cells import Cell, Run
+from reports.views.no_number import why_no_time
 
 _MEANING = {
     "failed": "the run ended without finishing",
@@ -52,21 +53,12 @@ def _run_row(cell: Cell, run: Run) -> Row:
         cell.name,
         run.kind,
         status.state,
-        _reason_of(run),
+        why_no_time(run),
         record.run_id,
         f"{steps} of {record.resolved.train.steps}",
         rank,
     )
     return Row(texts, "unsteady" if run.kind in ("unsteady", "stopped", "running") else "bad")
-
-
-def _reason_of(run: Run) -> str:
-    """Why the run has no time, in words."""
-    if run.kind == "damaged":
-        return "; ".join(run.record.damage or run.record.problems)
-    if run.kind == "unsteady":
-        return "; ".join(note for note in run.summary.notes if note.startswith("no times")) or "-"
-    return run.record.status.reason or quantity.MISSING
 
 
 def _pruned(findings: Findings) -> list[Block]:

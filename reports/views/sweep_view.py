@@ -10,9 +10,12 @@ from bench.plan import Plan, PrunedCell
 from bench.record import RunRecord
 from bench.store import DamagedRun, ResultsStore
 from reports.views.cells import Cell, make_cell
-from reports.views.plan import Codes, no_plan
 
 _BASE = "base"
+
+
+Codes = Mapping[tuple[str, str | None], str]
+"""Cell and arm -> the code that its runs are to have measured."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,22 @@ class SweepView:
 def base_arm(arms: Sequence[str]) -> str:
     """What the others are compared with unless somebody says otherwise: `base`, or the first."""
     return _BASE if _BASE in arms else arms[0]
+
+
+def plan_of(store: ResultsStore, sweep: str) -> Plan:
+    """The plan of `sweep`; an empty one of runs that have none.
+
+    Raises:
+        UsageError: it cannot be read, or there is neither a plan nor a run.
+    """
+    if sweep not in store.sweeps() and any(store.statuses(sweep)):
+        return no_plan(sweep)
+    return Plan.from_document(store.read_plan(sweep))
+
+
+def no_plan(sweep: str) -> Plan:
+    """Of a sweep whose plan is lost."""
+    return Plan(id=sweep, name=sweep, description="", source="", cells=())
 
 
 def load_sweeps(

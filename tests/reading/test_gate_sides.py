@@ -19,7 +19,7 @@ from reports.gates.gate import GateResult, gate
 from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
 from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
 from reports.gates.policy import Policy
-from reports.views.plan import NOT_RUN
+from reports.views.no_number import NOT_RUN
 
 OTHER = {"cpu_name": "Another CPU"}
 

@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1195, ("bench/fit/",)),
     "bench: importers": (1682, ("bench/importers/",)),
-    "bench: cli": (4532, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4531, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2938, ("sweeps/",)),
     "reports: nccl": (4099, ("reports/nccl/",)),
@@ -37,7 +37,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "reports/gates/", "reports/comparisons/", "reports/views/", "reports/frames.py",
         "reports/statistics/", "reports/findings.py",
     )),
-    "reports: report": (4949, (
+    "reports: report": (4944, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
