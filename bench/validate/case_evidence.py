@@ -42,11 +42,23 @@ class NotApplicableError(Exception):
     """The check cannot be asked of this engine or case; says why."""
 
 
-def numbers(tensor: Tensor, at: int | None = None) -> str:
+def numbers_apart(expected: Tensor, found: Tensor) -> dict[str, str]:
+    """Both around where they differ most, with as many digits as tell them apart, 6 at least."""
+    difference = (found.double() - expected.double()).abs().flatten()
+    at = int(difference.nan_to_num(torch.inf).argmax()) if found.numel() else None
+    texts = ("", "")
+    for digits in range(6, 18):
+        texts = numbers(expected, at, digits), numbers(found, at, digits)
+        if texts[0] != texts[1]:
+            break
+    return dict(zip(("expected", "found"), texts, strict=True))
+
+
+def numbers(tensor: Tensor, at: int | None = None, digits: int = 6) -> str:
     """The first numbers of a tensor, or those around element `at` of it."""
     flat = tensor.detach().flatten()
     start = 0 if at is None else max(0, min(at - 1, flat.numel() - 3))
-    shown = ", ".join(f"{value:.6g}" for value in flat[start : start + 3].double().tolist())
+    shown = ", ".join(f"{value:.{digits}g}" for value in flat[start : start + 3].double().tolist())
     more = ", ..." if flat.numel() > start + 3 else ""
     return f"[{'..., ' if start else ''}{shown}{more}]" if flat.numel() else "no elements"
 

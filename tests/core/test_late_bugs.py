@@ -82,7 +82,6 @@ def test_without_a_bug_numbers_are_the_oracles(ranks: RankPool, case: Case):
     "bug", [pytest.param(bug, marks=() if bug == DAILY else NIGHTLY) for bug in (*FOUND, *KNOWN)]
 )
 def test_a_bug_of_order_changes_numbers(bug: str, fork_server: ForkServer, tmp_path: Path) -> None:
-    """In one of the drawn orders at least."""
     case = (FOUND | KNOWN)[bug]
     patch = FOLDER / f"{bug}.patch" if bug in FOUND else BUG_BY_ID[bug].patch
     core, differences = copy_of_core(tmp_path, patch).parent, []

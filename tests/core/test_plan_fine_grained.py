@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, ModelSpec, RunSpec
+from bench.spec import EngineSpec, RunSpec
 from mfsdp_core.plan.recipes import gathers_by_module
 
 
@@ -22,12 +22,6 @@ def test_two_payloads_that_are_both_needed_in_backward_are_gathered_by_module(
     weights: str, recomputes: bool, expected: bool
 ) -> None:
     assert gathers_by_module(weights, recomputes=recomputes) is expected
-
-
-@pytest.mark.parametrize("asked", [True, False])
-def test_an_explicit_setting_overrides_the_rule(asked: bool) -> None:
-    spec = RunSpec(model=ModelSpec(recompute="full"), engine=EngineSpec(fine_grained_gather=asked))
-    assert resolve_anywhere(spec).engine.setting("fine_grained_gather") is asked
 
 
 def test_a_run_that_leaves_it_open_has_the_name_of_what_the_rule_chooses() -> None:

@@ -128,8 +128,6 @@ def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names() -> None
         ({"prefetch_budget_bytes": 1 << 20}, 6),
         ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool", "pool_slots": 3}, 3),
         ({"prefetch_budget_bytes": 1 << 20, "allocator": "max_pool"}, 2),
-        ({"allocator": "temporary"}, 2),
-        ({"allocator": "fixed_pool"}, 2),
     ],
 )
 def test_allocators_order_and_budget_of_prefetching_change_memory_and_no_bit(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from bench.testing.workers import WorkerFailure, WorkersError
+from bench.validate.case_evidence import numbers_apart
 from bench.validate.cases import Case
 from bench.validate.judge import _placed, settings
 from bench.validate.ranks import outcome_on
@@ -40,6 +42,13 @@ def test_a_case_says_in_words_what_it_does() -> None:
         "the communication dtype changes between steps, and back."
         " Model: The embedding's gradient is a sparse tensor."
     )
+
+
+def test_numbers_that_differ_are_never_printed_alike() -> None:
+    numbers = torch.arange(1.0, 5.0, dtype=torch.float64)
+    for more, last in ((1e-12, "4.000000000001"), (0.5, "4.5"), (torch.nan, "nan")):
+        found = numbers_apart(numbers, torch.cat([numbers[:3], numbers[3:] + more]))
+        assert found == {"expected": "[..., 2, 3, 4]", "found": f"[..., 2, 3, {last}]"}
 
 
 def test_the_finding_is_the_exception_and_not_its_advice() -> None:

@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2085, ("bench/engines/",)),
     "bench: meters, worker, loop": (2687, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3917, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7421, (
+    "bench: validate, testing, plug-in": (7415, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1195, ("bench/fit/",)),

@@ -12,7 +12,7 @@ from bench.engines.inspection import LocalRows
 from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
-from bench.validate.case_evidence import CaseEvidence, WrongError, numbers, wrong
+from bench.validate.case_evidence import CaseEvidence, WrongError, numbers, numbers_apart, wrong
 from bench.validate.reference import clip_coefficient, norm_of
 
 _NORM_SLACK = 10
@@ -57,7 +57,7 @@ def _check_unused(evidence: CaseEvidence, name: str, step: int) -> None:
             parameter=name,
             rank=rank,
             expected="a gradient: a rank used it" if is_used else "no gradient: no rank used it",
-            found="none" if shard is None else f"a gradient, {numbers(shard.rows)}",
+            found="gradient is None" if shard is None else f"a gradient, {numbers(shard.rows)}",
             evidence=evidence.wire_lines(step, name, rank),
         )
 
@@ -120,20 +120,19 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError
     rows = _rows(evidence, name, shards, rank, expected)
     lines = evidence.wire_lines(step, name, rank)
     if shard is None or rows is None:
-        there = [None if p is None else tuple(p.rows.shape) for p in shards]
+        there = ["gradient is None" if p is None else tuple(p.rows.shape) for p in shards]
         return wrong(
             step,
             parameter=name,
             rank=rank,
             evidence=lines,
             expected=f"a gradient of shape {evidence.reference.shapes[name]} over all ranks",
-            found=f"shards {there}",
+            found=f"by rank: {', '.join(map(str, there))}",
         )
     explained = _explained(evidence, step, rank, name)
     moved = _rows_of_another(evidence, name, step, rank)
     if not moved and (explained is None or not explained.lines):
         moved = _multiple(shard.rows, rows, evidence.tolerance)
-    where = _worst_element(shard.rows, rows)
     off = relative(shard.rows, rows, float(expected.norm()))
     allowed = "the rounding bound" if slack is not None else f"{evidence.tolerance:g}"
     first = explained.microbatch if explained else None
@@ -143,8 +142,7 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError
         parameter=name,
         rank=rank,
         microbatch=None if first is None else first + 1,
-        expected=numbers(rows, where),
-        found=numbers(shard.rows, where),
+        **numbers_apart(rows, shard.rows),
         evidence=(*(explained.lines if explained else ()), *moved, *lines),
     )
 
@@ -207,13 +205,6 @@ def _multiple(found: Tensor, expected: Tensor, tolerance: float) -> tuple[str, .
     if relative(found, factor * expected, float(found.norm())) > 1e3 * tolerance:
         return ()
     return (f"every element is {factor:.6g} times what is right",)
-
-
-def _worst_element(found: Tensor, expected: Tensor) -> int | None:
-    if not found.numel():
-        return None
-    difference = (found.double() - expected.double()).abs().flatten()
-    return int(torch.nan_to_num(difference, nan=float("inf")).argmax())
 
 
 def norm_and_clipping(evidence: CaseEvidence) -> str | None:
@@ -286,7 +277,6 @@ def _check_clipped(evidence: CaseEvidence, step: int) -> None:
         raise wrong(
             step,
             parameter=name,
-            expected=f"{factor:.6g} of {numbers(gradient)}",
-            found=numbers(clipped),
-            evidence=(line,),
+            **numbers_apart(gradient * factor, clipped),
+            evidence=(f"{factor:.6g} times the gradient was expected", line),
         )

@@ -13,6 +13,7 @@ from bench.validate.case_evidence import (
     NotApplicableError,
     WrongError,
     numbers,
+    numbers_apart,
     wrong,
 )
 from bench.validate.cases import EXPERT_PARALLEL
@@ -34,7 +35,7 @@ def initial_weights(evidence: CaseEvidence) -> str:
     for name, expected in wanted.items():
         found = evidence.initial[name]
         if not torch.equal(found.to(expected.dtype), expected):
-            raise wrong(parameter=name, expected=numbers(expected), found=numbers(found))
+            raise wrong(None, parameter=name, **numbers_apart(expected, found))
     return "bit-equal"
 
 
@@ -51,11 +52,9 @@ def replicas(evidence: CaseEvidence) -> str | None:
                 shard = theirs.initial if step < 0 else theirs.steps[step].weights
                 compared += other != rank
                 if not _same_bits(held[name].rows, shard[name].rows):
-                    raise wrong(
-                        step, parameter=name, rank=rank,
-                        expected=f"the bits of rank {other}: {numbers(shard[name].rows)}",
-                        found=numbers(held[name].rows),
-                    )  # fmt: skip
+                    told = numbers_apart(shard[name].rows, held[name].rows)
+                    told["expected"] = f"the bits of rank {other}: {told['expected']}"
+                    raise wrong(step, parameter=name, rank=rank, **told)
     return f"{compared} comparisons, bit-equal" if compared else None
 
 
@@ -97,14 +96,8 @@ def _changed(
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
     if name not in evidence.trainable:
         lines.append("the parameter is frozen and must not change")
-    where = int((found.double() - expected[name].double()).abs().nan_to_num(1e30).argmax())
-    return wrong(
-        step,
-        parameter=name,
-        expected=numbers(expected[name], where),
-        found=numbers(found, where),
-        evidence=tuple(lines),
-    )
+    told = numbers_apart(expected[name], found)
+    return wrong(step, parameter=name, evidence=tuple(lines), **told)
 
 
 def computed_weights(evidence: CaseEvidence) -> str:
@@ -216,15 +209,14 @@ def _check_equal(
         if value is not None and not expected.shape and value.numel() == 1:
             value = value.reshape(())
         if value is None or value.shape != expected.shape or not torch.equal(value, expected):
-            there = "nothing" if value is None else f"{numbers(value)}, shape {tuple(value.shape)}"
-            raise wrong(
-                step,
-                parameter=name,
-                rank=rank,
-                expected=numbers(expected),
-                found=there,
-                evidence=way,
-            )
+            if value is None:
+                told = {"expected": numbers(expected), "found": "nothing"}
+            elif value.shape != expected.shape:
+                shapes = (f"shape {tuple(one.shape)}" for one in (expected, value))
+                told = dict(zip(("expected", "found"), shapes, strict=True))
+            else:
+                told = numbers_apart(expected, value)
+            raise wrong(step, parameter=name, rank=rank, evidence=way, **told)
 
 
 def strict_loading(evidence: CaseEvidence) -> str | None:
