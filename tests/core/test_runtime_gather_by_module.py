@@ -254,27 +254,6 @@ def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit() -> None
     assert peaks[True] <= peaks[False], peaks
 
 
-@pytest.mark.parametrize("prefetch", [True, False])
-def test_ranks_that_skip_units_gather_their_buckets_in_the_order_of_those_that_run_them(
-    prefetch: bool,
-) -> None:
-    """The first cycle, which all ranks run whole, records the order."""
-    pair = sharded(
-        "part",
-        "plain",
-        "optim_grads_params",
-        overlap_param_gather=prefetch,
-        disable_bucketing=True,
-        unused_parameters="zero",
-    )
-    own = mesh(2).get_local_rank("dp")
-    for cycle, paths in enumerate([((0, 1, 2),) * 2, ((0, 2), (0, 1, 2)), ((1, 2), (0,))]):
-        for module in pair.both:
-            module(inputs(own, cycle), paths[own]).square().sum().backward()
-        pair.compare_gradients()
-        pair.zero_grad()
-
-
 def test_weights_that_leave_a_module_called_without_its_unit_are_refused() -> None:
     model = sharded("gated", "plain", "optim_grads_params").model
     with pytest.raises(LifecycleError, match=r"Gate of unit units\.0"):
