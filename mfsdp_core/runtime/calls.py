@@ -144,8 +144,10 @@ class CallBook:
         reached = self._reached
         if reached is None or index is None:
             return False
+        # A unit that this rank left out is over at once: others gather it before what comes next.
         return all(
-            forward.answered or forward.began.get(index, forward.called_by) > reached
+            forward.answered
+            or forward.began.get(index, forward.called_by if index < 0 else sys.maxsize) > reached
             for forward in self._alive
         )
 

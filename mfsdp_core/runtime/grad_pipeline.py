@@ -230,9 +230,24 @@ class GradPipeline:
                     self._reductions.start(unit, buffers, is_last=is_due)
         self._is_running, self.backward_seen = False, True
         if is_last:
+            self._issue_held_back()
             self._ask()
         self.land_all()
         self.unfinished_passes += 1
+
+    def _issue_held_back(self) -> None:
+        """Reduce what waited for the end of a pass with nested graphs.
+
+        Ranks on other paths had none, and have reduced it before they ask what was unused.
+        """
+        if not (self._may_nest_graphs and self._overlap):
+            return
+        for unit in self._order:
+            if unit.shares_parameters or unit.sync.is_partial:
+                continue
+            for buffers in unit.gradients:
+                if buffers.holds_whole and buffers.awaits_reduction:
+                    self._reductions.start(unit, buffers, is_last=True)
 
     def _refuse_broken(self) -> None:
         if self._is_broken:

@@ -95,7 +95,7 @@ def nested(strategy: int, mode: str, path: str) -> Program:
 
 
 BY_MODULE = ("enable_fine_grained_param_gather", True)
-DAILY = ((2, "k", True), (3, "c", False))
+DAILY = ((0, "k", False), (2, "k", True), (3, "c", False), (3, "k", False))
 ALLOCATORS = ("storage_resize", "temporary", "max_pool")
 PROGRAMS: dict[str, Program] = {
     **{f"paths {s}{r}{p}": on_other_paths(s, r, p) for s, r, p in DAILY},
