@@ -86,7 +86,7 @@ class Communicator:
             return Done()
         self._publish("all_gather", full, bucket)
         work = _gather_flat(full, own, group=self._group, async_op=True)
-        return self._track(work, f"all_gather of {bucket}", own, full)
+        return self._streams.track((work,), f"all_gather of {bucket}", own, full)
 
     def reduce_scatter(
         self,
@@ -107,7 +107,8 @@ class Communicator:
             return other.reduce_scatter(own, full, bucket, average=average, total=total)
         self._publish("reduce_scatter", full, bucket)
         work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
-        return Summed(own, self._track(work, f"reduce_scatter of {bucket}", full, own))
+        name = f"reduce_scatter of {bucket}"
+        return Summed(own, self._streams.track((work,), name, full, own))
 
     def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
         """Whether the `own` of a reduction may be of dtype `result`.
