@@ -103,7 +103,7 @@ def test_cells_with_gradients_in_other_dtypes_have_one_reference_and_verdicts_by
     ]
     texts = [block.text for block in parity_section(found).blocks if isinstance(block, Paragraph)]
     assert any(text.startswith("Across dtypes of gradients, against fp32: FSDP") for text in texts)
-    assert "FSDP, BF16 wire: equal within" in gather(store, ["quickstart"], {}).parity
+    assert "FSDP, BF16 wire: equal within" in gather(store, ["quickstart"]).parity
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])
