@@ -232,7 +232,7 @@ class MegatronFSDP(GuardedModule):
         if not any(waiting):
             self.zero_grad(set_to_none=set_to_none)
 
-    def know_optimizer(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
+    def register_optimizer(self, optimizer: torch.optim.Optimizer, *, stepped: bool) -> None:
         """An optimizer was made for this model, or has stepped with the gradients of now."""
         self._optimizers[optimizer] = self._context.grads.attachments if stepped else -1
 

@@ -45,7 +45,7 @@ _WRITERS: dict[str, Callable[[Iterable[Block]], str]] = {
 _MOST_REASONS = 5
 
 
-def show_comparison(asked: CompareRequest) -> Answer:
+def show_comparison(request: CompareRequest) -> Answer:
     """A comparison; of the arms of the base where there is no head.
 
     Raises:
@@ -53,37 +53,37 @@ def show_comparison(asked: CompareRequest) -> Answer:
         NothingMeasuredError: a side has no finished run.
         NotComparableError: nothing of the two sides can be compared.
     """
-    is_of_logs = any(map(is_log, filter(None, (asked.base, asked.head))))
-    return _of_logs(asked) if is_of_logs else _of_kept(asked)
+    is_of_logs = any(map(is_log, filter(None, (request.base, request.head))))
+    return _of_logs(request) if is_of_logs else _of_kept(request)
 
 
-def _of_kept(asked: CompareRequest) -> Answer:
-    rules, form = read_policy(asked.policy), asked.form
-    store = ResultsStore.open(asked.results, create=False)
-    if asked.head is None:
+def _of_kept(request: CompareRequest) -> Answer:
+    rules, form = read_policy(request.policy), request.form
+    store = ResultsStore.open(request.results, create=False)
+    if request.head is None:
         if form == "refresh":
             raise UsageError("--format refresh compares two imported runs; name HEAD")
-        if asked.ignore:
+        if request.ignore:
             raise UsageError(
                 "--ignore sets settings aside where cells of two sides are matched; name HEAD, or"
                 " leave --ignore out"
             )
-        return _of_arms(store, judged_sweep(store, asked.base, asked.arms), rules, form)
-    if asked.arms:
+        return _of_arms(store, judged_sweep(store, request.base, request.arms), rules, form)
+    if request.arms:
         raise UsageError("--arm compares the arms of one sweep file; leave HEAD out")
-    base, head = (_called(store, name) for name in (asked.base, asked.head))
+    base, head = (_called(store, name) for name in (request.base, request.head))
     logs = {base, head} & {*store.imports.ids()}
     if form == "refresh":
         return _refreshed(store, base, head, logs)
     if logs:
-        for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
+        for option, given in (("--ignore", request.ignore), ("--policy", request.policy)):
             if given:
                 raise UsageError(
                     f"{option} is for verdicts, and beside the imported run {min(logs)} there"
                     " are none; leave it out"
                 )
         return _beside([_shown_of(store, name) for name in (base, head)], form)
-    sides = sides_of_sweeps(store, base, head, asked.ignore)
+    sides = sides_of_sweeps(store, base, head, request.ignore)
     judged = gate(sides, rules, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
         _refuse_unfinished(store, base, head)
@@ -155,33 +155,33 @@ def _refresh(base_run: ImportedRun, head_run: ImportedRun) -> Answer:
     )
 
 
-def _of_logs(asked: CompareRequest) -> Answer:
+def _of_logs(request: CompareRequest) -> Answer:
     """Logs beside each other or beside a kept run; of one log, its runs by their labels."""
-    for option, given in (("--ignore", asked.ignore), ("--policy", asked.policy)):
-        if given or asked.arms:
+    for option, given in (("--ignore", request.ignore), ("--policy", request.policy)):
+        if given or request.arms:
             raise UsageError(f"{option if given else '--arm'} is for sweeps, and a log is named")
     sides = []
-    for name in filter(None, (asked.base, asked.head)):
+    for name in filter(None, (request.base, request.head)):
         if is_log(name):
             read = [
                 run for stem, runs in read_logs([name], None, {}) for run in named_runs(stem, runs)
             ]
             sides.append([imported.of_import(run) for run in read])
         else:
-            store = ResultsStore.open(asked.results, create=False)
+            store = ResultsStore.open(request.results, create=False)
             sides.append(_shown_of(store, _called(store, name)))
-    if asked.head is None:
+    if request.head is None:
         first, *others = sides[0]
         if not others:
-            raise UsageError(f"{asked.base} holds one run; name HEAD to compare it with")
+            raise UsageError(f"{request.base} holds one run; name HEAD to compare it with")
         compared = list(pairs_of(sides[0], alike=False)) or [(first, one) for one in others]
-        return _beside(sides, asked.form, compared)
-    if asked.form == "refresh":
+        return _beside(sides, request.form, compared)
+    if request.form == "refresh":
         two = [side[0].run for side in sides if len(side) == 1]
         if len(two) != len(sides) or two[0] is None or two[1] is None:
             raise UsageError("--format refresh compares two runs; name logs of one run each")
         return _refresh(two[0], two[1])
-    return _beside(sides, asked.form)
+    return _beside(sides, request.form)
 
 
 def _beside(

@@ -44,7 +44,7 @@ def note(text: str) -> None:
     _print(harmless(redact_text(text)), sys.stderr)
 
 
-class SometimesNoted:
+class ThrottledLog:
     """Remarks on how far something is, not more often than people read."""
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from bench.doctor.checks import DoctorFinding
 from bench.resolve import Machine
 
 
-def show_diagnosis(asked: DoctorRequest) -> Answer:
+def show_diagnosis(request: DoctorRequest) -> Answer:
     """The findings; 3 if no run can start here."""
-    findings = diagnose(Machine.detect(), asked.results)
+    findings = diagnose(Machine.detect(), request.results)
     broken = any(finding.level == "problem" for finding in findings)
     return Answer(
         lambda: {"findings": [asdict(finding) for finding in findings]},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def export(asked: ExportRequest) -> Answer:
+def export(request: ExportRequest) -> Answer:
     """Write runs and steps as tables, or files that other tools read, and say their paths.
 
     Raises:
@@ -26,9 +26,9 @@ def export(asked: ExportRequest) -> Answer:
             written.
         NothingMeasuredError: there is no run.
     """
-    form, out = asked.form, asked.out or asked.results / "export"
+    form, out = request.form, request.out or request.results / "export"
     if form in exports.FORMS:
-        return _for_others(asked, form, out)
+        return _for_others(request, form, out)
     if form == "parquet" and importlib.util.find_spec("pyarrow") is None:
         raise UsageError(
             "--format parquet needs the package pyarrow, which is not installed: "
@@ -36,11 +36,11 @@ def export(asked: ExportRequest) -> Answer:
         )
     from reports.frames import read_frames
 
-    frames = read_frames(asked.results, asked.sweeps)
+    frames = read_frames(request.results, request.sweeps)
     for problem in frames.problems:
         console.note(f"warning: {problem}")
     if frames.runs.empty:
-        raise NothingMeasuredError(f"{asked.results} holds no run to export")
+        raise NothingMeasuredError(f"{request.results} holds no run to export")
     paths = {name: str(out / f"{name}.{form}") for name in ("runs", "steps")}
     try:
         with reporting_failed_writes(out):
@@ -53,20 +53,20 @@ def export(asked: ExportRequest) -> Answer:
     return Answer(lambda: paths | counts, lambda: "\n".join(paths.values()))
 
 
-def _for_others(asked: ExportRequest, form: str, out: Path) -> Answer:
-    store = ResultsStore.open(asked.results, create=False)
+def _for_others(request: ExportRequest, form: str, out: Path) -> Answer:
+    store = ResultsStore.open(request.results, create=False)
     known = {*store.sweeps(), *store.imports.ids()}
-    if unknown := [name for name in asked.sweeps if name not in known]:
+    if unknown := [name for name in request.sweeps if name not in known]:
         raise UsageError(
             f"no sweep {unknown[0]!r} in {store.root}; it holds:"
             f" {', '.join(sorted(known)) or 'none'}"
         )
-    found = exports.exported(store, asked.sweeps)
+    found = exports.exported(store, request.sweeps)
     files = exports.FORMS[form](found)
     if not files:
         why = "a commit without local changes" if form == "asv" else "a number that it has"
         raise NothingMeasuredError(
-            f"{asked.results} holds no finished run with {why}, which --format {form} needs"
+            f"{request.results} holds no finished run with {why}, which --format {form} needs"
         )
     for path, text in files.items():
         console.write_file(out / path, text)

@@ -32,29 +32,29 @@ _NO_MEMORY: Final[Mapping[str, Any]] = {
 }
 
 
-def show_fit(asked: FitRequest) -> Answer:
+def show_fit(request: FitRequest) -> Answer:
     """What a model or the cells of a sweep would hold and send; 1 where it does not fit."""
-    if (asked.sweep is None) == (asked.model is None):
+    if (request.sweep is None) == (request.model is None):
         raise UsageError("fit takes a sweep, or --model with a preset or a config.json: give one")
-    if asked.model is not None:
-        return _of_model(asked, asked.model)
-    if asked.search:
+    if request.model is not None:
+        return _of_model(request, request.model)
+    if request.search:
         raise UsageError("--search changes the switches of one model: give --model, not a sweep")
-    return _of_sweep(asked)
+    return _of_sweep(request)
 
 
 def _code(*, fits: bool) -> int:
     return exit_codes.OK if fits else exit_codes.REQUIREMENT_NOT_MET
 
 
-def _of_model(asked: FitRequest, model: str) -> Answer:
-    machine, gpus = machine_of(asked.machine), asked.machine.gpus
+def _of_model(request: FitRequest, model: str) -> Answer:
+    machine, gpus = machine_of(request.machine), request.machine.gpus
     if machine is None or gpus is None:
         raise UsageError("--model needs --device and --gpus, as in --device H100 --gpus 64")
-    spec = _spec(model, gpus, machine.nodes, asked.cells.assignments)
-    if asked.search:
+    spec = _spec(model, gpus, machine.nodes, request.cells.assignments)
+    if request.search:
         return _of_search(spec, machine)
-    found = predict(resolve(spec, machine), whole=asked.whole)
+    found = predict(resolve(spec, machine), whole=request.whole)
     verdict = Verdict.of(found, machine)
     return Answer(
         lambda: found.to_document() | {"verdict": _document(verdict)},
@@ -139,14 +139,14 @@ def _why_not(verdict: Verdict | None) -> str:
     return f"{gigabytes(verdict.largest_bytes)} are {verdict.largest.replace('_', ' ')}"
 
 
-def _of_sweep(asked: FitRequest) -> Answer:
-    assert asked.sweep is not None
-    machine = machine_of(asked.machine)
-    wanted = SweepRequest(sweep=asked.sweep, cells=asked.cells)
+def _of_sweep(request: FitRequest) -> Answer:
+    assert request.sweep is not None
+    machine = machine_of(request.machine)
+    wanted = SweepRequest(sweep=request.sweep, cells=request.cells)
     plan = choose(wanted, machine=machine).chosen
     found = predictions(
         {cell.name_of(arm): run for cell in plan.cells for arm, run in cell.runs.items()},
-        whole=asked.whole,
+        whole=request.whole,
     )
     verdicts = {
         name: Verdict.of(one, machine)

@@ -23,23 +23,23 @@ MOST_BYTES = 256 << 20
 _PACKED = (".gz", ".zst", ".zstd")
 
 
-def import_logs(asked: ImportRequest) -> Answer:
+def import_logs(request: ImportRequest) -> Answer:
     """Keep the runs of logs, or say what was kept.
 
     Raises:
         UsageError: a log that cannot be read, a name that is taken, or a fact that is none.
         NothingMeasuredError: no training step is found in any of the logs.
     """
-    name, form, results = asked.name, asked.form, asked.results
-    if not asked.logs:
-        if name or form or asked.facts:
+    name, form, results = request.name, request.form, request.results
+    if not request.logs:
+        if name or form or request.facts:
             raise UsageError("--format, --name and --set say what a log is; name the log")
         damaged: list[str] = []
         kept = list(ResultsStore.open(results, create=False).imports.all(damaged))
         for problem in damaged:
             console.note(f"warning: left out: {problem}")
         return _shown(kept, results)
-    read = read_logs(asked.logs, form, dict(map(_fact, asked.facts)))
+    read = read_logs(request.logs, form, dict(map(_fact, request.facts)))
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)

@@ -42,32 +42,32 @@ class _Judged(NamedTuple):
     run: str
 
 
-def show_audit(asked: AuditRequest) -> Answer:
+def show_audit(request: AuditRequest) -> Answer:
     """The audit; the exit code says whether the requirements are met.
 
     Raises:
         UsageError: a path that cannot be read, or an option that means nothing.
     """
-    logs = asked.logs
-    requirements = () if asked.profile is None else profile(asked.profile)
-    requirements += () if asked.require is None else parse_requirements(asked.require)
+    logs = request.logs
+    requirements = () if request.profile is None else profile(request.profile)
+    requirements += () if request.require is None else parse_requirements(request.require)
     if not requirements:
         for option, given in (
-            ("--junit", asked.junit),
-            ("--after-iteration", asked.after_iteration),
+            ("--junit", request.junit),
+            ("--after-iteration", request.after_iteration),
         ):
             if given is not None:
                 raise UsageError(f"{option} is about requirements; give --require or --profile")
     sweep = None if len(logs) != 1 or Path(logs[0]).is_dir() else find_sweep_file(Path(logs[0]))
     if sweep is not None and (sweep.suffix == ".yaml" or not Path(logs[0]).exists()):
-        if requirements or asked.form == "md":
+        if requirements or request.form == "md":
             raise UsageError(f"{logs[0]} is a sweep, whose requirements stand in it: name it alone")
-        return _of_sweep(sweep, asked.results)
+        return _of_sweep(sweep, request.results)
     audit = _audit(logs)
-    found = judge(audit, requirements, asked.after_iteration, asked.min_bytes)
-    write = presentation.to_markdown if asked.form == "md" else presentation.to_terminal
-    if asked.junit is not None:
-        console.write_file(asked.junit, presentation.to_junit(found))
+    found = judge(audit, requirements, request.after_iteration, request.min_bytes)
+    write = presentation.to_markdown if request.form == "md" else presentation.to_terminal
+    if request.junit is not None:
+        console.write_file(request.junit, presentation.to_junit(found))
     code, remarks = _ending(audit, found)
     return Answer(
         lambda: presentation.to_data(audit, found), lambda: write(audit, found), code, remarks

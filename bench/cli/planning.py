@@ -18,9 +18,9 @@ from sweeps.resume import named
 from sweeps.schema import SweepFile
 
 
-def show_plan(asked: PlanRequest) -> Answer:
+def show_plan(request: PlanRequest) -> Answer:
     """The plan, and how gradients are added up in each cell."""
-    requested = choose(asked.wanted, machine=machine_of(asked.machine))
+    requested = choose(request.wanted, machine=machine_of(request.machine))
 
     def text() -> str:
         parts = [plan_text(requested.chosen)]

@@ -15,35 +15,35 @@ from reports.posts.gathered import gather
 from reports.posts.pull_request import pull_request
 
 
-def report(asked: ReportRequest) -> Answer:
+def report(request: ReportRequest) -> Answer:
     """One report on sweeps (all of the folder if none is named), or a text to paste."""
-    store = ResultsStore.open(asked.results, create=False)
-    return _post(store, asked) if asked.form != "html" else _report(store, asked)
+    store = ResultsStore.open(request.results, create=False)
+    return _post(store, request) if request.form != "html" else _report(store, request)
 
 
-def _post(store: ResultsStore, asked: ReportRequest) -> Answer:
+def _post(store: ResultsStore, request: ReportRequest) -> Answer:
     """The block of a pull request; written where a folder is named.
 
     Raises:
         UsageError: an unknown name.
         NothingMeasuredError: no run has finished, and none was imported.
     """
-    text = pull_request(gather(store, asked.sweeps))
-    if asked.out is None:
+    text = pull_request(gather(store, request.sweeps))
+    if request.out is None:
         return Answer(lambda: {"markdown": text}, lambda: text)
-    path = asked.out / "pr.md"
+    path = request.out / "pr.md"
     console.write_file(path, text)
     return Answer(lambda: {"markdown": text}, lambda: str(path))
 
 
-def _report(store: ResultsStore, asked: ReportRequest) -> Answer:
+def _report(store: ResultsStore, request: ReportRequest) -> Answer:
     """Written also where nothing was measured, with the reasons; the exit code says so."""
-    names = [one for name in asked.sweeps for one in store.sweeps_called(name) or [name]]
+    names = [one for name in request.sweeps for one in store.sweeps_called(name) or [name]]
     names = names or store.sweeps()
     if not names and not store.imports.ids():
-        raise UsageError(f"{asked.results} holds no sweep yet; `mfsdp-bench run` makes one")
-    out = asked.out or default_report_folder(store, names)
-    paths = write_report(store, names, out, reference=asked.reference)
+        raise UsageError(f"{request.results} holds no sweep yet; `mfsdp-bench run` makes one")
+    out = request.out or default_report_folder(store, names)
+    paths = write_report(store, names, out, reference=request.reference)
     answer = Answer(lambda: asdict(paths), lambda: str(paths.html))
     if paths.measured_cells or (not paths.planned_cells and paths.imported_runs):
         return answer

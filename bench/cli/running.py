@@ -35,33 +35,35 @@ from sweeps.runner import SweepOutcome, run_sides
 _SECONDS_AFTER_THE_SECOND = 5.0
 
 
-def run_sweep(asked: RunRequest) -> Answer:
+def run_sweep(request: RunRequest) -> Answer:
     """Plan, run what is missing, and say what came out.
 
     Raises:
         UsageError: the sweep, an arm or an option is wrong; nothing has been run.
     """
-    wanted = asked.wanted
-    if asked.budget is not None:
+    wanted = request.wanted
+    if request.budget is not None:
         if wanted.repeat is not None:
             raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
-        if asked.force:
+        if request.force:
             raise UsageError(
                 "--budget adds blocks to those that are there, and --force sets them aside; "
                 "name another results folder to begin anew"
             )
         wanted = replace(wanted, interleave=True)
     sweep = choose(wanted)
-    store = ResultsStore.open(asked.results, create=True)
+    store = ResultsStore.open(request.results, create=True)
     if sweep.launcher.elsewhere:
         _refuse_credentials(sweep.chosen)
-    return run_and_tell(sweep, store, asked)
+    return run_and_tell(sweep, store, request)
 
 
-def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> Answer:
+def run_and_tell(sweep: ChosenSweep, store: ResultsStore, request: RunRequest) -> Answer:
     """Run what is missing of a sweep whose arms are not prepared yet, and say what came out."""
-    options = RunOptions(asked.force, asked.retry_failed, asked.max_failures, asked.block_retries)
-    seconds = None if asked.budget is None else parsed_seconds(asked.budget, "--budget")
+    options = RunOptions(
+        request.force, request.retry_failed, request.max_failures, request.block_retries
+    )
+    seconds = None if request.budget is None else parsed_seconds(request.budget, "--budget")
     sweep = sweep.prepared(store)
     if sweep.chosen.pruned:
         console.note(f"{pruned_text(sweep.chosen)}\n")
@@ -72,7 +74,7 @@ def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> 
         sweep, outcome, budget = run_within(sweep, store, options, seconds)
     plan = sweep.chosen
     report, failure = None, None
-    if asked.report and not outcome.interrupted:
+    if request.report and not outcome.interrupted:
         report, failure = _report(store, sweep.id)
     codes = [outcome_code(plan, outcome)]
     codes += [exit_codes.of_error(failure)] if failure else []
@@ -87,7 +89,7 @@ def run_and_tell(sweep: ChosenSweep, store: ResultsStore, asked: RunRequest) -> 
         document,
         lambda: "\n\n".join(filter(None, (_results(store, plan), report))),
         code,
-        ("", *closing_lines(plan, outcome), *_hint(sweep, outcome, asked, report)),
+        ("", *closing_lines(plan, outcome), *_hint(sweep, outcome, request, report)),
         failure=failure,
     )
 
@@ -119,10 +121,10 @@ def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | No
 
 
 def _hint(
-    sweep: ChosenSweep, outcome: SweepOutcome, asked: RunRequest, report: str | None
+    sweep: ChosenSweep, outcome: SweepOutcome, request: RunRequest, report: str | None
 ) -> list[str]:
     """What can be done next."""
-    where = "" if asked.results == DEFAULT_RESULTS else f" --results {asked.results}"
+    where = "" if request.results == DEFAULT_RESULTS else f" --results {request.results}"
     if outcome.good and not (outcome.interrupted or report):
         return [f"report: mfsdp-bench report {sweep.id}{where}"]
     return []

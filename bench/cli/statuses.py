@@ -48,14 +48,14 @@ class RunLine:
     arm: str | None = None
 
 
-def show_status(asked: StatusRequest) -> Answer:
+def show_status(request: StatusRequest) -> Answer:
     """Every sweep in a line, the runs of one, one run or what it printed, or a validation.
 
     Raises:
         UsageError: nothing, or more than one run, has this name.
     """
-    store, name = ResultsStore.open(asked.results, create=False), asked.name
-    if asked.logs:
+    store, name = ResultsStore.open(request.results, create=False), request.name
+    if request.logs:
         if name is None:
             raise UsageError("--logs prints what the processes of one run printed: name the run")
         return _logs(*store.find(name))
@@ -65,7 +65,7 @@ def show_status(asked: StatusRequest) -> Answer:
         return of_validation(store.validations.read(name))
     if sweeps := store.sweeps_called(name) or [name] * any(store.statuses(name)):
         return _of_sweeps(store, sweeps, name)
-    return _of_run(store, *_found(store, name), asked.results)
+    return _of_run(store, *_found(store, name), request.results)
 
 
 def _found(store: ResultsStore, name: str) -> tuple[str, Path]:

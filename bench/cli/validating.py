@@ -112,7 +112,7 @@ def _run(
     from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
 
     workers = WorkerSettings.of_this_machine(request.ranks, request.case_seconds)
-    progress, total = console.SometimesNoted(), len(cases)
+    progress, total = console.ThrottledLog(), len(cases)
     found: list[CaseVerdict] = []
     with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
         check_that_they_load(fork_server, record.engines)
@@ -160,7 +160,7 @@ def run_fuzz(asked: ValidationRequest, engines: Sequence[str], count: int) -> An
     ):
         check_that_they_load(fork_server, engines)
         for engine in engines:
-            found[engine], progress = Tally(), console.SometimesNoted()
+            found[engine], progress = Tally(), console.ThrottledLog()
             for tally in fuzzer.fuzz(engine, asked.seed, range(count), stop):
                 found[engine] = tally
                 progress.say(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")

@@ -118,7 +118,7 @@ class Inspection(Protocol):
         """Call `write` with a line for everything that the engine does from now on."""
         raise lacks("does not tell what it does")
 
-    def ways_out(
+    def exports(
         self,
         folder: Path,  # noqa: ARG002
         tokens: Tensor,  # noqa: ARG002

@@ -80,7 +80,7 @@ class MfsdpInspection(StockInspection):
             )
         )
 
-    def ways_out(self, folder: Path, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
+    def exports(self, folder: Path, tokens: Tensor, targets: Tensor) -> dict[str, Any]:
         """Exports, uneven DTensors of a copy, files that were read into other weights; two losses.
 
         A rank that gets nothing from an export has an empty dict.

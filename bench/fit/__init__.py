@@ -1,1 +1,1 @@
-"""What a run would hold and send, without running it: real code on hollow tensors."""
+"""What a run would hold and send, without running it: real code on tensors without data."""

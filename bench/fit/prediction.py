@@ -30,7 +30,7 @@ Bytes = Mapping[str, int]
 
 
 @dataclass(frozen=True)
-class Alive:
+class LiveStorageGroup:
     """Storages of one kind that exist at the peak. contents: as `float32[4, 8]`, of each."""
 
     category: str
@@ -62,7 +62,7 @@ class Prediction:
     resolved: ResolvedRun
     steps: tuple[tuple[Moment, Bytes], ...]
     setup_bytes: int
-    alive: tuple[Alive, ...]
+    alive: tuple[LiveStorageGroup, ...]
     collectives: tuple[Traffic, ...]
     wire_bytes: int | None
     traced_layers: tuple[int, ...]
@@ -284,7 +284,7 @@ def _prediction(
 ) -> Prediction:
     (alive,) = view.alive.values()
     groups = [
-        Alive(category, contents, count, size)
+        LiveStorageGroup(category, contents, count, size)
         for (category, contents, size), count in alive.items()
     ]
     return Prediction(

@@ -1,4 +1,4 @@
-"""One step of one rank on hollow tensors: every storage that comes and goes, every collective."""
+"""One step of one rank on tensors without data: storages that come and go, and collectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bench.engines.local_tensor import local_tensor
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import BenchError, UnsupportedError, UsageError
-from bench.fit.hollow import Hollow, hollow_tensors
+from bench.fit.dataless import Dataless, tensors_without_data
 from bench.models import initial_values
 from bench.models.build import run_model
 from bench.models.initial_values import chunks
@@ -120,7 +120,10 @@ def trace(resolved: ResolvedRun) -> Trace:
     _check(resolved)
     recorder = _Recorder(_unregistered(resolved))
     try:
-        with _ranks(resolved), hollow_tensors(recorder.changed, recorder.communicated) as mode:
+        with (
+            _ranks(resolved),
+            tensors_without_data(recorder.changed, recorder.communicated) as mode,
+        ):
             recorder.run(mode)
     except BenchError:
         raise
@@ -223,7 +226,7 @@ class _Recorder:
             message = Message(operation, axis.removeprefix("mesh_"), size)
             self.trace.messages.append((message, self._microbatch))
 
-    def run(self, mode: Hollow) -> None:
+    def run(self, mode: Dataless) -> None:
         """Set-up and two steps."""
         device = torch.device("cpu")
         model, make_batch = run_model(self._run, device)
@@ -245,7 +248,7 @@ class _Recorder:
         self._settle(mode, engine)
         getattr(engine, "close", lambda: None)()
 
-    def _step(self, engine: Engine, mode: Hollow, make_batch: Callable[..., Any] | None) -> int:
+    def _step(self, engine: Engine, mode: Dataless, make_batch: Callable[..., Any] | None) -> int:
         """Returns the bytes that the second microbatch has sent."""
         train, count = self._run.train, self._run.microbatches
         between = 0
@@ -328,18 +331,18 @@ class _Recorder:
         width = tensor.shape[-1] if tensor.dim() > 1 else 0
         return width in self._vocab and 0 < tokens * width == tensor.numel()
 
-    def _name(self, mode: Hollow, tensors: Sequence[Tensor], category: str) -> None:
+    def _name(self, mode: Dataless, tensors: Sequence[Tensor], category: str) -> None:
         for tensor in tensors:
             number = mode.number_of(local_tensor(tensor))
             known = None if number is None else self.trace.kinds[number]
             if number is not None and known is not None:
                 self.trace.kinds[number] = known._replace(category=category)
 
-    def _name_gradients(self, mode: Hollow, engine: Engine) -> None:
+    def _name_gradients(self, mode: Dataless, engine: Engine) -> None:
         held = [p.grad for p in getattr(engine, "parameters", ()) if p.grad is not None]
         self._name(mode, held, "gradients")
 
-    def _settle(self, mode: Hollow, engine: Engine) -> None:
+    def _settle(self, mode: Dataless, engine: Engine) -> None:
         """What only the whole step tells: state lasts, and gathered weights go."""
         self._name(mode, list(getattr(engine, "parameters", ())), "main_weights")
         shrunk = {number for number, change, at in self.trace.changes if change < 0 and at}

@@ -295,7 +295,7 @@ def _exported(bench: Bench) -> None:
     dist.broadcast_object_list(names)
     folder = Path(str(names[0]))
     try:
-        found = bench.optional("ways_out")(folder / "weights", *bench.batch(9, 0))
+        found = bench.optional("exports")(folder / "weights", *bench.batch(9, 0))
     finally:
         dist.barrier()
         shutil.rmtree(folder, ignore_errors=True)

@@ -166,7 +166,7 @@ class ShardedContext:
             self._forward_running = False
             self.grads.awaits_backward |= self._pass_has_graph
             for index in self._forward_order.missing_before(None):
-                self._take_part(self.units[index], "forward")
+                self._join_collectives(self.units[index], "forward")
             self._forward_order.end()
             self.params.order.finish_pass()
             self.params.release_all()
@@ -286,7 +286,7 @@ class ShardedContext:
         if unit.index in self._backward_order.gathered:
             self._agree_to_gather_again(unit, "backward")
         else:
-            self._take_part_before(unit.index)
+            self._join_collectives_before(unit.index)
 
     def _agree_to_gather_again(self, unit: Unit, direction: Direction) -> None:
         for bucket in self.gathering.buckets(unit, direction):
@@ -305,7 +305,7 @@ class ShardedContext:
             unit, gathered = self.units[index], index in self._backward_order.gathered
             if not gathered or unit.around:
                 with torch.no_grad():
-                    self._take_part_before(index)
+                    self._join_collectives_before(index)
             if gathered and not unit.shows_raw:
                 self._agree_to_gather_again(unit, "backward")
             return
@@ -317,33 +317,33 @@ class ShardedContext:
             return
         for skipped in self._forward_order.missing_before(index):
             self._forward_order.gathered.add(skipped)
-            self._take_part(self.units[skipped], "forward")
+            self._join_collectives(self.units[skipped], "forward")
         self._forward_order.gathered.add(index)
 
-    def _take_part_before(self, index: int) -> None:
+    def _join_collectives_before(self, index: int) -> None:
         """In a backward pass: take part in gathers that other ranks make before that of `index`.
 
         The unit around another one comes first, whichever hook of a tensor runs first.
         """
         for outer in self.units[index].around:
             if outer.index is not None and outer.index not in self._backward_order.gathered:
-                self._take_part_before(outer.index)
+                self._join_collectives_before(outer.index)
                 self.gathering.complete()
                 self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
             if unit.has_backward and self.calls.is_over(unit.index):
                 self._backward_order.gathered.add(skipped)
-                self._take_part(unit, "backward")
+                self._join_collectives(unit, "backward")
                 self._reduce_what_is_over()
         self._backward_order.gathered.add(index)
 
-    def _take_part(self, unit: Unit, direction: Direction) -> None:
+    def _join_collectives(self, unit: Unit, direction: Direction) -> None:
         if self.gathering.partial is not None:
             self.gathering.complete()
-        self.params.take_part(unit, direction, self.gathering.buckets(unit, direction))
+        self.params.join_collectives(unit, direction, self.gathering.buckets(unit, direction))
 
-    def _take_part_in_rest(self) -> None:
+    def _join_remaining_collectives(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
         if not self.calls.answers_whole_pass:
             return
@@ -352,7 +352,7 @@ class ShardedContext:
             unit = self.units[skipped]
             if unit.has_backward:
                 self.grads.issue_ahead_of(unit, is_last=is_last)
-                self._take_part(unit, "backward")
+                self._join_collectives(unit, "backward")
 
     def _release_if_idle(self, unit: Unit) -> None:
         """Free the weights of a unit unless a call of it is running, forward or backward.
@@ -439,7 +439,7 @@ class ShardedContext:
             self._tell("leave", "backward", self.root)
         with torch.no_grad():
             self.gathering.complete()
-            self._take_part_in_rest()
+            self._join_remaining_collectives()
             if self._spares_parameters:
                 self.grads.spare()
                 self._settle()

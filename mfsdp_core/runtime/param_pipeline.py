@@ -157,7 +157,7 @@ class ParamPipeline:
                 if self._by_name[holder].ahead:
                     self.release(self._by_name[holder])
 
-    def take_part(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> None:
+    def join_collectives(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> None:
         """Take part, without running, in the gathers of a unit that other ranks may run.
 
         buckets: its buckets in the order in which those ranks gather them.

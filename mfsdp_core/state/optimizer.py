@@ -90,7 +90,7 @@ def prepare_optimizer(
     accept_foreign_state(optimizer)
     describe_optimizer(optimizer)
     for owner in _alive(owners):
-        owner.know_optimizer(optimizer, stepped=False)
+        owner.register_optimizer(optimizer, stepped=False)
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer
 
@@ -164,7 +164,7 @@ def _step_method(
             result = base() if closure is None or base.is_local else base(evaluate)
         install(wanted=install_optimized_model_weights)
         for owner in _alive(owners):
-            owner.know_optimizer(_self, stepped=True)
+            owner.register_optimizer(_self, stepped=True)
         return result
 
     return step

@@ -231,11 +231,11 @@ def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
         tolerance=_asked_tolerance(rule, found),
     )
     if judged.verdict == "regressed" and metric is LIVE_STORAGE:
-        judged = replace(judged, reason=_who_holds_more(pair))
+        judged = replace(judged, reason=_largest_growth(pair))
     return judged if found is metric else replace(judged, detail=found.title)
 
 
-def _who_holds_more(pair: Pair) -> str:
+def _largest_growth(pair: Pair) -> str:
     """`+1.0 MiB in 4 storages of a.py:f line 12`, over all ranks; empty where nobody has said."""
     if pair.base.live is None or pair.head.live is None:
         return ""

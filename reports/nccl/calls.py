@@ -147,7 +147,7 @@ class CallEvidence:
         return "" if found is None else found.text
 
 
-class _Met(NamedTuple):
+class _TimedObservation(NamedTuple):
     """An observation in its time. view: its communicator, None if it is not known.
 
     eliminated: it is the only one that can have printed the line. registered: something had been,
@@ -165,11 +165,11 @@ def calls_of(job: LoggedJob, after_iteration: int = 0) -> Calls:
     """Walk through every process in order; calls count once so many iterations have ended."""
     found = Calls(job)
     for process in job.processes.values():
-        _Walk(found, process).run(after_iteration)
+        _CallCounter(found, process).run(after_iteration)
     return found
 
 
-class _Walk:
+class _CallCounter:
     """One process."""
 
     def __init__(self, found: Calls, process: Process) -> None:
@@ -186,7 +186,7 @@ class _Walk:
 
     def run(self, after_iteration: int) -> None:
         """Meet everything in its time; only the end of the log tells what was yet to come."""
-        met: list[_Met] = []
+        met: list[_TimedObservation] = []
         iteration, registered = 0, False
         for item in self._process.items:
             if not isinstance(item, StateChange):
@@ -202,7 +202,7 @@ class _Walk:
         for one in met:
             self._count(one, ever_registered=registered)
 
-    def _meet(self, seen: Observation, *, registered: bool) -> _Met:
+    def _meet(self, seen: Observation, *, registered: bool) -> _TimedObservation:
         choice, call = seen.choice, seen.call
         view, eliminated = self._view_of(choice, call)
         outside = ""
@@ -210,9 +210,9 @@ class _Walk:
             registered = bool(view.ranges)
             if call is not None and choice is not None:
                 outside = buffer_outside(call, seen.buffers, view.ranges, self._process)
-        return _Met(seen, view, eliminated, registered, outside)
+        return _TimedObservation(seen, view, eliminated, registered, outside)
 
-    def _count(self, met: _Met, *, ever_registered: bool) -> None:
+    def _count(self, met: _TimedObservation, *, ever_registered: bool) -> None:
         seen, view = met.seen, met.view
         choice, call = seen.choice, seen.call
         if call is not None and (call.elements == 0 or call.ranks <= 1):

@@ -37,7 +37,7 @@ class Uneven(nn.Module):
         return self.block(self.first(x)) * self.scale.sum() * self.scalar
 
 
-class Hollow(nn.Module):
+class Dataless(nn.Module):
     """With parameters that have no elements, in the root and in a unit."""
 
     def __init__(self) -> None:
@@ -186,7 +186,7 @@ PENALTIES: tuple[Callable[[Tensor], Tensor], ...] = (
 
 @pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
 def test_parameters_without_elements_take_part(way: tuple[str, str]) -> None:
-    pair = beside(Hollow, way)
+    pair = beside(Dataless, way)
     pair.backward(own_batch(0))
     pair.compare_gradients()
 

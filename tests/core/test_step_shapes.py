@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.utils.checkpoint import checkpoint
 
-from bench.fit.hollow import hollow_tensors
+from bench.fit.dataless import tensors_without_data
 from mfsdp_core import MegatronFSDP, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.events import Event
 from mfsdp_core.memory.ledger import Booking
@@ -163,7 +163,7 @@ def peak_kib(make: Callable[[], Any], step: Step) -> int:
         held += change
         most = max(most, held)
 
-    with hollow_tensors(changed, lambda *_: None):
+    with tensors_without_data(changed, lambda *_: None):
         model = make()
         optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
         if isinstance(model, MegatronFSDP):

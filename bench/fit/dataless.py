@@ -1,12 +1,12 @@
 """Tensors without contents: a step of a real engine runs, and no element is ever computed.
 
-[Note: hollow tensors] A hollow tensor is a plain CPU tensor whose memory is reserved and never
-touched: the kernel backs no page of it. Every operation on one yields the hollow tensors that
+[Note: tensors without data] Such a tensor is a plain CPU tensor whose memory is reserved and never
+touched: the kernel backs no page of it. Every operation on one yields the tensors without data that
 torch's meta kernels describe; views are views, storages come, go and are resized as ever, so
 autograd, hooks and allocators do what they do in a run. torch's own FakeTensorMode was tried
 first: `Module.to` refuses its parameters (torch 2.13), and what asks a tensor for its address gets
 none. What contents are known (tokens, indices of them, counts on the host) is computed. Numbers
-read from hollow tensors are 1 for floats and 0 for integers; experts are chosen evenly.
+read from tensors without data are 1 for floats and 0 for integers; experts are chosen evenly.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ OnCollective = Callable[[str, ProcessGroup, Sequence[Tensor]], None]
 OnChange = Callable[[int, int, str, Tensor | None], None]
 
 
-class Hollow(TorchDispatchMode):
+class Dataless(TorchDispatchMode):
     """While it is active no float is computed. on_change is told of every storage's bytes."""
 
     def __init__(self, on_change: OnChange, on_collective: OnCollective) -> None:
@@ -52,7 +52,7 @@ class Hollow(TorchDispatchMode):
         self._on_collective = on_collective
         self._shapes: dict[Any, tuple[list[Any], Any]] = {}
         self._storages: dict[int, tuple[Any, int, int]] = {}
-        self._hollow: set[int] = set()
+        self._without_data: set[int] = set()
         self._made = 0
 
     @classmethod
@@ -80,9 +80,9 @@ class Hollow(TorchDispatchMode):
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: PLR0911 - kinds of operations
         flat, tree = tree_flatten((args, kwargs))
         tensors = [one for one in flat if isinstance(one, Tensor)]
-        hollow = any(t.untyped_storage()._cdata in self._hollow for t in tensors)
+        dataless = any(t.untyped_storage()._cdata in self._without_data for t in tensors)
         if func.namespace in {"c10d", _FUNCTIONAL}:
-            return self._communicate(func, args, tensors, hollow)
+            return self._communicate(func, args, tensors, dataless)
         if func.namespace != "aten" and func.has_kernel_for_dispatch_key("CPU"):
             if not tensors:
                 return func(*args, **kwargs)
@@ -95,7 +95,7 @@ class Hollow(TorchDispatchMode):
         if self._keeps_contents(func, tensors, kwargs):
             return func(*args, **kwargs)
         changes = func._schema.is_mutable or operation in _READS
-        if not hollow and (changes or not self._makes_floats(func, tensors, kwargs)):
+        if not dataless and (changes or not self._makes_floats(func, tensors, kwargs)):
             return func(*args, **kwargs)
         if operation in _READS:
             return operation == "equal" or (1.0 if tensors[0].is_floating_point() else 0)
@@ -141,16 +141,16 @@ class Hollow(TorchDispatchMode):
 
     def _emptied(self, tensor: Tensor) -> Tensor:
         if tensor.device.type != "meta":
-            self._hollow.add(tensor.untyped_storage()._cdata)
+            self._without_data.add(tensor.untyped_storage()._cdata)
         return tensor
 
     def _choose_evenly(self, indices: Tensor, width: int) -> None:
         """Known numbers, every one as often as any other."""
         numbers = torch.arange(indices.numel(), device="cpu").remainder_(width)
         indices.copy_(numbers.view(indices.shape))
-        self._hollow.discard(indices.untyped_storage()._cdata)
+        self._without_data.discard(indices.untyped_storage()._cdata)
 
-    def _communicate(self, func: Any, args: Any, tensors: list[Tensor], hollow: bool) -> Any:
+    def _communicate(self, func: Any, args: Any, tensors: list[Tensor], dataless: bool) -> Any:
         operation = func._schema.name.partition("::")[2].strip("_")
         if func.namespace == _FUNCTIONAL:
             if not isinstance(args[-1], str):  # waits for what one of the others has started
@@ -158,7 +158,7 @@ class Hollow(TorchDispatchMode):
             self._on_collective(operation, _C10D._resolve_process_group(args[-1]), tensors)
             flat, tree = tree_flatten((args, {}))
             return self._described(func, flat, tree, operation)
-        if not hollow:  # a few integers, which the fake group leaves as they are
+        if not dataless:  # a few integers, which the fake group leaves as they are
             return func(*args)
         group = next(ProcessGroup.unbox(a) for a in args if isinstance(a, torch.ScriptObject))
         self._on_collective(operation, group, tensors)
@@ -177,7 +177,7 @@ class Hollow(TorchDispatchMode):
 
         def gone(_: object, key: int = key, number: int = number) -> None:
             _, _, size = self._storages.pop(key)
-            self._hollow.discard(key)
+            self._without_data.discard(key)
             self._on_change(number, -size, "", None)
 
         self._storages[key] = (weakref.ref(storage, gone), number, storage.nbytes())
@@ -193,14 +193,14 @@ class Hollow(TorchDispatchMode):
 
 
 @contextmanager
-def hollow_tensors(on_change: OnChange, on_collective: OnCollective) -> Iterator[Hollow]:
-    """Run a block on hollow tensors.
+def tensors_without_data(on_change: OnChange, on_collective: OnCollective) -> Iterator[Dataless]:
+    """Run a block on tensors without data.
 
     Raises:
         UnsupportedError: experts in another dtype than BF16, whose products torch describes alone;
             or this machine reserves less address space than one of the tensors takes.
     """
-    mode = Hollow(on_change, on_collective)
+    mode = Dataless(on_change, on_collective)
     resize = torch.UntypedStorage.resize_
 
     def resize_and_tell(storage: torch.UntypedStorage, size: int) -> Any:
