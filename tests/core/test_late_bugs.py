@@ -39,7 +39,7 @@ FOUND = {
     "a-gather-along-the-inner-axis-does-not-wait-for-that-along-the-outer-one": HYBRID,
     "what-a-copy-in-wrote-is-not-waited-for": ALONE,
     "gathered-weights-are-given-back-while-a-unit-computes-with-them": PLAIN,
-    "a-gather-does-not-wait-for-the-step-before-it": PLAIN,
+    "a-gather-does-not-wait-for-the-step-before-it": POOLED,
     "received-slices-are-given-back-before-they-are-added-up": POOLED,
     "only-the-first-message-of-an-exchange-is-waited-for": POOLED,
     "the-second-half-of-a-direct-all-reduce-is-not-waited-for": WHOLE,
