@@ -19,7 +19,7 @@ from reports.nccl.source import LogSource, StoppedError, find_sources, read_line
 from reports.renderers import terminal
 
 STANDARD_INPUT = "pasted"
-MOST_BYTES = 256 << 20
+MOST_BYTES = 100 << 20  # 100 s
 _PACKED = (".gz", ".zst", ".zstd")
 
 
