@@ -96,6 +96,7 @@ def fully_shard(
     _refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
     modules = module if isinstance(module, list) else [module]
     alone = set(ignored_params or ())
+    _refuse(_wrong_list(modules, alone))
     for one in modules:
         _refuse(_wrong_module(one))
         refuse_shared(one)
@@ -354,6 +355,8 @@ class _Sharded:
             apart = Streams(_META), EventBus(), MemoryLedger()
             environment = Environment(environment.dense, environment.experts, *apart)
         else:
+            for parameter in _own(module, self.left_alone).values():
+                parameter.grad = None  # of before: an optimizer of before is none of the shards'
             prepare_tensors(module, environment.streams.device, self.left_alone)
         given = self.request.config, self.request.arguments.mixed_precision_policy, environment
         self.factory = shard_units(
@@ -524,6 +527,11 @@ def _wrong_options(
     mesh: DeviceMesh | None, reshard: object, policy: object, offload: object, unknown: Any
 ) -> Rows:
     wrong, lacks = ConfigurationError, CapabilityNotBuiltError
+    found = type(mesh).__name__
+    is_mesh = mesh is None or isinstance(mesh, DeviceMesh)
+    yield not is_mesh, wrong, f"mesh: expected a DeviceMesh or None, found {found}."
+    if not isinstance(mesh, DeviceMesh):
+        mesh = None
     yield unknown, wrong, f"fully_shard does not know {', '.join(unknown)}: leave it out."
     shape = (1, True) if mesh is None else (mesh.ndim, mesh.mesh_dim_names is not None)
     yield (
@@ -545,11 +553,30 @@ def _wrong_options(
     expected = "torch.distributed.fsdp.MixedPrecisionPolicy"
     is_policy = isinstance(policy, MixedPrecisionPolicy)
     yield not is_policy, wrong, f"mp_policy: expected {expected}, found {found}."
+    for name in ("param_dtype", "reduce_dtype", "output_dtype"):
+        dtype = getattr(policy, name, None)
+        is_dtype = dtype is None or isinstance(dtype, torch.dtype)
+        yield not is_dtype, wrong, f"mp_policy: {name}: expected a torch.dtype, found {dtype!r}."
     found = type(offload).__name__
     is_policy = isinstance(offload, OffloadPolicy)
     yield not is_policy, wrong, f"offload_policy: expected OffloadPolicy(), found {found}."
     is_plain = type(offload) is OffloadPolicy
     yield not is_plain, lacks, f"offload_policy={found}() is not built: leave it out."
+
+
+def _wrong_list(modules: list[Any], left_alone: set[Any]) -> Rows:
+    inside = [inner for one in modules if isinstance(one, nn.Module) for inner in one.modules()]
+    yield (
+        any(inside.count(one) > 1 for one in modules),
+        ConfigurationError,
+        "a module of the list is in another one of it, or stands in it twice. Call fully_shard for "
+        "the inner one first, then for the one around.",
+    )
+    yield (
+        not all(isinstance(one, nn.Parameter) for one in left_alone),
+        ConfigurationError,
+        "ignored_params: expected parameters, as in set(module.head.parameters()).",
+    )
 
 
 def _wrong_module(module: object) -> Rows:

@@ -143,15 +143,23 @@ def read_format(path: Path) -> Format:
         UsageError: a file that cannot be read, or that is no row.
     """
     try:
-        return Format.model_validate(
+        row = Format.model_validate(
             YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         )
-    except (OSError, UnicodeDecodeError, YAMLError, RecursionError) as error:
+        row.name.encode()
+        for pattern in (*row.patterns, *row.facts, row.step, *row.kept):
+            re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"--format {path}: {error.pattern!r} is no pattern: {error}") from error
+    except (TypeError, KeyError, IndexError, AttributeError) as error:
+        raise UsageError(f"--format {path}: expected a row as docs/import.md shows") from error
+    except (OSError, UnicodeError, YAMLError, RecursionError) as error:
         raise UsageError(f"--format {path}: expected a file of YAML, found: {error}") from error
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(map(str, first["loc"])) or "the file"
         raise UsageError(f"--format {path}: {where}: {first['msg']}") from error
+    return row
 
 
 @functools.cache

@@ -79,8 +79,13 @@ def prepare_optimizer(
     warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
     patched._mfsdp_warned = False
-    if whole_matrices is None:
-        whole_matrices = needs_whole_matrices(optimizer)
+    needed = needs_whole_matrices(optimizer)
+    if needed and whole_matrices is False:
+        raise ConfigurationError(
+            f"whole_matrices=False, and {type(optimizer).__name__} computes with rows and columns "
+            "of whole matrices: leave it out."
+        )
+    whole_matrices = needed if whole_matrices is None else whole_matrices
     base: LocalStep | WholeStep = LocalStep(optimizer, optimizer.step)
     if whole_matrices and not are_whole(_parameters(optimizer)):
         base = WholeStep(optimizer, optimizer.step)

@@ -53,6 +53,14 @@ def judge_curve(
     if len(lengths) > 1 or 0 in lengths:
         found = ", ".join(map(str, sorted(lengths)))
         return CurveFinding("regressed", f"the runs have different numbers of steps: {found}")
+    known = set.intersection(*(set(curve.steps) for curve in base))
+    kept = set.intersection(*(set(curve.steps) for curve in head))
+    lacking = sorted(known - kept)
+    if lacking:
+        count = quantity.counted(len(lacking), "step")
+        return CurveFinding(
+            "regressed", f"the head has no value at {count} of the base, first at {lacking[0]}"
+        )
     if mode == "bitwise":
         return _bitwise(base, head)
     return _against_spread(base, head, bounds, distances)

@@ -250,6 +250,8 @@ def _curve(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
     if not has_curve(pair.base, metric):
         return unmeasured(pair.label, metric, rule, f"no {metric.title} of the base")
     base, head = (side.curves[metric.name] for side in (pair.base, pair.head))
+    if not head:
+        return unmeasured(pair.label, metric, rule, f"no {metric.title} of the head")
     distances = NORMS if metric is GRAD_NORM else LOSSES
     bounds = distances.bounds(pair.head.loss_bound)
     if rule.tolerance is not None:

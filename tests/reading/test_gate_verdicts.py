@@ -245,6 +245,15 @@ def test_a_loss_that_differs_is_named_with_its_first_step(base, head, mode, verd
     assert said in found.reason
 
 
+def test_a_step_that_the_head_alone_does_not_have_is_a_regression():
+    base, steps = curve(), curve().steps
+    head = replace(base, steps=(*steps[:4], *steps[5:]), values=base.values[:4] + base.values[5:])
+    found = judge_curve([base], [head], "spread", (1e-5, 1e-5))
+    assert found.verdict == "regressed"
+    assert found.reason == f"the head has no value at 1 step of the base, first at {steps[4]}"
+    assert judge_curve([head], [base], "spread", (1e-5, 1e-5)).verdict == "equivalent"
+
+
 def test_a_curve_within_the_spread_of_repeats_is_equal():
     base = [curve(noise=0.01, seed=seed) for seed in range(4)]
     apart = (relative_differences(a.values, b.values) for a, b in combinations(base, 2))

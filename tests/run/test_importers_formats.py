@@ -432,6 +432,8 @@ def test_a_row_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         (MINE, "- 1", "the file: "),
         (MINE, "", "the file: "),
         ("kept: [epoch]", "step_from: 2", "step_from: "),
+        ("kept: [epoch]", "kept: ['(epoch']", "'.epoch' is no pattern"),
+        ("name: mine", r'name: "\ud800"', "expected a file of YAML"),
     ],
 )
 def test_a_row_that_is_none_is_refused(tmp_path: Path, old: str, new: str, says: str) -> None:

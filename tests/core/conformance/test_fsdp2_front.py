@@ -84,6 +84,24 @@ def test_any_optimizer_trains_as_over_whole_tensors() -> None:
         _train_beside(model, plain, make)
 
 
+def test_gradients_of_before_count_for_nothing() -> None:
+    plain = build(Small, torch.float64, 3, 0.4)
+    module = copy.deepcopy(plain)
+    module(batch(5)).backward()
+    _train_beside(_shard(module), plain)
+
+
+def test_what_a_list_or_a_set_cannot_hold_is_refused() -> None:
+    model = Small()
+    refuses(ConfigurationError, "is in another one", fully_shard, [model, model.units[0]])
+    refuses(ConfigurationError, "twice", fully_shard, [model.units[0], model.units[0]])
+    refuses(ConfigurationError, "expected parameters", fully_shard, model, ignored_params={"scale"})
+    refuses(ConfigurationError, "expected a DeviceMesh", fully_shard, model, mesh="dp")
+    policy = MixedPrecisionPolicy(param_dtype="bf16")
+    refuses(ConfigurationError, "expected a torch.dtype", fully_shard, model, mp_policy=policy)
+    assert not any(isinstance(parameter, DTensor) for parameter in model.parameters())
+
+
 def test_parameters_and_gradients_are_those_of_fsdp2() -> None:
     """Names, whole shapes, dtypes and placements; rows lie elsewhere."""
     plain = build(Small, torch.float64, 3, 0.4)

@@ -121,6 +121,12 @@ def test_on_one_rank() -> None:
     _train(model, _shard(model, LeftAndRight), plain, _plain(plain, LeftAndRight), 0, 1)
 
 
+def test_who_needs_whole_matrices_cannot_do_without() -> None:
+    model, _ = pair(3)
+    wrap = partial(mfsdp_core.fully_shard_optimizer, whole_matrices=False)
+    refuses(ConfigurationError, "leave it out", lambda: wrap(_OPTIM.Muon(_matrices(model))))
+
+
 def test_tied_weights_and_uneven_rows() -> None:
     model, plain = pair(3, Stateful)
     _train(model, _shard(model, LeftAndRight), plain, _plain(plain, LeftAndRight), 0, 1)
