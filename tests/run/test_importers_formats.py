@@ -420,6 +420,20 @@ def test_a_row_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "line",
+    [
+        '{"log_history":[{"step":1,"loss":1.5},{"step":3,"loss":1.1}',
+        '{"step":1,"loss":1.5}{"step":2,"loss":1.3}',
+        '{"a":{"step":1,"loss":9.0},"step":2,"loss":1.5}',
+    ],
+)
+def test_numbers_of_several_objects_in_a_line_never_mix(line: str) -> None:
+    with pytest.raises(NothingMeasuredError):
+        runs_of(line)
+    assert [step.loss for step in runs_of(f'{line}\n{{"step": 4, "loss": 1.0}}')[0].steps] == [1.0]
+
+
+@pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("ce: loss", "ce: losses", r"fields: .*expected .*loss, .*found 'losses'"),
