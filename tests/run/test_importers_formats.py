@@ -419,6 +419,12 @@ def test_a_row_of_ones_own_is_read_from_a_file(tmp_path: Path) -> None:
         runs_of(steps_of(1), str(path))
 
 
+def test_thousands_that_a_blank_parts_are_no_small_number() -> None:
+    line = "step: 1  loss: 8.1  grad_norm: 1.2  tps: 1 234  tflops: 10.1"
+    (step,) = runs_of(line)[0].steps
+    assert (step.tokens_per_second_per_device, step.teraflops_per_device) == (None, 10.1)
+
+
 @pytest.mark.parametrize(
     "line",
     [
