@@ -10,9 +10,9 @@ import functools
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,8 +22,22 @@ from bench.spec import Frozen
 from bench.workload import ImportedStep, Workload
 
 OURS = frozenset(one.name for one in dataclasses.fields(ImportedStep)) - {"step", "extra", "lines"}
+#: The kind of a line that says one argument.
+ARGUMENT = "argument"
 _ROWS = Path(__file__).parent / "rows"
 _TARGET = re.compile(r"(?P<field>\w+)(?: from (?P<unit>\S+))?|as (?P<name>.+)")
+
+
+def _compiled(text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ValueError(f"{text!r} is no pattern: {error}") from error
+    return text
+
+
+PatternText = Annotated[str, AfterValidator(_compiled)]
+"""The text of a pattern, which a reader joins with others or compiles."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +84,13 @@ class LineForm(Frozen):
     least: int = 0
     """Fields of ours that the line must have to be one of this kind."""
 
+    @model_validator(mode="after")
+    def _names_its_values(self) -> Self:
+        pattern = self.match if self.kind == ARGUMENT else self.field
+        if lacking := {"name", "value"} - pattern.groupindex.keys():
+            raise ValueError(f"expected the groups name and value, found no {min(lacking)}")
+        return self
+
 
 class Document(Frozen):
     """A whole text in JSON. history: a list of objects, each of the step that it has below step.
@@ -94,22 +115,22 @@ class Format(Frozen):
     lines: tuple[LineForm, ...] = ()
     fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Name as printed: where its number goes, or its numbers in their order."""
-    patterns: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    patterns: dict[PatternText, tuple[str, ...]] = Field(default_factory=dict)
     """The same, for all names that a pattern fits."""
     second: str = ""
     """What a second number is called, of which fields says nothing; it is not read without."""
     units: dict[str, str] = Field(default_factory=dict)
     """Unit as printed: the one that is meant, as GB: GiB."""
-    facts: dict[str, str] = Field(default_factory=dict)
+    facts: dict[PatternText, str] = Field(default_factory=dict)
     """Pattern of a name: field of `Workload`."""
     arguments: dict[str, str] = Field(default_factory=dict)
     """Name of an argument: field of `Workload`."""
     frameworks: dict[str, str] = Field(default_factory=dict)
     """Name that only one framework of several prints: that framework."""
-    step: str = ""
+    step: PatternText = ""
     """Pattern of the name of the field that is the step, where it is one of the fields."""
     step_from: Literal[0, 1] = 1
-    kept: tuple[str, ...] = ()
+    kept: tuple[PatternText, ...] = ()
     """Patterns of names that are kept as they are. Others are kept too, and counted aloud."""
     unknown: str = "{name}"
     """What a field is called that no other key names."""
@@ -123,8 +144,11 @@ class Format(Frozen):
         if not isinstance(value, dict):
             return value
         lists = {name: [one] if isinstance(one, str) else one for name, one in value.items()}
-        for one in (one for targets in lists.values() for one in targets):
-            Target.of(str(one))
+        for name, targets in lists.items():
+            if not isinstance(targets, list | tuple) or not targets:
+                raise ValueError(f"expected where {name!r} goes, found {targets!r}")
+            for one in targets:
+                Target.of(str(one))
         return lists
 
     @field_validator("facts", "arguments")
@@ -147,12 +171,6 @@ def read_format(path: Path) -> Format:
             YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
         )
         row.name.encode()
-        for pattern in (*row.patterns, *row.facts, row.step, *row.kept):
-            re.compile(pattern)
-    except re.error as error:
-        raise UsageError(f"--format {path}: {error.pattern!r} is no pattern: {error}") from error
-    except (TypeError, KeyError, IndexError, AttributeError) as error:
-        raise UsageError(f"--format {path}: expected a row as docs/import.md shows") from error
     except (OSError, UnicodeError, YAMLError, RecursionError) as error:
         raise UsageError(f"--format {path}: expected a file of YAML, found: {error}") from error
     except ValidationError as error:

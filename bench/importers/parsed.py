@@ -17,7 +17,7 @@ from bench.workload import ImportedStep
 
 AFTER = "memory after iterations"
 """In `extra`: the iteration behind which the memory of a step was read, where it is another one."""
-MEMORY, ARGUMENT = "memory", "argument"
+MEMORY = "memory"
 
 Value = float | str
 _WHOLE = {name for name in OURS if name.endswith("_bytes")} | {"tokens"}

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import replace
 
-from bench.importers.formats import OURS, Format, LineForm, Target, shipped
-from bench.importers.parsed import ARGUMENT, Parsed, Said
+from bench.importers.formats import ARGUMENT, OURS, Format, LineForm, Target, shipped
+from bench.importers.parsed import Parsed, Said
 from bench.importers.quantities import NOTHING, Quantity, in_field, quantities, units_of
 
 MOST = 2**40
