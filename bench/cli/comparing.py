@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.cli import exit_codes
 from bench.cli.console import Answer
-from bench.cli.importing import doubts_of, is_log, named_runs, read_logs
+from bench.cli.importing import doubts_of, is_log, runs_of_log
 from bench.cli.judged_sweep import JudgedSweep, judged_sweep, read_policy
 from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
@@ -163,10 +163,7 @@ def _of_logs(request: CompareRequest) -> Answer:
     sides = []
     for name in filter(None, (request.base, request.head)):
         if is_log(name):
-            read = [
-                run for stem, runs in read_logs([name], None, {}) for run in named_runs(stem, runs)
-            ]
-            sides.append([imported.of_import(run) for run in read])
+            sides.append([imported.of_import(run) for run in runs_of_log(name)])
         else:
             store = ResultsStore.open(request.results, create=False)
             sides.append(_shown_of(store, _called(store, name)))

@@ -10,7 +10,7 @@ from typing import Any
 from bench.cli import console, exit_codes, running
 from bench.cli.chosen_sweep import ChosenSweep, choose, find_sweep_file, sweep_file
 from bench.cli.console import Answer
-from bench.cli.importing import is_log, named_runs, read_logs
+from bench.cli.importing import is_log, runs_of_log
 from bench.cli.judged_sweep import JudgedSweep, expected_of, judged_sweep, read_policy
 from bench.cli.options import SweepRequest, parsed_seconds
 from bench.cli.verbs.judge import GateRequest
@@ -144,12 +144,8 @@ def baseline_of_file(name: str, path: Path) -> Baseline:
         UsageError: it cannot be read.
         NothingMeasuredError: it holds no run.
     """
-    runs = [
-        run for stem, read in read_logs((str(path),), None, {}) for run in named_runs(stem, read)
-    ]
-    return make_baseline(
-        name, as_name(path.stem) or "file", utc_now(), [imported_samples(run) for run in runs]
-    )
+    cells = [imported_samples(run) for run in runs_of_log(str(path))]
+    return make_baseline(name, as_name(path.stem) or "file", utc_now(), cells)
 
 
 def _judged(

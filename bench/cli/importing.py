@@ -43,7 +43,7 @@ def import_logs(request: ImportRequest) -> Answer:
     if name is not None and len(read) > 1:
         raise UsageError(f"--name names one text, found {len(read)} with runs in them")
     store = ResultsStore.open(results, create=True)
-    named = [run for stem, runs in read for run in named_runs(name or stem, runs)]
+    named = [run for stem, runs in read for run in _named(name or stem, runs)]
     for run in named:
         if run.id in store.sweeps():
             raise UsageError(f"{run.id} is the name of a sweep in {results}; choose by --name")
@@ -115,7 +115,16 @@ def is_log(name: str) -> bool:
     return name == "-" or (Path(name).is_file() and Path(name).suffix not in (".yaml", ".yml"))
 
 
-def named_runs(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
+def runs_of_log(name: str) -> list[ImportedRun]:
+    """Those of one log, by their names.
+
+    Raises:
+        UsageError, NothingMeasuredError: as `read_logs`.
+    """
+    return [run for stem, runs in read_logs([name], None, {}) for run in _named(stem, runs)]
+
+
+def _named(stem: str, runs: list[ImportedRun]) -> list[ImportedRun]:
     """The runs of one text, called after it, and after their labels where there are several."""
     alone = len(runs) == 1
     return [replace(run, id=stem if alone else f"{stem}.{run.id}") for run in runs]
