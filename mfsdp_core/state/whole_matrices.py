@@ -280,12 +280,8 @@ class WholeStep:
             (home, local.dtype) for (home, _), local in zip(wholes, out, strict=True)
         ):
             ranks = range(group.size())
-            here = [
-                (home, whole)
-                for n in numbers
-                if (whole := wholes[n][1]) is not None
-                for home in [wholes[n][0]]
-            ]
+            of_batch = (wholes[number] for number in numbers)
+            here = [(home, whole) for home, whole in of_batch if whole is not None]
             send = [[home.rows_of(whole, r).reshape(-1) for home, whole in here] for r in ranks]
             back = [[n for n in numbers if wholes[n][0].owner == r] for r in ranks]
             counts = [[out[n].numel() for n in owned] for owned in back]
