@@ -30,3 +30,21 @@ def small_run(engine: str | dict[str, Any], **sections: dict[str, Any]) -> Resol
         "launch": launch,
     }
     return resolve_anywhere(RunSpec.model_validate(document | sections))
+
+
+TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
+HYBRID = {"preset": "hybrid-tiny"}
+
+
+def accumulating_run(
+    engine: dict[str, Any],
+    dtypes: dict[str, Any] | None = None,
+    model: dict[str, Any] | None = None,
+) -> ResolvedRun:
+    """Of two microbatches, on two ranks; of five layers unless `model` says."""
+    return small_run(
+        engine,
+        model=model or {"preset": "debug", "layers": 5},
+        dtypes=dtypes or {},
+        train={"global_batch": 4, "micro_batch": 2},
+    )

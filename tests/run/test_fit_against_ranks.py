@@ -7,7 +7,17 @@ from functools import partial
 import pytest
 import torch
 from setup_rank import peak_of_setup
-from small_runs import BF16, FP64, HFSDP, MAIN16, ZERO3, small_run
+from small_runs import (
+    BF16,
+    FP64,
+    HFSDP,
+    HYBRID,
+    MAIN16,
+    TIED,
+    ZERO3,
+    small_run,
+)
+from small_runs import accumulating_run as run
 
 from bench.fit.prediction import predict
 from bench.spec import ResolvedRun
@@ -16,17 +26,6 @@ pytestmark = pytest.mark.processes
 
 CPU = torch.device("cpu")
 CODES = {"recipe": "delayed"}
-TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
-HYBRID = {"preset": "hybrid-tiny"}
-
-
-def run(engine: dict, dtypes: dict | None = None, model: dict | None = None) -> ResolvedRun:
-    return small_run(
-        engine,
-        model=model or {"preset": "debug", "layers": 5},
-        dtypes=dtypes or {},
-        train={"global_batch": 4, "micro_batch": 2},
-    )
 
 
 RUNS = {

@@ -11,7 +11,16 @@ from functools import partial
 import pytest
 import torch
 from setup_rank import differences_from_whole, live_setup, start_of, unequal_start
-from small_runs import BF16, FP64, HFSDP, MAIN16, ZERO3, small_run
+from small_runs import (
+    BF16,
+    FP64,
+    HFSDP,
+    HYBRID,
+    MAIN16,
+    TIED,
+    ZERO3,
+)
+from small_runs import accumulating_run as run
 
 from bench.models.build import build_model
 from bench.spec import ResolvedRun
@@ -21,20 +30,9 @@ pytestmark = pytest.mark.processes
 
 CPU = torch.device("cpu")
 CODES = {"recipe": "delayed"}
-TIED = {"preset": "debug", "layers": 3, "tie_embeddings": True}
-HYBRID = {"preset": "hybrid-tiny"}
 CODED = {"quantised_weights": True}
 TE = {"linear": "transformer_engine", "linear_recipe": "current"}
 SENT16 = BF16 | {"grad_comm": "bf16"}
-
-
-def run(engine: dict, dtypes: dict | None = None, model: dict | None = None) -> ResolvedRun:
-    return small_run(
-        engine,
-        model=model or {"preset": "debug", "layers": 5},
-        dtypes=dtypes or {},
-        train={"global_batch": 4, "micro_batch": 2},
-    )
 
 
 def example(name: str, strategy: str) -> dict:
