@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from bench.store.layout import ISSUED_GLOB, rank_of
 from bench.store.reading import read_json_object
@@ -27,11 +26,6 @@ class Issued:
 
 def desync(logs: Path) -> str:
     """In a sentence; empty if no rank has left such a file."""
-    return describe(read_issued(logs))
-
-
-def read_issued(logs: Path) -> dict[int, Issued]:
-    """By rank, of those that left a file."""
     found = {}
     for file in sorted(logs.glob(ISSUED_GLOB)):
         document = read_json_object(file, []) or {}
@@ -42,7 +36,7 @@ def read_issued(logs: Path) -> dict[int, Issued]:
                 {int(number): str(words) for number, words in latest},
                 str(document.get("unfinished", "")),
             )
-    return dict(sorted(found.items()))
+    return describe(dict(sorted(found.items())))
 
 
 def describe(ranks: Mapping[int, Issued]) -> str:
@@ -57,14 +51,18 @@ def describe(ranks: Mapping[int, Issued]) -> str:
         if one.unfinished
     )
     for number in range(first, last + 1):
-        words = {
-            rank: f"issued {one.latest[number]}" if number in one.latest else _behind(one)
-            for rank, one in ranks.items()
-        }
-        if len(set(words.values())) > 1:
-            return f"ranks differ in collective {number}: {_by_words(words)}{unfinished}"
+        by_words: dict[str, list[int]] = {}
+        for rank, one in ranks.items():
+            words = f"issued {one.latest[number]}" if number in one.latest else _behind(one)
+            by_words.setdefault(words, []).append(rank)
+        if len(by_words) > 1:
+            each = ", ".join(
+                f"rank{'s' if len(those) > 1 else ''} {_listed(those)} {words}"
+                for words, those in by_words.items()
+            )
+            return f"ranks differ in collective {number}: {each}{unfinished}"
     (rank, one), *others = ranks.items()
-    who = f"ranks {_listed(ranks)} have" if others else f"rank {rank} has"
+    who = f"ranks {_listed([*ranks])} have" if others else f"rank {rank} has"
     newest = one.latest.get(last, "none")
     return f"{who} issued {last} collectives, {newest} last{unfinished}"
 
@@ -75,17 +73,6 @@ def _behind(one: Issued) -> str:
     return f"issued no more after {one.issued}, {one.latest.get(one.issued, 'unknown')}"
 
 
-def _by_words(words: Mapping[int, str]) -> str:
-    by_words: dict[str, list[int]] = {}
-    for rank, what in words.items():
-        by_words.setdefault(what, []).append(rank)
-    return ", ".join(
-        f"rank{'s' if len(ranks) > 1 else ''} {_listed(ranks)} {what}"
-        for what, ranks in by_words.items()
-    )
-
-
-def _listed(ranks: Any) -> str:
-    shown = list(ranks)[:_RANKS_SHOWN]
-    more = len(ranks) - len(shown)
-    return " and ".join(map(str, shown)) + (f" and {more} more" if more else "")
+def _listed(ranks: list[int]) -> str:
+    more = len(ranks) - _RANKS_SHOWN
+    return " and ".join(map(str, ranks[:_RANKS_SHOWN])) + (f" and {more} more" if more > 0 else "")

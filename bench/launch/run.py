@@ -15,10 +15,10 @@ from bench.launch.code import RankCode, own_code
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
 from bench.launch.command import WORKER_MODULE
 from bench.launch.desync import desync
+from bench.launch.ending import Ending, classify, gather_evidence
 from bench.launch.environment import collect_environment
 from bench.launch.inputs import data_inputs, imported_files
 from bench.launch.local.launcher import LocalLauncher
-from bench.launch.outcome import Outcome, classify, gather_evidence
 from bench.launch.protocol import Launcher, Order
 from bench.launch.watch import Heartbeat, Limits, Watch
 from bench.record import STOPPED, RunStatus, code_with_inputs
@@ -69,15 +69,15 @@ def launch(
         expect_code(order)
         data = data_inputs(resolved)
         try:
-            outcome = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
+            ending = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
-            _write_final(folder, Outcome("crashed", f"the harness failed: {error!r}"), None, data)
+            _write_final(folder, Ending("crashed", f"the harness failed: {error!r}"), None, data)
             raise
-        outcome = _unless_unstable(folder, outcome)
+        ending = _unless_unstable(folder, ending)
         proofs = read_proofs(folder, ranks)
         inputs = data | imported_files(proofs)
         keep_proofs(folder, proofs)
-        return _write_final(folder, outcome, verdict(proofs, ranks), inputs)
+        return _write_final(folder, ending, verdict(proofs, ranks), inputs)
 
 
 def _run(
@@ -88,44 +88,42 @@ def _run(
     stop: threading.Event,
     on_step: Callable[[int], None] | None,
     limits: Limits,
-) -> Outcome:
+) -> Ending:
     """Start the job, wait, end whatever is left, and say what happened."""
-    launch = order.resolved.launch
+    launch, steps = order.resolved.launch, order.resolved.train.steps
     heartbeat = Heartbeat(folder.path, launch.ranks, time.monotonic())
     job = launcher.start(order)
-    outcome: Outcome | None = None
+    ending: Ending | None = None
     try:
-        outcome = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
+        ending = Watch(job, heartbeat, launch, limits).wait(stop, on_step)
     except KeyboardInterrupt:
         stop.set()
-        outcome = Outcome("interrupted", "interrupted by the user (Ctrl-C)")
+        ending = Ending("interrupted", "interrupted by the user (Ctrl-C)")
     finally:
-        _note_interruption(folder, outcome)
+        if ending is not None and ending.state in STOPPED:
+            # Now: an impatient user may kill this process before the ranks have ended.
+            with contextlib.suppress(StoreFullError, StoreGoneError):
+                folder.write_status(folder.status.model_copy(update={"reason": ending.reason}))
         job.cancel(limits.grace_seconds)
     end = job.wait(0.0)
-    if outcome is not None:
-        return _with_desync(replace(outcome, exit_code=end.exit_code), folder)
-    if end.state is not None:
-        return Outcome(end.state, end.detail, None, end.exit_code)
-    steps = order.resolved.train.steps
-    if not isinstance(launcher, LocalLauncher):
-        _await_late_files(
-            folder, heartbeat, steps if end.exit_code == 0 else None, limits.late_seconds
-        )
-    evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
-    return _with_desync(classify(evidence), folder)
-
-
-def _with_desync(outcome: Outcome, folder: RunFolder) -> Outcome:
-    """Where a rank stood still, or a watchdog ended it: what each had issued."""
-    if outcome.state not in ("hang", "timeout") and outcome.exit_code != -signal.SIGABRT:
-        return outcome
-    said = desync(folder.logs_path)
-    return replace(outcome, reason=f"{outcome.reason}; {said}") if said else outcome
+    if ending is not None:
+        ending = replace(ending, exit_code=end.exit_code)
+    elif end.state is not None:
+        return Ending(end.state, end.detail, None, end.exit_code)
+    else:
+        if not isinstance(launcher, LocalLauncher):
+            _await_late_files(folder, heartbeat, steps if end.exit_code == 0 else None, limits)
+        evidence = gather_evidence(folder, end, steps=heartbeat.steps, steps_expected=steps)
+        ending = classify(evidence)
+    if ending.state in ("hang", "timeout") or ending.exit_code == -signal.SIGABRT:
+        # A rank stood still, or a watchdog ended it: what each had issued.
+        issued = desync(folder.logs_path)
+        return replace(ending, reason="; ".join(filter(None, (ending.reason, issued))))
+    return ending
 
 
 def _await_late_files(
-    folder: RunFolder, heartbeat: Heartbeat, steps: int | None, seconds: float
+    folder: RunFolder, heartbeat: Heartbeat, steps: int | None, limits: Limits
 ) -> None:
     """Wait for what other machines have written.
 
@@ -136,7 +134,7 @@ def _await_late_files(
         folder: of the run.
         heartbeat: counts steps in its files.
         steps: of every rank of a run that went well; None for one that failed, whose ranks say why.
-        seconds: the longest wait.
+        limits: with the longest wait.
     """
 
     def complete() -> bool:
@@ -149,53 +147,38 @@ def _await_late_files(
             and "meters" in folder.read_runtime()
         )
 
-    wait_until(complete, seconds)
-
-
-def wait_until(condition: Callable[[], bool], seconds: float) -> bool:
-    """Whether `condition` becomes true within so many seconds."""
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() >= deadline:
-            return False
+    deadline = time.monotonic() + limits.late_seconds
+    while not complete() and time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
-    return True
 
 
-def _note_interruption(folder: RunFolder, outcome: Outcome | None) -> None:
-    """Keep the reason now: an impatient user may kill this process before the ranks have ended."""
-    if outcome is not None and outcome.state in STOPPED:
-        with contextlib.suppress(StoreFullError, StoreGoneError):
-            folder.write_status(folder.status.model_copy(update={"reason": outcome.reason}))
-
-
-def _unless_unstable(folder: RunFolder, outcome: Outcome) -> Outcome:
+def _unless_unstable(folder: RunFolder, ending: Ending) -> Ending:
     """`unstable` instead of `ok` where no steady state was reached; keeps the summary."""
-    if outcome.state != "ok":
-        return outcome
+    if ending.state != "ok":
+        return ending
     from bench.derive.summary import summarise
 
     status = folder.status.model_copy(update={"state": "ok"})
     record = replace(read_record(folder.path, folder.run_id), status=status)
     if record.damage:
-        return replace(outcome, state="crashed", reason="; ".join(record.damage))
+        return replace(ending, state="crashed", reason="; ".join(record.damage))
     summary = summarise(record)
     with contextlib.suppress(StoreFullError):
         folder.write_summary(summary)
     if not status.comparable_in_time or summary.steady is None or summary.steady.stable:
-        return outcome
-    return replace(outcome, state="unstable", reason=summary.steady.reason)
+        return ending
+    return replace(ending, state="unstable", reason=summary.steady.reason)
 
 
 def _write_final(
-    folder: RunFolder, outcome: Outcome, proof: Verdict | None, inputs: dict[str, str]
+    folder: RunFolder, ending: Ending, proof: Verdict | None, inputs: dict[str, str]
 ) -> RunStatus:
     status = folder.status.model_copy(
         update={
-            "state": outcome.state,
-            "reason": outcome.reason,
-            "failed_rank": outcome.failed_rank,
-            "exit_code": outcome.exit_code,
+            "state": ending.state,
+            "reason": ending.reason,
+            "failed_rank": ending.failed_rank,
+            "exit_code": ending.exit_code,
             "ended_utc": utc_now(),
             "code_proof": proof,
             "code": code_with_inputs(folder.status.code, inputs),

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.launch.outcome import Outcome
+from bench.launch.ending import Ending
 from bench.launch.protocol import Job, Symptoms
 from bench.spec import LaunchSpec
 from bench.store.samples import GLOB, lines_by_rank
 
 
 class Heartbeat:
-    """Counts each rank's steps by its lines. One stat per file and call; a read only on growth.
+    """Counts each rank's steps by its lines. One stat per file and call; a read only on a change.
 
     Until the first step a file that was written to is a sign of life too: ranks touch it while they
     draw initial values.
@@ -26,56 +26,42 @@ class Heartbeat:
         ranks: of the run.
         now_seconds: a monotonic clock's reading at the start.
 
-    steps: that each rank has finished.
+    steps: that each rank has finished. grown_seconds: when each has added its last line.
     """
 
     def __init__(self, folder: Path, ranks: int, now_seconds: float) -> None:
-        self._folder = folder
+        self.folder = folder
+        self._stamps: dict[Path, tuple[int, int]] = {}
         self._read_bytes: dict[Path, int] = {}
-        self._touched: dict[Path, int] = {}
         self.steps = [0] * ranks
-        self._grown_seconds = [now_seconds] * ranks
-        self.last_growth_seconds = now_seconds
+        self.grown_seconds = [now_seconds] * ranks
+        self.start_seconds = self.last_growth_seconds = now_seconds
 
     def poll(self, now_seconds: float) -> None:
         """Look at the files; remembers `now_seconds` for those ranks that have added lines."""
-        for file in self._folder.glob(GLOB):
-            if not any(self.steps) and self._was_touched(file):
-                self.last_growth_seconds = now_seconds
-            for rank, lines in lines_by_rank(self._new_lines(file)).items():
-                if lines and rank < len(self.steps):
-                    self.steps[rank] += lines
-                    self._grown_seconds[rank] = self.last_growth_seconds = now_seconds
-
-    def _was_touched(self, file: Path) -> bool:
-        before = self._touched.get(file)
-        with contextlib.suppress(OSError):
-            self._touched[file] = file.stat().st_mtime_ns
-        return self._touched.get(file) != before
+        for file in self.folder.glob(GLOB):
+            with contextlib.suppress(OSError):
+                state = file.stat()
+                stamp = (state.st_mtime_ns, state.st_size)
+                if self._stamps.get(file) == stamp:
+                    continue
+                lines = lines_by_rank(self._new_lines(file))
+                self._stamps[file] = stamp
+                if not any(self.steps):
+                    self.last_growth_seconds = now_seconds
+                for rank in lines.keys() & range(len(self.steps)):
+                    self.steps[rank] += lines[rank]
+                    self.grown_seconds[rank] = self.last_growth_seconds = now_seconds
 
     def _new_lines(self, file: Path) -> bytes:
         """Whole lines that were added since the last look."""
         known = self._read_bytes.get(file, 0)
-        try:
-            if file.stat().st_size == known:
-                return b""
-            with file.open("rb") as stream:
-                stream.seek(known)
-                added = stream.read()
-        except OSError:
-            return b""
+        with file.open("rb") as stream:
+            stream.seek(known)
+            added = stream.read()
         whole = added[: added.rfind(b"\n") + 1]
         self._read_bytes[file] = known + len(whole)
         return whole
-
-    def silent_seconds(self, now_seconds: float) -> list[float]:
-        """Time since each rank's last line, or since the start."""
-        return [now_seconds - grown for grown in self._grown_seconds]
-
-    @property
-    def folder_is_gone(self) -> bool:
-        """True if nobody can write into the folder of the files any more."""
-        return not self._folder.is_dir()
 
     def rank_behind(self) -> int | None:
         """The one rank with fewer steps than every other, None if there is no such rank."""
@@ -111,63 +97,62 @@ class StopRequest(threading.Event):
     why = "stopped on request"
 
 
+@dataclass(frozen=True)
 class Watch:
     """Watches one job."""
 
-    def __init__(self, job: Job, heartbeat: Heartbeat, launch: LaunchSpec, limits: Limits) -> None:
-        self._job = job
-        self._heartbeat = heartbeat
-        self._launch = launch
-        self._limits = limits
-        self._start_seconds = heartbeat.last_growth_seconds
+    job: Job
+    heartbeat: Heartbeat
+    launch: LaunchSpec
+    limits: Limits
 
-    def wait(self, stop: threading.Event, on_step: Callable[[int], None] | None) -> Outcome | None:
+    def wait(self, stop: threading.Event, on_step: Callable[[int], None] | None) -> Ending | None:
         """Block until the job has ended by itself (None), or must be ended (why)."""
         reported = 0
         while True:
-            job = self._job.wait(self._limits.tick_seconds)
+            job = self.job.wait(self.limits.tick_seconds)
             now = time.monotonic()
-            self._heartbeat.poll(now)
-            if on_step is not None and (finished := min(self._heartbeat.steps)) > reported:
+            self.heartbeat.poll(now)
+            if on_step is not None and (finished := min(self.heartbeat.steps)) > reported:
                 reported = finished
                 on_step(reported)
             if job.phase == "ended" and (job.exit_code == 0 or not stop.is_set()):
                 return None
-            outcome = self._reason_to_end(now, stop)
-            if outcome is not None:
-                return outcome
+            ending = self._reason_to_end(now, stop)
+            if ending is not None:
+                return ending
 
-    def _reason_to_end(self, now: float, stop: threading.Event) -> Outcome | None:
+    def _reason_to_end(self, now: float, stop: threading.Event) -> Ending | None:
         if stop.is_set():
             why = stop.why if isinstance(stop, StopRequest) else StopRequest.why
-            return Outcome("interrupted", f"{why} {self._progress()}")
-        if self._heartbeat.folder_is_gone:
-            return Outcome("crashed", "the folder of the run was removed while it was going on")
-        if now - self._start_seconds > self._launch.timeout_seconds:
-            limit = self._launch.timeout_seconds
-            silent_seconds = now - self._heartbeat.last_growth_seconds
-            return Outcome(
+            return Ending("interrupted", f"{why} {self._progress()}")
+        if not self.heartbeat.folder.is_dir():
+            return Ending("crashed", "the folder of the run was removed while it was going on")
+        if now - self.heartbeat.start_seconds > self.launch.timeout_seconds:
+            limit = self.launch.timeout_seconds
+            silent_seconds = now - self.heartbeat.last_growth_seconds
+            return Ending(
                 "timeout",
                 f"not finished within launch.timeout_seconds = {limit:g} {self._progress()};"
-                f" {self._circumstances(self._job.symptoms(), now)}",
+                f" {self._circumstances(self.job.symptoms(), now)}",
                 # Ranks that still step are a step apart by chance.
-                self._heartbeat.rank_behind() if silent_seconds > _STUCK_SECONDS else None,
+                self.heartbeat.rank_behind() if silent_seconds > _STUCK_SECONDS else None,
             )
-        allowed = self._launch.hang_seconds
-        if not any(self._heartbeat.steps):
-            allowed += self._limits.startup_allowance_seconds
-        if now - self._heartbeat.last_growth_seconds > allowed:
+        allowed = self.launch.hang_seconds
+        if not any(self.heartbeat.steps):
+            allowed += self.limits.startup_allowance_seconds
+        if now - self.heartbeat.last_growth_seconds > allowed:
             return self._hang(allowed, now)
         return None
 
-    def _hang(self, allowed_seconds: float, now: float) -> Outcome:
+    def _hang(self, allowed_seconds: float, now: float) -> Ending:
         """Name the process that holds up the others, if the evidence shows one."""
-        seen = self._job.symptoms()
+        seen = self.job.symptoms()
         rank, evidence = self._suspect(seen)
         circumstances = self._circumstances(seen, now)
-        self._job.ask_for_stacks()
+        self.job.ask_for_stacks()
         time.sleep(_STACK_SECONDS)
-        return Outcome(
+        return Ending(
             "hang",
             f"no rank finished a step for {allowed_seconds:g} s {self._progress()}; {evidence}"
             f"{circumstances}; stacks are in logs/rank<N>.log",
@@ -181,26 +166,25 @@ class Watch:
             return stopped[0], f"rank {', '.join(map(str, stopped))} is stopped (SIGSTOP); "
         if seen.agent == "stopped":
             return None, "the process that starts the ranks is stopped (SIGSTOP); "
-        behind = self._heartbeat.rank_behind()
+        behind = self.heartbeat.rank_behind()
         if behind is not None:
             return behind, f"rank {behind} is behind the others; "
         return None, ""
 
     def _circumstances(self, seen: Symptoms, now: float) -> str:
         """Tells a starved machine from a stuck rank."""
-        silent = self._heartbeat.silent_seconds(now)
-        shown = list(range(len(silent)))
-        if len(shown) > _RANKS_SHOWN:
-            shown = sorted(shown, key=lambda rank: -silent[rank])[:_RANKS_SHOWN]
+        silent = [now - grown for grown in self.heartbeat.grown_seconds]
+        many, shown = len(silent) > _RANKS_SHOWN, range(len(silent))
+        longest = sorted(shown, key=lambda rank: -silent[rank])[:_RANKS_SHOWN]
         ranks = ", ".join(
             f"rank {rank} {seen.ranks.get(rank, 'gone')}, last line {silent[rank]:.0f} s ago"
-            for rank in shown
+            for rank in (longest if many else shown)
         )
-        more = f", {len(silent) - len(shown)} more ranks" if len(silent) > len(shown) else ""
+        more = f", {len(silent) - _RANKS_SHOWN} more ranks" if many else ""
         return f"{ranks}{more}" + (f"; {seen.load}" if seen.load else "")
 
     def _progress(self) -> str:
-        steps = self._heartbeat.steps
+        steps = self.heartbeat.steps
         if not any(steps):
             return "(before the first step)"
         if len(set(steps)) == 1:

@@ -23,7 +23,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: models, data": (1857, ("bench/models/", "bench/data/")),
     "bench: engines": (2085, ("bench/engines/",)),
     "bench: meters, worker, loop": (2687, ("bench/meters/", "bench/worker/", "bench/loop.py")),
-    "bench: launch": (3917, ("bench/launch/",)),
+    "bench: launch": (3861, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7415, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from small_runs import RUN
 
+from bench.launch.ending import Ending, Evidence, classify, gather_evidence
 from bench.launch.first_to_break import RankFailure
 from bench.launch.local.process_tree import out_of_memory_kills
-from bench.launch.outcome import EndEvidence, Outcome, classify, gather_evidence
 from bench.launch.process import signal_name
 from bench.launch.protocol import JobState
 from bench.store import ResultsStore, RunFolder
@@ -38,11 +38,11 @@ def outcome(
     died: dict[int, float] | None = None,
     agent_signal: int | None = None,
     agent_place: str = "",
-) -> Outcome:
+) -> Ending:
     """failures, exit_codes, died: by rank. agent: its exit code."""
     reports, codes, deaths = failures or {}, exit_codes or {}, died or {}
     return classify(
-        EndEvidence(
+        Evidence(
             agent_exit_code=agent,
             failures=tuple(
                 RankFailure(rank, reports.get(rank), codes.get(rank), deaths.get(rank))
@@ -66,7 +66,7 @@ def crashed(rank: int | None, says: str, code: int | None = None, **evidence: An
     return case("crashed", rank, says, code, **evidence)
 
 
-OUTCOMES = {
+ENDINGS = {
     "all steps": case("ok", None, "", 0, agent=0),
     "success with missing steps is not believed": crashed(
         1, "after 12 of 20 steps", agent=0, steps=(20, 12)
@@ -151,9 +151,9 @@ OUTCOMES = {
 }
 
 
-@pytest.mark.parametrize("name", OUTCOMES)
+@pytest.mark.parametrize("name", ENDINGS)
 def test_the_cause_of_an_end_is_told(name: str) -> None:
-    state, rank, says, code, evidence = OUTCOMES[name]
+    state, rank, says, code, evidence = ENDINGS[name]
     found = outcome(**evidence)
     assert (found.state, found.failed_rank) == (state, rank)
     assert says in found.reason
