@@ -1,9 +1,11 @@
-"""What the command line adds to a sweep: `--set`, `--only` and `--skip`.
+"""Which cells are meant, and what the command line adds to a sweep: `--set`, `--only`, `--skip`.
 
 --set PATH=VALUE      fixes a setting in every cell; VALUE is read as YAML (`null`, `8`, `bf16`)
 --only EXPR           keeps cells that match; several of them: any
 --skip EXPR           drops cells that match; several of them: any
-EXPR                  KEY=PATTERN[|PATTERN...][,KEY=...]; KEY is an axis, a setting or `cell`
+EXPR                  KEY=PATTERN[|PATTERN...][,KEY=...]; a file writes {KEY: PATTERN or list}
+KEY                   an axis, a setting (`engine.name`, `env.NCCL_DEBUG`) or `cell` (the id)
+PATTERN               a text or glob; all keys must match
 """
 
 from __future__ import annotations
@@ -11,12 +13,79 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
 
 from bench.errors import UsageError
-from sweeps.conditions import read_condition
 from sweeps.document import SweepFileError, parse_document
 from sweeps.matrix import Condition, MatrixCell
-from sweeps.settings import Scalar, Settings, checked, full_path
+from sweeps.settings import (
+    Scalar,
+    SettingError,
+    Settings,
+    checked,
+    full_path,
+    known_paths,
+    short_path,
+    shown_value,
+)
+from sweeps.suggest import did_you_mean
+
+
+def read_condition(
+    written: dict[str, Any], labels: Mapping[str, Sequence[str]], line: int = 1
+) -> tuple[Condition, list[tuple[str | None, str]]]:
+    """The condition that `{key: value or list}` means, and what is wrong with it by key.
+
+    Args:
+        written: what the user wrote.
+        labels: every axis of the sweep with the labels that its cells have.
+        line: where it was written.
+    """
+    problems: list[tuple[str | None, str]] = []
+    if not written:
+        problems.append((None, "a condition needs at least one key; an empty one matches all"))
+    patterns: dict[str, tuple[str, ...]] = {}
+    for key, value in written.items():
+        values = value if isinstance(value, list) else [value]
+        if not values or any(isinstance(one, dict | list) for one in values):
+            problems.append((key, f"{key}: expected a value or a list of values"))
+            continue
+        try:
+            name = _known_key(key, labels)
+        except SettingError as error:
+            problems.append((key, str(error)))
+            continue
+        patterns[name] = tuple(shown_value(one) for one in values)
+        known = list(dict.fromkeys(labels.get(name, ())))
+        problems += [
+            (
+                key,
+                f"{name}: expected one of {', '.join(known)}, found {pattern!r}"
+                f"{did_you_mean(pattern, known)}",
+            )
+            for pattern in patterns[name]
+            if known and not any(fnmatchcase(label, pattern) for label in known)
+        ]
+    return Condition(patterns, line), problems
+
+
+def _known_key(key: str, labels: Mapping[str, Sequence[str]]) -> str:
+    """`key` in its printed form.
+
+    Raises:
+        SettingError: neither an axis of the sweep nor a setting of a run.
+    """
+    if key == "cell" or key in labels:
+        return key
+    try:
+        return short_path(full_path(key))
+    except SettingError:
+        hint = did_you_mean(key, [*labels, "cell", *known_paths()])
+        known = ", ".join([*labels, "cell"])
+        raise SettingError(
+            f"{key!r} is no axis of this sweep ({known}) and no setting{hint}"
+        ) from None
 
 
 def parse_assignments(texts: Iterable[str]) -> dict[str, Scalar]:

@@ -14,7 +14,7 @@ from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
 from sweeps.definition import load_sweep
-from sweeps.document import MAX_DEPTH, MAX_FILE_BYTES, SweepFileError, parse_document, read_document
+from sweeps.document import SweepFileError, parse_document, read_document
 
 VALID = """\
 name: damaged
@@ -92,6 +92,7 @@ def test_damage_is_refused_in_words(text: str, expected: str):
     assert expected in refusal(text)
 
 
+DEEP = "name: " + "[" * 50_000 + "]" * 50_000
 LAUGHS = "\n".join(
     [
         "a0: &a0 [x, x, x, x, x, x, x, x, x, x]",
@@ -103,21 +104,19 @@ LAUGHS = "\n".join(
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("name: " + "[" * 50_000 + "]" * 50_000, f"nested deeper than {MAX_DEPTH} levels"),
+        (DEEP, "nested deeper than 24 levels"),
         (LAUGHS, "expands to more than"),
         ("a: &a [*a]\n", "contains itself"),
     ],
     ids=["deep", "aliases of aliases", "an alias of itself"],
 )
-def test_what_would_grow_without_end_is_refused_before_it_is_built(text: str, expected: str):
+def test_what_would_grow_without_end_is_refused(text: str, expected: str):
     assert expected in refusal(text)
 
 
 def test_what_is_no_file_of_utf8_text_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)  # a socket's path may have only 108 bytes
     os.mkfifo("pipe.yaml")
-    with Path("large.yaml").open("wb") as stream:
-        stream.truncate(100_000_000)
     Path("latin.yaml").write_bytes(b"name: a\ndescription: caf\xe9\n")
     Path("bom.yaml").write_bytes(b"\xef\xbb\xbfname: a\n")
     assert read_document(Path("bom.yaml")).data == {"name": "a"}
@@ -126,7 +125,6 @@ def test_what_is_no_file_of_utf8_text_is_refused(tmp_path: Path, monkeypatch: py
         for name, message in (
             (".", "found a folder"),
             ("none.yaml", "no such file"),
-            ("large.yaml", f"at most {MAX_FILE_BYTES:,} bytes"),
             ("pipe.yaml", "regular file"),
             ("s.yaml", "regular file"),
             ("latin.yaml", r"latin\.yaml:2: expected UTF-8 text, found byte 0xe9"),

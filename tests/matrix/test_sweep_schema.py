@@ -110,6 +110,7 @@ MISTAKES = [
         "matrix:\n  product:\n    p: [{label: x}]\n  include:\n    - {p: z}",
         "x.yaml:6: p: expected one of x, found 'z'",
     ),
+    ("matrix: {product: {p: [{label: x}]}, include: [{p: [x]}]}", "one of x, found ['x']"),
 ]
 
 
