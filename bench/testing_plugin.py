@@ -3,7 +3,7 @@
 `-p bench.testing_plugin` loads it: no entry point does, which would break every pytest of an
 environment where another package is called `bench`. `--fsdp-engine package.module:factory` collects
 the checks; `fsdp_oracle` makes them a test function of a file; the fixture `gloo_ranks` calls a
-function on ranks. docs/plugin.md shows all three. Nothing else is loaded before
+function on ranks. docs/validate.md shows all three. Nothing else is loaded before
 one of them is used.
 """
 

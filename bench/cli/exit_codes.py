@@ -1,4 +1,4 @@
-"""What the process says to whoever started it; docs/exit-codes.md says which verb ends how."""
+"""What the process says to whoever started it; docs/run-states.md says which verb ends how."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from bench.store import ResultsStore
 # On a machine with other work a run takes a minute.
 pytestmark = [pytest.mark.processes, pytest.mark.needs("slurm")]
 
-PAGE = (CHECKOUT / "docs" / "nodes.md").read_text().partition("## Hosts of your own")[0]
+PAGE = (CHECKOUT / "docs" / "sweep-file.md").read_text().partition("## Several machines")[2]
+PAGE = PAGE.partition("### Hosts of your own")[0]
 
 
 def test_losses_on_two_nodes_are_those_of_one_machine(cluster: Cluster) -> None:
@@ -127,7 +128,7 @@ def blocks(language: str) -> list[str]:
 def test_the_page_can_be_followed(cluster: Cluster) -> None:
     (sweep,) = blocks("yaml")
     (commands,) = blocks("sh")
-    cluster.sweep(sweep, "first.yaml")
+    cluster.sweep(sweep, "nodes.yaml")
     for command in commands.splitlines():
         done = cluster.shell(command)
         # 12 steps may be unsteady on a busy machine; that is exit code 3 and no failure of a run.

@@ -81,7 +81,7 @@ def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
 
 
 def test_the_page_on_megatron_lms_adapter_passes_arguments_that_exist() -> None:
-    page = Path(__file__).parents[2] / "docs" / "drop_in_differences.md"
+    page = Path(__file__).parents[2] / "docs" / "frameworks.md"
     call = page.read_text().split("\nfully_shard_model(\n")[1].split("\n)\n")[0]
     passed = set(re.findall(r"^    (\w+)=", call, re.MULTILINE))
     assert len(passed) > 20

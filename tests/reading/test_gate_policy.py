@@ -56,7 +56,7 @@ def test_an_improvement_is_asked_for_in_the_place_of_a_tolerance(policy):
 
 def test_the_policies_of_the_documentation_are_read(policy):
     page = (ROOT / "docs" / "gates.md").read_text()
-    blocks = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```yaml\n(alpha.*?)^```$", page, re.MULTILINE | re.DOTALL)
     assert blocks
     for block in [*blocks, (ROOT / "docs" / "recipes" / "gates.yaml").read_text()]:
         assert policy(block).rules["step_time"].tolerance == 0.03

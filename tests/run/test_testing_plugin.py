@@ -64,10 +64,10 @@ def run_pytest(folder: Path, *options: str) -> tuple[int, str]:
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Test -> its outcome and text: a test function, and engines by `--fsdp-engine`, under xdist.
 
-    In a folder with the files of docs/plugin.md.
+    In a folder with the files of docs/validate.md.
     """
     folder = tmp_path_factory.mktemp("elsewhere")
-    page = (HERE.parents[1] / "docs" / "plugin.md").read_text()
+    page = (HERE.parents[1] / "docs" / "validate.md").read_text()
     files = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     for name, text in zip(("my_fsdp.py", "engine.py"), files, strict=False):
         (folder / name).write_text(text)
