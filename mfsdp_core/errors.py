@@ -17,6 +17,11 @@ MfsdpError
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+#: A condition, and what is raised with which message where it holds.
+Refusal = tuple[object, type[Exception], str]
+
 
 class MfsdpError(Exception):
     """Base of every error that the core raises on purpose."""
@@ -80,3 +85,10 @@ class StateDictError(MfsdpError, RuntimeError):
 
 class CheckpointError(MfsdpError, RuntimeError):
     """A checkpoint that cannot be written, was never finished, is damaged, or is not trusted."""
+
+
+def refuse(rows: Iterable[Refusal]) -> None:
+    """Raise the error of the first row whose condition holds."""
+    for holds, error, message in rows:
+        if holds:
+            raise error(message)

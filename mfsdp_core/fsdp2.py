@@ -28,9 +28,16 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _apply_to_tensors
 
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
+from mfsdp_core.errors import (
+    CapabilityNotBuiltError,
+    ConfigurationError,
+    LifecycleError,
+    Refusal,
+    refuse,
+)
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
+from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.policy import MixedPrecisionPolicy as CorePolicy
 from mfsdp_core.runtime.bucket import ManagedParameter
@@ -40,8 +47,7 @@ from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.units import Unit, is_called
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import name_tensor
-from mfsdp_core.sharding import ShardingRequest, environment_of, prepare_tensors, refuse_shared
-from mfsdp_core.sharding_arguments import ShardingArguments
+from mfsdp_core.sharding import environment_of, prepare_tensors, refuse_shared
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.guards import guard
 from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
@@ -64,7 +70,7 @@ _ON_META = (
     "{what} has parameters on the meta device: expected model.to_empty(device=...) and values for "
     "all of them, or load_state_dict(..., assign=True), before anything reads them."
 )
-Rows = Iterable[tuple[object, type[Exception], str]]
+Rows = Iterable[Refusal]
 
 
 def fully_shard(
@@ -93,22 +99,22 @@ def fully_shard(
         CapabilityNotBuiltError: one whose capability is not built.
         LifecycleError: a module inside has run already.
     """
-    _refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
+    refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
     modules = module if isinstance(module, list) else [module]
     alone = set(ignored_params or ())
-    _refuse(_wrong_list(modules, alone))
+    refuse(_wrong_list(modules, alone))
     for one in modules:
-        _refuse(_wrong_module(one))
+        refuse(_wrong_module(one))
         refuse_shared(one)
-        _refuse(_wrong_parameters(_own(one, alone), mp_policy, shard_placement_fn))
+        refuse(_wrong_parameters(_own(one, alone), mp_policy, shard_placement_fn))
     held = Counter(parameter for one in modules for parameter in one.parameters())
     alone |= {parameter for parameter, times in held.items() if times > 1}
-    request, place = _place(mesh, mp_policy)
-    _refuse(row for one in modules for inner in _inside(one) for row in _wrong_inside(inner, place))
+    options, place = _place(mesh, mp_policy)
+    refuse(row for one in modules for inner in _inside(one) for row in _wrong_inside(inner, place))
     for one in modules:
         unit = Unit(f"{next(place.numbers)} {type(one).__name__}", one, index=None)
         unit.stays = {"forward"} if reshard_after_forward is False else set()
-        state = _Sharded(unit, place, request, alone, reshard_after_forward is None)
+        state = _Sharded(unit, place, options, alone, reshard_after_forward is None)
         state.shard(meta=any(p.is_meta for p in _own(one, alone).values()))
         for inner in _inside(one):
             inner.around = inner.around or ref(one)
@@ -246,7 +252,7 @@ class FSDPModule(nn.Module):
         """
         states = list(_inside(self))
         wrong = ConfigurationError, _ON_META.format(what=type(self).__name__)
-        _refuse((state.is_meta and not assign, *wrong) for state in states)
+        refuse((state.is_meta and not assign, *wrong) for state in states)
         for state in states:
             state.materialise()
         _name_parameters(self)
@@ -278,7 +284,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """
     method = getattr(module, method_name, None)
     what = f"{type(module).__name__} has no method {method_name!r}."
-    _refuse([(method is None, ConfigurationError, what)])
+    refuse([(method is None, ConfigurationError, what)])
     if not isinstance(module, FSDPModule) or method is None:
         return
     own = vars(module)
@@ -311,6 +317,12 @@ class _Policy(CorePolicy):
         )
 
 
+class _Options(Options):
+    """Whose gradients are added to by further passes."""
+
+    reopens = True
+
+
 @dataclass(eq=False)
 class _Place:
     """What units on one mesh share. numbers: of their calls, the same on all ranks of the mesh."""
@@ -329,7 +341,7 @@ class _Sharded:
 
     unit: Unit
     place: _Place
-    request: ShardingRequest
+    options: Options
     left_alone: set[nn.Parameter]
     is_auto: bool
     is_last: bool = True
@@ -358,9 +370,13 @@ class _Sharded:
             for parameter in _own(module, self.left_alone).values():
                 parameter.grad = None  # of before: an optimizer of before is none of the shards'
             prepare_tensors(module, environment.streams.device, self.left_alone)
-        given = self.request.config, self.request.arguments.mixed_precision_policy, environment
         self.factory = shard_units(
-            self.unit, [], *given, left_alone=self.left_alone, initialises=False
+            self.unit,
+            [],
+            self.options,
+            environment,
+            left_alone=self.left_alone,
+            initialises=False,
         )
         if not self.is_meta:
             describe_modules(self.holders)
@@ -394,7 +410,7 @@ class _Sharded:
     def let_stay(self, direction: Direction, *, goes: object) -> None:
         """Whether weights go after passes in one direction."""
         what = f"reshard_after_{direction}={goes!r}: expected True or False."
-        _refuse([(not isinstance(goes, bool), ConfigurationError, what)])
+        refuse([(not isinstance(goes, bool), ConfigurationError, what)])
         (self.unit.stays.discard if goes else self.unit.stays.add)(direction)
 
     def follow_flags(self) -> None:
@@ -407,7 +423,7 @@ class _Sharded:
 
 def _state(module: nn.Module) -> _Sharded:
     what = f"expected an FSDPModule, found {type(module).__name__}."
-    _refuse([(not isinstance(module, FSDPModule), ConfigurationError, what)])
+    refuse([(not isinstance(module, FSDPModule), ConfigurationError, what)])
     state: _Sharded = getattr(module, _STATE)
     return state
 
@@ -450,14 +466,13 @@ def _context(module: nn.Module) -> ShardedContext:
     named = {name: _state(one) for name, one in top.named_modules() if isinstance(one, FSDPModule)}
     for name, state in named.items():
         what = _ON_META.format(what=name or "the model")
-        _refuse([(state.is_meta, ConfigurationError, what)])
+        refuse([(state.is_meta, ConfigurationError, what)])
         state.unit.name = name
     _name_parameters(top)
     if root.is_auto:
         root.unit.stays.add("forward")
     units = [state.unit for state in named.values() if state is not root]
-    config, environment = root.request.config, root.place.environment
-    context = run_units(root.unit, units, config, environment, root.factory)
+    context = run_units(root.unit, units, root.factory)
     shards = {p.raw: p.sharded for state in named.values() for p in state.parameters}
     for raw, shard in shards.items():
         setattr(raw, _SHARD, shard)
@@ -495,32 +510,21 @@ def _cast_around(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
 _places: WeakValueDictionary[tuple[object, int], _Place] = WeakValueDictionary()
 
 
-def _place(mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> tuple[ShardingRequest, _Place]:
-    """The request of one call, and where it is sharded."""
+def _place(mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> tuple[Options, _Place]:
+    """The options of one call, and where it is sharded."""
     wire, compute = policy.reduce_dtype, policy.param_dtype
     core = _Policy(None, None, wire, reduce_dtype=wire, param_dtype=compute)
-    arguments = ShardingArguments(mesh, mixed_precision_policy=core)
-    is_hybrid = mesh is not None and mesh.ndim > 1
-    if is_hybrid and mesh is not None and mesh.mesh_dim_names is not None:
+    options = _Options(mesh, mixed_precision_policy=core)
+    if mesh is not None and mesh.mesh_dim_names is not None and mesh.ndim > 1:
         outer, inner = mesh.mesh_dim_names
-        arguments = replace(arguments, dp_outer_dim=outer, dp_shard_dim=inner)
-    request = ShardingRequest.parse(arguments)
-    reduction = replace(request.config.reduction, reopens=True)
-    request = replace(request, config=replace(request.config, reduction=reduction))
+        options = replace(options, dp_outer_dim=outer, dp_shard_dim=inner)
     key = mesh, id(dist.group.WORLD)
     place = _places.get(key)
     if place is None:
-        group = mesh._flatten().get_group() if is_hybrid and mesh is not None else None
-        place = _Place(environment_of(replace(arguments, hybrid_fsdp_group=group)))
+        group = mesh._flatten().get_group() if mesh is not None and mesh.ndim > 1 else None
+        place = _Place(environment_of(replace(options, hybrid_fsdp_group=group)))
         _places[key] = place
-    return request, place
-
-
-def _refuse(rows: Rows) -> None:
-    """Raise the error of the first row whose condition holds."""
-    for holds, error, message in rows:
-        if holds:
-            raise error(message)
+    return options, place
 
 
 def _wrong_options(

@@ -19,12 +19,13 @@ from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.parameter_marks import mark, mark_for_kernels
+from mfsdp_core.plan.options import Options
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import Bucket, BucketFacts
 from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.sharding import ShardingRequest, shard_module
+from mfsdp_core.sharding import shard_module
 from mfsdp_core.state.described import describe_modules
 from mfsdp_core.state.guards import GuardedModule, guard
 from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
@@ -39,7 +40,7 @@ def _nobody() -> None:
 class MegatronFSDP(GuardedModule):
     """A sharded model, as `fully_shard_model` returns it.
 
-    `fully_shard_model` makes it: the constructor takes a checked request.
+    `fully_shard_model` makes it.
 
     module: the original module; outside of a forward or backward pass its parameters are DTensor
     shards of the main weights. events, wire_log, ledger: what the core did, sent and holds.
@@ -49,14 +50,14 @@ class MegatronFSDP(GuardedModule):
     reduction where gradients are held whole, one optimizer step.
     """
 
-    def __init__(self, module: nn.Module, request: ShardingRequest) -> None:
-        """Shard `module` in place as `request` says, and wrap it. Collective.
+    def __init__(self, module: nn.Module, options: Options) -> None:
+        """Shard `module` in place as `options` say, and wrap it. Collective.
 
         Raises:
             ConfigurationError: see `fully_shard_model`.
         """
         super().__init__()
-        self._context, environment = shard_module(module, request)
+        self._context, environment = shard_module(module, options)
         self.module = module
         self.events = environment.events
         self.ledger: MemoryLedger = environment.ledger
@@ -65,10 +66,10 @@ class MegatronFSDP(GuardedModule):
         self.streams = environment.streams
         self.device = self.streams.device
         self.dist_index = DistIndex(environment.dense.named_groups()[0][1])
-        self.cuda_graph_mode = request.config.is_captured
-        self.decouples_gradients = request.config.reduction.decoupled
+        self.cuda_graph_mode = options.cuda_graph_mode
+        self.decouples_gradients = options.use_decoupled_grad
         self._dense, self._experts = environment.dense, environment.experts
-        self._policy = request.arguments.mixed_precision_policy
+        self._policy = options.mixed_precision_policy
         self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
         buffers = self._context.user_buffers
@@ -324,7 +325,7 @@ class MegatronFSDP(GuardedModule):
             )
         trained = [(g, g.gradients) for g in self._buckets() if g.gradients is not None]
         dtypes = [
-            group_dtypes(bucket.dtypes.compute, wanted, gradients.reduction, trainable=True)
+            group_dtypes(bucket.dtypes.compute, wanted, gradients.options, trainable=True)
             for bucket, gradients in trained
         ]
         for (bucket, gradients), new in zip(trained, dtypes, strict=True):

@@ -29,7 +29,7 @@ AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 #: Allocators whose slots exist from the start.
 POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
 TransportName = Literal["auto", "native", "point_to_point"]
-#: As `mfsdp_core.plan.config` has it; a test compares the two.
+#: As `mfsdp_core.plan.options` has it; a test compares the two.
 DEFAULT_TRANSPORT: TransportName = "auto"
 #: Recipes of quantised weights; `mfsdp_core.plan.recipes` says what they are.
 RecipeName = Literal["none", "delayed", "current", "block", "mxfp8"]

@@ -18,9 +18,9 @@ from mfsdp_core.comm.protocol import Scratch
 from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
-from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.strategy import AxisPlacements, Collective, Strategy
+from mfsdp_core.plan.options import Options
+from mfsdp_core.plan.strategy import AxisPlacements, Collective
 from mfsdp_core.streams import Streams
 
 
@@ -114,8 +114,7 @@ class DataParallelAxes:
 
     def communicators(
         self,
-        strategy: Strategy,
-        reduction: ReductionConfig,
+        options: Options,
         scratch: Scratch,
         *,
         events: EventBus,
@@ -128,13 +127,13 @@ class DataParallelAxes:
         with the backward pass, and sums of more than two ranks would change in their last bits.
         Sums that are wider than the wire are exchanged directly on any backend.
         """
-        transport = reduction.transport
+        transport, strategy = options.transport, options.strategy
 
         def over(group: dist.ProcessGroup, role: str, axis: AxisPlacements) -> Communicator:
             role = self.role_prefix + role
             scatters = axis.reduction is not Collective.ALL_REDUCE
             automatic = transport == "auto" and dist.get_backend(group) == "gloo"
-            if not reduction.exchanges:
+            if not options.exchanges:
                 return Communicator(group, role, events, streams)
             direct = PointToPointCommunicator(group, role, events, streams, scratch)
             if transport == "point_to_point" or (automatic and scatters):

@@ -47,7 +47,7 @@ class Communicator:
     `role` the group. transport: what carries the bytes.
     takes_scratch: reductions hold as much memory of their own as arrives, while they are under way;
     sums that are wider than the wire do on any backend.
-    `total` is the dtype in which reductions add up; see [Note: one rounding] of `plan.config`.
+    `total` is the dtype in which reductions add up; see [Note: one rounding] of `plan.options`.
     wide_sums: takes the sums that are wider than the wire, which no backend does.
     """
 

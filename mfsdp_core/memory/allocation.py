@@ -20,8 +20,8 @@ from mfsdp_core.memory.allocators import (
 )
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
-from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, Role, plan_pools
+from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.pools import BucketRequest
 from mfsdp_core.streams import Streams
 

@@ -39,11 +39,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan
 from mfsdp_core.plan.layout import Layout, Slot
+from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.payload import WEIGHTS, Payload
 from mfsdp_core.plan.pools import BucketRequest, PoolPlan, plan_pool
 from mfsdp_core.plan.strategy import Collective, Strategy

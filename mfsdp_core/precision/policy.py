@@ -20,7 +20,7 @@ class MixedPrecisionPolicy:
     weights agree they are one copy. weight_codec: encodes the parameters that it takes on their
     way to the ranks that compute with them (`mfsdp_core.precision.codec`); None sends weights as
     they are. reduce_dtype: in which ranks' gradients are added up, the same on every backend (see
-    [Note: one rounding] of `plan.config`); None is the dtype of the main gradients, or of the wire
+    [Note: one rounding] of `plan.options`); None is the dtype of the main gradients, or of the wire
     where that holds more.
 
     Raises:

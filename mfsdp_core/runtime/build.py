@@ -21,9 +21,7 @@ from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.allocators import AllocatedScratch, BufferKey
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.allocation import AllocationConfig, RegistrationConfig
 from mfsdp_core.plan.buffers import pool_requests
-from mfsdp_core.plan.config import ShardingConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider
 from mfsdp_core.plan.grouping import (
     ROOT,
@@ -32,6 +30,7 @@ from mfsdp_core.plan.grouping import (
     nearest_common_unit,
     plan_buckets,
 )
+from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
@@ -81,26 +80,28 @@ class Environment:
         """The axes of one kind of parameters."""
         return self.experts if is_expert and self.experts is not None else self.dense
 
+    @property
+    def all_axes(self) -> list[DataParallelAxes]:
+        """The axes of both kinds."""
+        return [axes for axes in (self.dense, self.experts) if axes is not None]
+
 
 def build_context(
     module: nn.Module,
     unit_modules: Iterable[tuple[str, nn.Module]],
-    config: ShardingConfig,
-    policy: MixedPrecisionPolicy,
+    options: Options,
     environment: Environment,
 ) -> ShardedContext:
     """Shard `module` in place and hook it."""
     root = Unit(ROOT, module, index=None)
     units = [Unit(name, child, index=None) for name, child in unit_modules]
-    factory = shard_units(root, units, config, policy, environment)
-    return run_units(root, units, config, environment, factory)
+    return run_units(root, units, shard_units(root, units, options, environment))
 
 
 def shard_units(
     root: Unit,
     units: list[Unit],
-    config: ShardingConfig,
-    policy: MixedPrecisionPolicy,
+    options: Options,
     environment: Environment,
     *,
     left_alone: Collection[nn.Parameter] = (),
@@ -111,42 +112,41 @@ def shard_units(
     left_alone: parameters that stay as they are. What is a shard already is another unit's.
     initialises: whether modules on the meta device make and draw their parameters now.
     """
-    by_name = {unit.name: unit for unit in (root, *units)}
     names = {id(unit.module): unit.name for unit in units}
     collected = _collect(root, names, {id(parameter) for parameter in left_alone})
-    readers = readers_of(root.module) if config.schedule.gather_by_module else {}
+    readers = readers_of(root.module) if options.enable_fine_grained_param_gather else {}
+    policy = options.mixed_precision_policy
     managed_facts = [_manage(found, environment, policy, readers) for found in collected]
     parameters = [managed for managed, _ in managed_facts]
-    for axes in (environment.dense, environment.experts):
-        if axes is not None:
-            own = [m for m, f in managed_facts if environment.axes(is_expert=f.is_expert) is axes]
-            warn_of_unequal(own, axes)
-    slices = {
-        kind: environment.axes(is_expert=kind).coordinate().sub_shards(config.strategy)
+    for axes in environment.all_axes:
+        own = [m for m, f in managed_facts if environment.axes(is_expert=f.is_expert) is axes]
+        warn_of_unequal(own, axes)
+    dense, experts = (
+        environment.axes(is_expert=kind).coordinate().sub_shards(options.strategy)
         for kind in (False, True)
-    }
+    )
     plans = plan_buckets(
         [facts for _, facts in managed_facts],
-        slices[False],
-        expert_slices=slices[True],
-        bucketing=config.bucketing,
+        dense,
+        expert_slices=experts,
+        bucketing=not options.disable_bucketing,
         codec=policy.weight_codec,
     )
     owners = {plan.unit for plan in plans}
+    order = options.prefetch_order
     # Refused before anything is changed.
     given = unit_order(
-        config.schedule.prefetch_order, [unit.name for unit in units if unit.name in owners]
+        order if isinstance(order, str) else tuple(order),
+        [unit.name for unit in units if unit.name in owners],
     )
     members = {plan.name: [parameters[index] for index in plan.members] for plan in plans}
-    factory = BucketFactory(config, policy, environment, plans, members)
-    factory.given = given
-    buckets: dict[str, Bucket] = {}
-    device = environment.streams.device
+    factory = BucketFactory(options, environment, plans, members, given)
     ready: Iterable[BucketPlan] = plans
     if initialises:
+        device = environment.streams.device
         ready = MetaInitialiser(root.module, parameters, device).ready_plans(plans, names)
-    for plan in ready:
-        buckets[plan.name] = factory.build(plan, members[plan.name])
+    buckets = {plan.name: factory.build(plan, members[plan.name]) for plan in ready}
+    by_name = {unit.name: unit for unit in (root, *units)}
     for plan in plans:
         by_name[plan.unit].buckets.append(buckets[plan.name])
     for pool in factory.allocators.pools.values():
@@ -156,14 +156,9 @@ def shard_units(
     return factory
 
 
-def run_units(
-    root: Unit,
-    units: list[Unit],
-    config: ShardingConfig,
-    environment: Environment,
-    factory: BucketFactory,
-) -> ShardedContext:
+def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedContext:
     """Hook units whose parameters are in buckets, so that passes gather and reduce them."""
+    options, environment = factory.options, factory.environment
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.buckets]
     buckets = [bucket for unit in (root, *units) for bucket in unit.buckets]
@@ -171,13 +166,13 @@ def run_units(
         Unit(ROOT, root.module, -1 - number, [bucket], sync=root.sync)
         for number, bucket in enumerate(bucket for bucket in root.buckets if bucket.is_trainable)
     ]
-    events, schedule = environment.events, config.schedule
+    events, prefetch = environment.events, options.overlap_param_gather
     order = PrefetchOrder(
         len(units),
         nest_units(units),
         given=factory.given,
-        records=schedule.prefetch_order == "recorded",
-        agree=_agreement_on_gathers(config, environment),
+        records=options.prefetch_order == "recorded",
+        agree=_agreement_on_gathers(options, environment),
     )
     params = ParamPipeline(
         root,
@@ -185,10 +180,14 @@ def run_units(
         order,
         {"forward": GatherOrder(order, "forward"), "backward": GatherOrder(order, "backward")},
         events,
-        prefetch=schedule.prefetch,
-        budget_bytes=schedule.prefetch_budget_bytes,
+        prefetch=prefetch,
+        budget_bytes=options.prefetch_budget_bytes,
         allocators=factory.allocators,
     )
+    gathering: GatherByModule | GatherByUnit = GatherByUnit(root, units, params)
+    if options.enable_fine_grained_param_gather:
+        agree = _agreement_on_gathers(options, environment)
+        gathering = GatherByModule(root, units, params, prefetch=prefetch, agree=agree)
     context = ShardedContext(
         root,
         units,
@@ -196,40 +195,35 @@ def run_units(
         GradPipeline(
             [*units, *reversed(of_root)],
             factory.reductions,
-            overlap=schedule.overlap_reduction,
+            overlap=options.overlap_grad_reduce,
             guard=factory.guard,
             agreement=OrderAgreement(environment.dense.data_group, environment.streams.device),
-            usages=_usages(buckets, environment) if config.reduction.asks_use else [],
+            usages=_usages(buckets, environment) if options.tells_use else [],
         ),
-        GatherByModule(
-            root,
-            units,
-            params,
-            prefetch=schedule.prefetch,
-            agree=_agreement_on_gathers(config, environment),
-        )
-        if schedule.gather_by_module
-        else GatherByUnit(root, units, params),
+        gathering,
         events=events,
-        auto_sync=schedule.auto_sync,
+        auto_sync=options.sync_model_each_microbatch,
         allocators=factory.allocators,
     )
     attach_hooks(context)
     context.transports = factory.transports()
     if factory.user_buffers is not None:
         context.user_buffers = factory.user_buffers
-        _see_to_registration(context, factory.user_buffers, config.allocation.registration)
+        if not options.manual_registration:
+            factory.user_buffers.register()
+        end = weakref.finalize(context, factory.user_buffers.abandon)
+        end.atexit = False  # the process group is gone by then
     return context
 
 
 def _agreement_on_gathers(
-    config: ShardingConfig, environment: Environment
+    options: Options, environment: Environment
 ) -> Callable[[Sequence[int]], bool]:
     """Whether the ranks that gather together have seen the same order.
 
     Without gathers in passes every rank may run the model alone, as for an evaluation.
     """
-    strategy, dense = config.strategy, environment.dense
+    strategy, dense = options.strategy, environment.dense
     if not strategy.inner.gathers_every_use:
         return lambda _seen: True
     inner = dense.mesh.get_group(dense.mesh.ndim - 1)
@@ -240,36 +234,27 @@ def _agreement_on_gathers(
 def _usages(buckets: list[Bucket], environment: Environment) -> list[Usage]:
     """Of the dense parameters and of the experts', where there are any that are trained."""
     usages = []
-    for axes in (environment.dense, environment.experts):
+    for axes in environment.all_axes:
         own = [bucket for bucket in buckets if bucket.axes is axes and bucket.is_trainable]
         parameters = [id(managed.raw) for bucket in own for managed in bucket.parameters]
-        if axes is not None and parameters:
+        if parameters:
             streams, events = environment.streams, environment.events
             usages.append(Usage(axes.data_group, parameters, streams, events))
     return usages
 
 
-def _user_buffers(
-    environment: Environment, config: RegistrationConfig | None
-) -> UserBuffers | None:
+def _user_buffers(options: Options, environment: Environment) -> UserBuffers | None:
     """The pool that everything is allocated in from now on, where one is asked for. Collective."""
-    if config is None:
+    if not options.nccl_ub:
         return None
-    both = [axes for axes in (environment.dense, environment.experts) if axes is not None]
-    groups = [(axes.role_prefix + role, g) for axes in both for role, g in axes.named_groups()]
+    groups = [
+        (axes.role_prefix + role, group)
+        for axes in environment.all_axes
+        for role, group in axes.named_groups()
+    ]
     # Of all groups the outer ones last, on every rank alike.
     groups.sort(key=lambda named: named[0].endswith("outer"))
-    return user_buffers(groups, environment.streams, symmetric=config.symmetric)
-
-
-def _see_to_registration(
-    context: ShardedContext, buffers: UserBuffers, config: RegistrationConfig | None
-) -> None:
-    """Register now, unless the caller will; see to what is left when the model goes."""
-    if config is not None and not config.manual:
-        buffers.register()
-    end = weakref.finalize(context, buffers.abandon)
-    end.atexit = False  # the process group is gone by then
+    return user_buffers(groups, environment.streams, symmetric=options.registers_windows)
 
 
 def _warn_of_narrow(found: set[GroupDtypes[torch.dtype]]) -> None:
@@ -293,50 +278,41 @@ class BucketFactory:
 
     def __init__(
         self,
-        config: ShardingConfig,
-        policy: MixedPrecisionPolicy,
+        options: Options,
         environment: Environment,
         plans: list[BucketPlan],
         members: dict[str, list[ManagedParameter]],
+        given: Sequence[int] | None,
     ) -> None:
-        self.given: Sequence[int] | None = None
-        self._config = config
-        self._policy = policy
-        self._environment = environment
+        self.options, self.environment, self.given = options, environment, given
         self._dense_ranks = environment.dense.coordinate().data_parallel_size
         self.guard = NanGuard(
             environment.dense.mesh.get_rank(),
-            each_parameter=config.checks_each_parameter,
-            before_reduction=config.checks_before_reduction,
+            each_parameter=options.report_nan_in_param_grad,
+            before_reduction=options.check_for_nan_in_grad,
         )
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
         _warn_of_narrow({spec.dtypes for spec in self._specs.values()})
-        self.user_buffers = _user_buffers(environment, config.allocation.registration)
+        self.user_buffers = _user_buffers(options, environment)
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
-            config.allocation,
+            options.allocation,
             pool_requests(of_units, lambda dtype: torch_dtype(dtype).itemsize),
             streams=environment.streams,
             ledger=environment.ledger,
         )
-        self._make_what_stays(config.allocation)
+        self._make_what_stays()
         self.reductions = ReductionQueue()
         scratch = AllocatedScratch(self.allocators.scratch)
+        events, streams = environment.events, environment.streams
         self._communicators = {
-            axes.role_prefix: axes.communicators(
-                config.strategy,
-                config.reduction,
-                scratch,
-                events=environment.events,
-                streams=environment.streams,
-            )
-            for axes in (environment.dense, environment.experts)
-            if axes is not None
+            axes.role_prefix: axes.communicators(options, scratch, events=events, streams=streams)
+            for axes in environment.all_axes
         }
 
-    def _make_what_stays(self, config: AllocationConfig) -> None:
+    def _make_what_stays(self) -> None:
         """Buckets that no slot serves and that are never freed, before memory is registered."""
-        if config.registration is None or not config.persistent_fallback:
+        if not (self.options.nccl_ub and self.options.allocation.persistent_fallback):
             return
         of_roles = {"grad_bucket": self.allocators.gradients, "outer_bucket": self.allocators.outer}
         for name, spec in self._specs.items():
@@ -357,22 +333,21 @@ class BucketFactory:
         }
 
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
-        axes = self._environment.axes(is_expert=plan.is_expert)
-        stored = members[0].raw.dtype
-        compute = self._policy.compute_dtype(stored)
-        reduction, trainable = self._config.reduction, plan.requires_grad
-        dtypes = group_dtypes(compute, self._policy, reduction, trainable=trainable)
+        options, axes = self.options, self.environment.axes(is_expert=plan.is_expert)
+        stored, policy = members[0].raw.dtype, options.mixed_precision_policy
+        compute = policy.compute_dtype(stored)
+        dtypes = group_dtypes(compute, policy, options, trainable=plan.requires_grad)
         if compute != stored:
             dtypes = replace(dtypes, main_params=stored, main_grads=stored)
         return BucketSpec(
             plan,
-            self._config.strategy,
+            options.strategy,
             axes.coordinate(),
             dtypes,
             self._dense_ranks,
             *self._codec(plan, members, axes),
-            decoupled=self._config.reduction.decoupled,
-            pooled=self._config.allocation.pool is not None,
+            decoupled=options.use_decoupled_grad,
+            pooled=options.allocation.pool is not None,
         )
 
     def _codec(
@@ -381,7 +356,7 @@ class BucketFactory:
         """What gathers of a bucket send, as far as is known, and what makes its codec."""
         layout = plan.layout
         if plan.primary:
-            keeps = self._config.keeps_transposes
+            keeps = self.options.keep_fp8_transpose_cache
 
             def make(shard: Shard) -> BucketCodec:
                 # Not before: weights on the meta device have other tensors until then.
@@ -389,7 +364,7 @@ class BucketFactory:
                 return PrimaryBucket(now, axes.data_group, shard, keeps_copies=keeps)
 
             return payloads_of(plan.primary, layout), make
-        codec = self._policy.weight_codec if plan.is_encoded else None
+        codec = self.options.mixed_precision_policy.weight_codec if plan.is_encoded else None
         if codec is None:
             return (Payload(WEIGHTS, plan.dtype, layout.slice_elements),), lambda _shard: Plain()
         payloads = codec.payloads(layout, plan.dtype)
@@ -403,36 +378,22 @@ class BucketFactory:
 
     def build(self, plan: BucketPlan, members: list[ManagedParameter]) -> Bucket:
         """The bucket of `plan`, its parameters moved into its buffers."""
-        environment, spec = self._environment, self._specs[plan.name]
+        environment, spec = self.environment, self._specs[plan.name]
         axes = environment.axes(is_expert=plan.is_expert)
-        communicators = self._communicators[axes.role_prefix]
-        weights = WeightBuffers(
-            spec,
-            communicators,
-            self.allocators,
-            on_move=partial(move_parameters, members),
-            events=environment.events,
-        )
+        shared = spec, self._communicators[axes.role_prefix], self.allocators
+        on_move, events = partial(move_parameters, members), environment.events
+        weights = WeightBuffers(*shared, on_move=on_move, events=events)
         gradients = None
         if plan.requires_grad:
             gradients = GradientBuffers(
-                spec,
-                communicators,
-                self.allocators,
-                reduction=self._config.reduction,
-                strict=self._config.schedule.strict_reduction,
+                *shared,
+                options=self.options,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
                 drain_oldest=self.reductions.drain_oldest,
-                events=environment.events,
+                events=events,
             )
-        bucket = Bucket(
-            spec,
-            members,
-            weights,
-            gradients,
-            axes=axes,
-            casts=self.allocators.casts,
-        )
+        casts = self.allocators.casts
+        bucket = Bucket(spec, members, weights, gradients, axes=axes, casts=casts)
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))
             for managed in members:

@@ -25,8 +25,8 @@ from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFinite
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import BufferKey
-from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes
+from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.strategy import Collective, Landing
 from mfsdp_core.runtime.axis_reduction import AxisReduction
 from mfsdp_core.runtime.backward_pass import inside_backward, leaves_parameters_alone
@@ -47,8 +47,7 @@ class GradientBuffers:
         communicators: AxisCommunicators,
         allocators: Allocators,
         *,
-        reduction: ReductionConfig,
-        strict: bool,
+        options: Options,
         guard: BucketGuard | None,
         drain_oldest: Callable[[], bool],
         events: EventBus,
@@ -57,15 +56,15 @@ class GradientBuffers:
         self._name = spec.name
         self._layout = spec.layout
         self._axis = spec.strategy.inner
-        self._dtypes, self.reduction = spec.dtypes, reduction
+        self._dtypes, self.options = spec.dtypes, options
         self._bucket_key = spec.key_or_none("grad_bucket")
         self._outer_key = spec.key_or_none("outer_bucket")
         self._communicator = communicators.inner
         self._allocator, self._outer_allocator = allocators.gradients, allocators.outer
         self._drain_oldest = drain_oldest
-        self._scale = reduction.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
+        self._scale = options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._factors = allocators.factors
-        self._strict = strict
+        self._strict = options.on_double_reduction == "raise"
         self._guard = guard
         self._events = events
         self._filled: set[int] = set()
@@ -77,7 +76,7 @@ class GradientBuffers:
         self._landed = False
         self._bucket: FullBuffer | None = None
         self._is_reduced = self._outer_issued = False
-        # What is accumulated now is added to it in the end; see `ReductionConfig.reopens`.
+        # What is accumulated now is added to it in the end; see `Options.reopens`.
         self._carried: torch.Tensor | None = None
         # Counts changes of the reduced gradient, so that it is attached once per change.
         self.revision = 0
@@ -89,7 +88,7 @@ class GradientBuffers:
         #: What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard. None:
         #: the cycle has no gradient yet.
         self.reduced: torch.Tensor | None = None
-        average = reduction.averages
+        average = options.averages
         self._inner = AxisReduction(
             self._name, self._axis, self._communicator, self._allocator, average=average
         )
@@ -418,7 +417,7 @@ class GradientBuffers:
                 buffer.tensor(index).zero_()
 
     def _check_open(self) -> None:
-        if not self._is_reduced or self.reduction.reopens:
+        if not self._is_reduced or self.options.reopens:
             return
         message = (
             f"the gradient of {self._name} was already reduced in this cycle, and another backward "

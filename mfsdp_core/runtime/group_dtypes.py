@@ -7,15 +7,15 @@ from dataclasses import replace
 import torch
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider, resolve_dtypes
+from mfsdp_core.plan.options import Options
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 
 
 def group_dtypes(
     compute: torch.dtype,
     policy: MixedPrecisionPolicy,
-    reduction: ReductionConfig,
+    options: Options,
     *,
     trainable: bool,
 ) -> GroupDtypes[torch.dtype]:
@@ -33,7 +33,7 @@ def group_dtypes(
         policy.reduce_dtype,
         trainable=trainable,
     )
-    if policy.reduce_dtype is None and reduction.by_collectives:
+    if policy.reduce_dtype is None and options.by_collectives:
         dtypes = replace(dtypes, reduce=dtypes.grad_comm)
     wanted = (dtypes.main_params, dtypes.main_grads, dtypes.grad_comm)
     if compute.is_complex and not all(dtype.is_complex for dtype in wanted):
@@ -43,20 +43,20 @@ def group_dtypes(
             "grad_comm_dtype=None), which leaves dtypes alone, or hold them as real ones with "
             "torch.view_as_real."
         )
-    _check_sums(dtypes, reduction)
+    _check_sums(dtypes, options)
     return dtypes
 
 
-def _check_sums(dtypes: GroupDtypes[torch.dtype], reduction: ReductionConfig) -> None:
-    """See [Note: one rounding] of `plan.config`."""
+def _check_sums(dtypes: GroupDtypes[torch.dtype], options: Options) -> None:
+    """See [Note: one rounding] of `plan.options`."""
     wire, total = dtypes.grad_comm, dtypes.reduce
-    if total == wire or (reduction.exchanges and is_wider(total, wire)):
+    if total == wire or (options.exchanges and is_wider(total, wire)):
         return
     found = f"gradients that travel in {wire} were to be added up in {total}"
     keep = f"MixedPrecisionPolicy(reduce_dtype={wire})"
     if not is_wider(total, wire):
         raise ConfigurationError(f"{found}, which holds less. Pass {keep}, or a wider one.")
-    registers = reduction.by_collectives
+    registers = options.by_collectives
     by = "nccl_ub and cuda_graph_mode use" if registers else "transport='native' uses"
     other = "leave them out" if registers else "transport='auto'"
     raise ConfigurationError(

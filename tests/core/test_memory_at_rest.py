@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_optimizer
-from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.coordinate import Coordinate
+from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.strategy import parse_strategy
 from oracle.facts import facts_of, name_of
 from oracle.hybrid import PAIRS, hybrid

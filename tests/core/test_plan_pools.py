@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan.allocation import AllocationConfig, parse_allocation
+from mfsdp_core.plan.options import AllocationConfig, Options
 from mfsdp_core.plan.pools import BucketRequest, plan_pool
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
@@ -101,42 +101,34 @@ def test_a_pool_of_nothing_is_empty():
 
 
 @pytest.mark.parametrize(
-    ("given_name", "double", "maximal", "expected"),
+    ("arguments", "expected"),
     [
-        (None, False, False, "storage_resize"),
-        (None, True, False, "fixed_pool"),
-        (None, True, True, "max_pool"),
-        (None, False, True, "max_pool"),
-        ("temporary", False, False, "temporary"),
-        ("max_pool", True, False, "max_pool"),
+        ({}, "storage_resize"),
+        ({"fsdp_double_buffer": True}, "fixed_pool"),
+        ({"fsdp_double_buffer": True, "maxpool_double_buffer": True}, "max_pool"),
+        ({"maxpool_double_buffer": True}, "max_pool"),
+        ({"allocator": "temporary"}, "temporary"),
+        ({"allocator": "max_pool", "fsdp_double_buffer": True}, "max_pool"),
     ],
 )
-def test_upstreams_flags_and_the_allocator_argument_name_the_same_thing(
-    given_name, double, maximal, expected
-):
-    config = parse_allocation(
-        given_name, 2, double_buffer=double, max_pool=maximal, persistent_fallback=False
-    )
-    assert config == AllocationConfig(expected, 2, persistent_fallback=False)
+def test_upstreams_flags_and_the_allocator_argument_name_the_same_thing(arguments, expected):
+    allocation = Options(**arguments).allocation
+    assert allocation == AllocationConfig(expected, 2, persistent_fallback=False)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ({"allocator": "arena"}, "expected one of temporary, storage_resize"),
-        ({"allocator": "temporary", "double_buffer": True}, "contradicts fsdp_double_buffer=True"),
-        ({"allocator": "fixed_pool", "max_pool": True}, "contradicts"),
+        (
+            {"allocator": "temporary", "fsdp_double_buffer": True},
+            "contradicts fsdp_double_buffer=True",
+        ),
+        ({"allocator": "fixed_pool", "maxpool_double_buffer": True}, "contradicts"),
         ({"allocator": "max_pool", "pool_slots": 1}, "needs 2 slots at least"),
-        ({"persistent_fallback": True}, "is none"),
+        ({"fsdp_db_use_persist_buf_on_alloc_fail": True}, "is none"),
     ],
 )
 def test_arguments_that_contradict_are_refused(arguments, message):
-    defaults = {
-        "allocator": None,
-        "pool_slots": 2,
-        "double_buffer": False,
-        "max_pool": False,
-        "persistent_fallback": False,
-    }
     with pytest.raises(ConfigurationError, match=message):
-        parse_allocation(**(defaults | arguments))
+        Options(**arguments)

@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from bench.spec import DEFAULT_TRANSPORT, SHARDED, OuterStrategyName, StrategyName
 from bench.spec.names import TransportName
 from bench.validate.checks import collectives
-from mfsdp_core.plan import config
+from mfsdp_core.plan import options
 from mfsdp_core.plan.layout import PADDING_BUDGET
 from mfsdp_core.plan.strategy import INNER, OUTER, Placement
 
@@ -57,5 +57,5 @@ def test_harness_and_core_know_the_same_strategies(names: object, rows: dict[str
 def test_harness_and_core_have_the_same_padding_transports_and_default() -> None:
     assert collectives.PADDING_BUDGET == PADDING_BUDGET
     asked: object = TypeAdapter(TransportName).json_schema()["enum"]
-    assert asked == [*get_args(config.Transport)]
-    assert DEFAULT_TRANSPORT == config.DEFAULT_TRANSPORT
+    assert asked == [*get_args(options.Transport)]
+    assert DEFAULT_TRANSPORT == options.DEFAULT_TRANSPORT

@@ -13,9 +13,9 @@ from mfsdp_core.plan import (
     recipes,
     strategy,
 )
-from mfsdp_core.plan.config import ReductionConfig
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import resolve_dtypes
+from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.strategy import Placement
 
 
@@ -192,10 +192,11 @@ def test_divisors_and_dtypes() -> None:
         (True, True, 4, 4, 1.0),
         (False, True, 2, 8, 1.0),
     ):
-        config = ReductionConfig(average, per_token)
-        same("scale", config.input_scale(own, dense), wanted)
-        same("averages", config.averages, average and not per_token)
-    same("asks", [ReductionConfig(unused=u).asks_use for u in ("none", "zero")], [True, False])
+        options = Options(average_in_collective=average, calculate_per_token_loss=per_token)
+        same("scale", options.input_scale(own, dense), wanted)
+        same("averages", options.averages, average and not per_token)
+    told = [Options(unused_parameters=unused).tells_use for unused in ("none", "zero")]
+    same("tells", told, [True, False])
     found = resolve_dtypes("h", None, None, None)
     same("all open", (found.main_params, found.main_grads, found.grad_comm), ("h", "h", "h"))
     flags = (found.shares_weights, found.needs_comm_buffer, found.casts_gradient)

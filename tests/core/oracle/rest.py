@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mfsdp_core.plan.allocation import AllocationConfig
 from mfsdp_core.plan.buffers import (
     CATEGORIES,
     CATEGORY_OF_ROLE,
@@ -22,6 +21,7 @@ from mfsdp_core.plan.buffers import (
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, resolve_dtypes
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
+from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.payload import PayloadPlan
 from mfsdp_core.plan.strategy import Strategy
 
