@@ -23,9 +23,9 @@ from bench.derive.metrics import GRAD_NORM, LOSS, Metric, judged_metrics
 from bench.derive.summary import common_steps, step_milliseconds
 from bench.store import ResultsStore
 from bench.workload import ImportedStep, Workload
-from reports.comparisons.parity import losses
-from reports.gates.cell_samples import CellSamples, cell_samples, imported_samples
-from reports.statistics.interval import Interval, Rearrangements, subset_means
+from reports.compare.parity import losses
+from reports.compare.samples import CellSamples, cell_samples, imported_samples
+from reports.compare.statistics import Interval, Rearrangements, subset_means
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 from reports.views.sweep_view import load_sweeps

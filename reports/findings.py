@@ -9,12 +9,12 @@ from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.comparisons.change import Change, Flag, change_between, memory_metric, tradeoff_flags
-from reports.comparisons.parity import ParityGroup, ParityRow, parity_groups, wire_groups
-from reports.gates.gate import GateResult, gate
-from reports.gates.noise import calibrations
-from reports.gates.pairing import Sides, sides_of_arms
-from reports.gates.policy import Policy
+from reports.compare.change import Change, Flag, change_between, memory_metric, tradeoff_flags
+from reports.compare.judge import Verdicts, judge
+from reports.compare.noise import calibrations
+from reports.compare.parity import ParityGroup, ParityRow, parity_groups, wire_groups
+from reports.compare.policy import Policy
+from reports.compare.sides import Sides, sides_of_arms
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
@@ -47,7 +47,7 @@ class Findings:
     flags: tuple[Flag, ...]
     memory_metric: Metric | None
     store: ResultsStore
-    judged: tuple[GateResult, ...]
+    judged: tuple[Verdicts, ...]
 
     def is_reference(self, cell: Cell) -> bool:
         """Whether other cells are compared with `cell`."""
@@ -112,7 +112,7 @@ def find(
     )
 
 
-def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[GateResult, ...]:
+def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[Verdicts, ...]:
     """Every other arm against the first, by the default policy, where any can be compared."""
     found = []
     for sweep in sweeps:
@@ -128,11 +128,11 @@ def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[Gate
     return tuple(judged for judged in found if not judged.nothing_comparable)
 
 
-def _gate(store: ResultsStore, sides: Sides) -> GateResult:
+def _gate(store: ResultsStore, sides: Sides) -> Verdicts:
     try:
-        return gate(sides, Policy(), calibrations(store))
+        return judge(sides, Policy(), calibrations(store))
     except UsageError as error:  # a damaged calibration does not cost the report
-        judged = gate(sides, Policy(), lambda _: None)
+        judged = judge(sides, Policy(), lambda _: None)
         return replace(judged, notes=(*judged.notes, f"the noise calibration: {error}"))
 
 

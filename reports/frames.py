@@ -22,7 +22,7 @@ from bench.record import RunRecord, RunSummary
 from bench.redaction import redact
 from bench.store import DamagedRecordError, DamagedRun, ResultsStore
 from bench.workload import ImportedRun
-from reports.comparisons.imported import of_import
+from reports.compare.logs import of_import
 from reports.views.machine import entries
 
 if TYPE_CHECKING:

@@ -16,11 +16,11 @@ from bench.errors import UsageError
 from bench.launch.arm.prepare import ArmRequest
 from bench.store import ResultsStore
 from bench.store.run_folder import utc_now
-from reports.gates.baseline import Baseline, make_baseline, promote, read_baseline
-from reports.gates.cell_samples import cell_samples, imported_samples
-from reports.gates.gate_table import interval_text
-from reports.gates.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
-from reports.gates.pairing import cells_of, sides_of_arms
+from reports.compare.baseline import Baseline, make_baseline, promote, read_baseline
+from reports.compare.noise import FEWEST_BLOCKS, NoiseCalibration, calibrate
+from reports.compare.samples import imported_samples
+from reports.compare.sides import samples_of, sides_of_arms
+from reports.compare.text import interval_text
 from reports.renderers import quantity
 
 
@@ -45,7 +45,7 @@ def save(asked: SaveRequest) -> Answer:
         return _written(store, make_baseline(name, asked.sweep, utc_now(), [run]))
     called = store.sweeps_called(asked.sweep)
     sweep = called[0] if len(called) == 1 else asked.sweep
-    cells = [cell_samples(cell) for cell in cells_of(store, sweep, asked.arm) if cell.finished]
+    cells = samples_of(store, sweep, asked.arm)
     return _written(store, make_baseline(name, sweep, utc_now(), cells))
 
 

@@ -1,4 +1,4 @@
-"""`compare`: the command line in front of `reports.comparisons` and the verdicts of the gate."""
+"""`compare`: the command line in front of `reports.compare` and the verdicts of the gate."""
 
 from __future__ import annotations
 
@@ -15,22 +15,21 @@ from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from bench.workload import ImportedRun
-from reports.comparisons import imported
-from reports.comparisons.flops import flops_doubt
-from reports.comparisons.refresh import refresh_table, refreshed
-from reports.comparisons.unlike import text_of
-from reports.gates import gate_text
-from reports.gates.expected import checked
-from reports.gates.gate import GateResult, gate
-from reports.gates.noise import calibrations
-from reports.gates.pairing import (
+from reports.compare import logs as imported
+from reports.compare import text as gate_text
+from reports.compare.judge import Verdicts, judge
+from reports.compare.logs import flops_doubt, refresh_table, refreshed
+from reports.compare.noise import calibrations
+from reports.compare.policy import Policy
+from reports.compare.sides import (
     Sides,
     arms_of_sweep,
+    checked,
     planned_arms,
     sides_of_arms,
     sides_of_sweeps,
 )
-from reports.gates.policy import Policy
+from reports.compare.unlike import text_of
 from reports.posts.pairs import Pair
 from reports.posts.pairs import pairs as pairs_of
 from reports.renderers import markdown, terminal
@@ -84,7 +83,7 @@ def _of_kept(request: CompareRequest) -> Answer:
                 )
         return _beside([_shown_of(store, name) for name in (base, head)], form)
     sides = sides_of_sweeps(store, base, head, request.ignore)
-    judged = gate(sides, rules, calibrations(store), any_nodes=True)
+    judged = judge(sides, rules, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
         _refuse_unfinished(store, base, head)
         advice = "name the settings to set aside with --ignore, or compare single cells"
@@ -104,7 +103,7 @@ def _refuse_unfinished(store: ResultsStore, *names: str) -> None:
             raise NothingMeasuredError(f"{name} has no finished run: {_reasons(ends)}")
 
 
-def _not_comparable(sides: Sides, judged: GateResult, advice: str) -> NotComparableError:
+def _not_comparable(sides: Sides, judged: Verdicts, advice: str) -> NotComparableError:
     """Of two sides with finished runs: why the gate refused their pairs, or that none matches."""
     if unlike := [one for pair in sides.pairs for one in pair.unlike]:
         sections = dict.fromkeys(one.section for one in unlike)
@@ -250,7 +249,7 @@ def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str)
     sweep = named.id
     base, head = arms_of_sweep(store, sweep, None, None)
     others = [arm for arm in planned_arms(store, sweep) if arm not in (base, head)]
-    judged: list[GateResult] = []
+    judged: list[Verdicts] = []
     refused: dict[str, NothingMeasuredError | NotComparableError] = {}
     for arm in (head, *others):
         try:
@@ -278,14 +277,14 @@ def _of_arms(store: ResultsStore, named: JudgedSweep, policy: Policy, form: str)
 
 def _of_two_arms(
     store: ResultsStore, named: JudgedSweep, arms: tuple[str, str], policy: Policy
-) -> GateResult:
+) -> Verdicts:
     expected = named.expected
     sides = sides_of_arms(store, named.id, *arms, None if expected is None else expected.codes)
     if expected is not None:
         sides = checked(sides, expected, arms)
     if not sides.pairs:
         raise NothingMeasuredError(f"{named.id} has nothing to compare: {_reasons(sides.failed)}")
-    judged = gate(sides, policy, calibrations(store), any_nodes=True)
+    judged = judge(sides, policy, calibrations(store), any_nodes=True)
     if judged.nothing_comparable:
         raise _not_comparable(sides, judged, "run the arms on one kind of hardware")
     return judged

@@ -20,15 +20,17 @@ from bench.plan import Plan
 from bench.store import ResultsStore
 from bench.store.documents import read_document
 from bench.store.run_folder import utc_now
-from reports.gates import ci, gate_text
-from reports.gates.baseline import Baseline, make_baseline, read_baseline
-from reports.gates.cell_samples import imported_samples
-from reports.gates.expected import checked
-from reports.gates.gate import GateResult, gate
-from reports.gates.noise import calibrations
-from reports.gates.pairing import (
+from reports.compare import ci
+from reports.compare import text as gate_text
+from reports.compare.baseline import Baseline, make_baseline, read_baseline
+from reports.compare.judge import Verdicts, judge
+from reports.compare.noise import calibrations
+from reports.compare.policy import Policy
+from reports.compare.samples import imported_samples
+from reports.compare.sides import (
     Sides,
     arms_of_sweep,
+    checked,
     matching,
     sides_of_arms,
     sides_of_baseline,
@@ -36,7 +38,6 @@ from reports.gates.pairing import (
     stated_sides,
     two_arms,
 )
-from reports.gates.policy import Policy
 from sweeps.budget import BlockBudget
 from sweeps.resume import RunOptions
 
@@ -55,7 +56,7 @@ def run_gate(request: GateRequest) -> Answer:
         raise UsageError("--budget runs blocks itself; leave --confirm out")
     policy = read_policy(request.policy)
     if is_log(request.sweep):
-        return _answer(request, gate(_of_files(request), policy, lambda _: None))
+        return _answer(request, judge(_of_files(request), policy, lambda _: None))
     budget = None
     if request.budget is not None:
         sweep, budget = _measured(request, parsed_seconds(request.budget, "--budget"))
@@ -68,7 +69,7 @@ def run_gate(request: GateRequest) -> Answer:
     return _answer(request, result, budget)
 
 
-def _answer(request: GateRequest, result: GateResult, budget: BlockBudget | None = None) -> Answer:
+def _answer(request: GateRequest, result: Verdicts, budget: BlockBudget | None = None) -> Answer:
     _write_files(result, request)
     annotations = ci.annotation_lines(result) if request.github else []
     code = gate_code(result, strict=request.strict)
@@ -87,7 +88,7 @@ def _answer(request: GateRequest, result: GateResult, budget: BlockBudget | None
     )
 
 
-def gate_code(result: GateResult, *, strict: bool) -> int:
+def gate_code(result: Verdicts, *, strict: bool) -> int:
     """3 a cell without a number, 1 regressed, 5 nothing comparable, 4 undecided and strict."""
     codes = [exit_codes.OK]
     if result.failed:
@@ -150,7 +151,7 @@ def baseline_of_file(name: str, path: Path) -> Baseline:
 
 def _judged(
     store: ResultsStore, sweep: JudgedSweep, request: GateRequest, policy: Policy
-) -> GateResult:
+) -> Verdicts:
     arms: tuple[str | None, ...] = (request.head_arm,)
     codes = None if sweep.expected is None else sweep.expected.codes
     if request.baseline is not None:
@@ -168,7 +169,7 @@ def _judged(
     if sweep.expected is not None:  # a file was named: annotations can point at it
         sides = replace(sides, source=str(sweep_file(Path(request.sweep))))
         sides = checked(sides, sweep.expected, arms, request.only)
-    return gate(sides, policy, calibrations(store), any_nodes=request.any_nodes)
+    return judge(sides, policy, calibrations(store), any_nodes=request.any_nodes)
 
 
 def _blocks_to_run(request: GateRequest, repeat: int | None = None) -> ChosenSweep:
@@ -206,8 +207,8 @@ def _measured(request: GateRequest, seconds: float) -> tuple[JudgedSweep, BlockB
 
 
 def _confirmed(
-    store: ResultsStore, sweep: JudgedSweep, request: GateRequest, result: GateResult
-) -> GateResult:
+    store: ResultsStore, sweep: JudgedSweep, request: GateRequest, result: Verdicts
+) -> Verdicts:
     """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""
     plan = Plan.from_document(store.read_plan(sweep.id))
     if not plan.interleaved:
@@ -228,7 +229,7 @@ def _confirmed(
     return _judged(store, sweep, request, result.policy)
 
 
-def _write_files(result: GateResult, request: GateRequest) -> None:
+def _write_files(result: Verdicts, request: GateRequest) -> None:
     markdown = gate_text.to_markdown(result)
     if request.junit is not None:
         console.write_file(request.junit, ci.to_junit(result, strict=request.strict))
@@ -249,7 +250,7 @@ def _append(path: Path, markdown: str) -> None:
         console.note(f"warning: the step summary {path} cannot be written: {error.strerror}")
 
 
-def _remarks(result: GateResult, request: GateRequest) -> tuple[str, ...]:
+def _remarks(result: Verdicts, request: GateRequest) -> tuple[str, ...]:
     remarks = []
     if result.undecided and not request.strict:
         count = len(result.of("inconclusive"))

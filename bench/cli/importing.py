@@ -14,7 +14,7 @@ from bench.errors import NothingMeasuredError, UsageError
 from bench.importers.table import read_text
 from bench.store import ResultsStore
 from bench.workload import ImportedRun
-from reports.comparisons.imported import Shown, absences, of_import, side_by_side, to_data
+from reports.compare.logs import Shown, absences, of_import, side_by_side, to_data
 from reports.nccl.source import LogSource, StoppedError, find_sources, read_lines
 from reports.renderers import terminal
 

@@ -18,8 +18,8 @@ from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.launch.inputs import changed_inputs
 from bench.plan import Plan
 from bench.store import ResultsStore
-from reports.gates.expected import WHAT_TO_DO, Expected, ExpectedRun
-from reports.gates.policy import Policy, parse_policy
+from reports.compare.policy import Policy, parse_policy
+from reports.compare.sides import WHAT_TO_DO, Expected, ExpectedRun
 from sweeps.document import read_document
 from sweeps.suggest import did_you_mean
 

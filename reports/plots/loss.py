@@ -9,7 +9,7 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from reports.comparisons.parity import ParityGroup, ParityRow, losses, relative_differences
+from reports.compare.parity import ParityGroup, ParityRow, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 
 _LOWEST_FLOOR = 1e-16

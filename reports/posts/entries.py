@@ -16,8 +16,8 @@ from bench.derive.metrics import (
     TFLOPS,
 )
 from bench.workload import ImportedRun, ImportedStep, Workload
-from reports.comparisons import imported
-from reports.comparisons.imported import Shown
+from reports.compare import logs as imported
+from reports.compare.logs import Shown
 from reports.nccl import grammar
 from reports.renderers.printable import printable
 from reports.views.cells import Cell

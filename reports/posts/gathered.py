@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from bench.derive.metrics import LIVE_STORAGE
 from bench.errors import NothingMeasuredError
 from bench.store import ResultsStore
-from reports.comparisons.change import Change, less_one
-from reports.comparisons.imported import beside
-from reports.comparisons.parity import wire_verdicts
+from reports.compare.change import Change, less_one
+from reports.compare.judge import Judgement
+from reports.compare.logs import beside
+from reports.compare.parity import wire_verdicts
 from reports.findings import Findings, find
-from reports.gates.judgement import Judgement
 from reports.posts import entries
 from reports.posts.entries import PostEntry
 from reports.posts.pairs import Pair, changes, pairs

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from bench.workload import ImportedStep
-from reports.comparisons.imported import Shown, beside
+from reports.compare.logs import Shown, beside
 
 Pair = tuple[Shown, Shown]
 """Base and head."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from reports.comparisons.change import less_one
-from reports.gates.gate_table import interval_text
+from reports.compare.change import less_one
+from reports.compare.text import interval_text
 from reports.posts.entries import PostEntry
 from reports.posts.gathered import Delta, Gathered
 from reports.renderers import markdown, quantity

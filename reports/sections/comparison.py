@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.store import DamagedRecordError
-from reports.comparisons.change import Change, change_table, flag_table
-from reports.comparisons.imported import CAPTION, absences, of_cell, of_import, side_by_side
+from reports.compare.change import Change, change_table, flag_table
+from reports.compare.logs import CAPTION, absences, of_cell, of_import, side_by_side
+from reports.compare.text import METHOD, verdict_blocks
 from reports.findings import Findings
-from reports.gates.gate_text import METHOD, verdict_blocks
 from reports.plots.memory import MOST_CELLS, memory_figure
 from reports.plots.style import looks
 from reports.plots.throughput import MOST_NAMES, throughput_figure

@@ -11,7 +11,7 @@ from bench.derive.metrics import LEDGER_PEAK, RSS
 from bench.derive.peaks import TABLE_DATE
 from bench.derive.steady import DRIFT_TOLERANCE, DROPPED_STEPS, METHOD, MIN_WINDOW_STEPS
 from bench.record import RunRecord
-from reports.comparisons.change import SPEED_THRESHOLD, threshold
+from reports.compare.change import SPEED_THRESHOLD, threshold
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Code, Facts, Paragraph, Section

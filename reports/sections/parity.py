@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from reports.comparisons.parity import NORMS, ParityGroup, ParityRow, wire_verdicts
+from reports.compare.parity import NORMS, ParityGroup, ParityRow, wire_verdicts
 from reports.findings import Findings
 from reports.plots.loss import loss_figure, most_different
 from reports.plots.style import looks

@@ -17,25 +17,24 @@ from statistics import fmean
 from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.comparisons.change import (
+from reports.compare.cause import causes
+from reports.compare.change import (
     Change,
     change_between,
     memory_metric,
     threshold,
 )
-from reports.comparisons.parity import ParityGroup
+from reports.compare.judge import Judgement, Verdicts, case_of, judge_intervals
+from reports.compare.noise import calibrations
+from reports.compare.parity import ParityGroup
+from reports.compare.policy import DEFAULT_ALPHA, Policy
+from reports.compare.samples import cell_samples
+from reports.compare.sides import Pair
+from reports.compare.statistics import smallest_deciding_n
+from reports.compare.text import interval_text
 from reports.findings import Findings
-from reports.gates.cause import causes
-from reports.gates.cell_samples import cell_samples
-from reports.gates.gate import GateResult, case_of
-from reports.gates.gate_table import interval_text
-from reports.gates.judgement import Judgement, judge_intervals
-from reports.gates.noise import calibrations
-from reports.gates.pairing import Pair
-from reports.gates.policy import DEFAULT_ALPHA, Policy
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Code, Paragraph
-from reports.statistics.estimate import smallest_deciding_n
 from reports.views.machine import busiest_start
 
 _NONE = "No recommendation: "
@@ -118,7 +117,7 @@ def _arm(findings: Findings, side: str) -> str:
     return f"arm {side.removeprefix(f'{findings.sweeps[0].id} [').removesuffix(']')}"
 
 
-def _gate_command(findings: Findings, judged: GateResult) -> str:
+def _gate_command(findings: Findings, judged: Verdicts) -> str:
     """What prints the verdicts of `judged`; "" where its sweep is not one of the report's."""
     for sweep in findings.sweeps:
         arms = [
@@ -130,15 +129,15 @@ def _gate_command(findings: Findings, judged: GateResult) -> str:
     return ""
 
 
-def _improved(result: GateResult) -> list[Judgement]:
+def _improved(result: Verdicts) -> list[Judgement]:
     return result.of("improved") + result.of("improved", required=False)
 
 
-def _times(result: GateResult) -> list[Judgement]:
+def _times(result: Verdicts) -> list[Judgement]:
     return [one for one in _improved(result) if one.metric == STEP_TIME.name]
 
 
-def _is_faster_at_a_price(result: GateResult) -> bool:
+def _is_faster_at_a_price(result: Verdicts) -> bool:
     """With the losses of the base: what a metric that regressed is worth, nobody has said."""
     worse = {one.metric for one in result.of("regressed")} - {STEP_TIME.name}
     slower = [one for one in result.of("regressed") if one.metric == STEP_TIME.name]
@@ -146,12 +145,12 @@ def _is_faster_at_a_price(result: GateResult) -> bool:
     return bool(_times(result) and worse) and not slower and {*losses} == {"equivalent"}
 
 
-def _mean_log_time(result: GateResult) -> float:
+def _mean_log_time(result: Verdicts) -> float:
     ratios = [one.time_ratio for one in result.judgements if one.time_ratio]
     return fmean(map(math.log, ratios)) if ratios else 0.0
 
 
-def _decided(result: GateResult) -> _Reasons:
+def _decided(result: Verdicts) -> _Reasons:
     """What regressed, by its place where that is known; else what improved."""
     if not result.regressed:
         return _by_metric(result, _improved(result))
@@ -160,7 +159,7 @@ def _decided(result: GateResult) -> _Reasons:
     return placed + _by_metric(result, [row for one in found if not one.file for row in one.rows])
 
 
-def _by_metric(result: GateResult, wanted: Sequence[Judgement]) -> _Reasons:
+def _by_metric(result: Verdicts, wanted: Sequence[Judgement]) -> _Reasons:
     """What improved or regressed, by metric, each with the cell whose change is smallest."""
     by_metric: dict[str, list[Judgement]] = {}
     for one in wanted:
@@ -187,7 +186,7 @@ def _of_judgement(one: Judgement) -> str:
     )
 
 
-def _why_not(result: GateResult) -> str:
+def _why_not(result: Verdicts) -> str:
     if result.failed:
         return "not everything was measured"
     if result.regressed:

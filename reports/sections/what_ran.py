@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from bench.derive.summary import broken_promise
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
-from reports.comparisons.parity import wire_verdicts
+from reports.compare.parity import wire_verdicts
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Facts, Paragraph, Section

@@ -16,7 +16,7 @@ from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.plan import Plan, PlannedArm
 from bench.store import ResultsStore
-from reports.gates.pairing import sides_of_arms
+from reports.compare.sides import sides_of_arms
 from reports.views.sweep_view import load_sweeps
 from sweeps.document import SweepFileError
 from sweeps.execution import Side

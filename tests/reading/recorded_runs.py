@@ -30,10 +30,10 @@ from bench.store import ResultsStore, RunFolder
 from bench.store.atomic import write_json_atomically
 from bench.store.digest import with_digest
 from bench.store.layout import RUNTIME
+from reports.compare.judge import Verdicts, judge
+from reports.compare.policy import Policy
+from reports.compare.sides import sides_of_arms
 from reports.findings import Findings, find
-from reports.gates.gate import GateResult, gate
-from reports.gates.pairing import sides_of_arms
-from reports.gates.policy import Policy
 from reports.renderers.document import Paragraph
 from reports.sections.what_ran import what_ran
 from reports.views.cells import Cell, make_cell
@@ -442,10 +442,10 @@ def _of_arm(
 
 def judged_arms(
     store: ResultsStore, policy: Policy | None = None, base: Arm | None = None, **head: Any
-) -> GateResult:
+) -> Verdicts:
     """A gate on two arms. head: how the second differs, and what `record_arms` may be told."""
     how = {
         name: head.pop(name) for name in ("noise", "blocks", "cells", "interleaved") & head.keys()
     }
     record_arms(store, {"base": base or Arm(), "head": Arm(**head)}, **how)
-    return gate(sides_of_arms(store, "gate", None, None), policy or Policy(), lambda _: None)
+    return judge(sides_of_arms(store, "gate"), policy)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bench.derive.metrics import STEP_TIME
-from reports.gates.judgement import MetricSamples, judge_intervals
+from reports.compare.judge import MetricSamples, judge_intervals
 from sweeps import budget
 from sweeps.budget import BlockBudget, next_cell
 

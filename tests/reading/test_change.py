@@ -6,9 +6,9 @@ import pytest
 from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
-from reports.comparisons.change import change_between, flag_table, memory_metric, tradeoff_flags
-from reports.comparisons.parity import parity_groups
-from reports.gates.cell_samples import cell_samples, shared_metric
+from reports.compare.change import change_between, flag_table, memory_metric, tradeoff_flags
+from reports.compare.parity import parity_groups
+from reports.compare.samples import cell_samples, shared_metric
 from reports.posts.gathered import gather
 from reports.posts.pull_request import pull_request
 from reports.sections.cell_table import best_cells

@@ -23,9 +23,8 @@ from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NotComparableError, NothingMeasuredError
 from bench.spec import DataSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
-from reports.gates.gate import gate
-from reports.gates.pairing import sides_of_sweeps
-from reports.gates.policy import Policy
+from reports.compare.judge import judge
+from reports.compare.sides import sides_of_sweeps
 
 
 @pytest.fixture
@@ -65,7 +64,7 @@ def test_equal_sweeps_match_cell_by_cell(two_sweeps):
     sides = sides_of_sweeps(two_sweeps, "before", "after")
     assert len(sides.pairs) == 12
     assert (sides.not_comparable, sides.set_aside, sides.differences) == ((), (), ())
-    judged = gate(sides, Policy(), lambda _: None).judgements
+    judged = judge(sides).judgements
     ratios = [one.throughput_ratio for one in judged if one.metric == "step_time"]
     assert ratios == [pytest.approx(1 / 0.9, rel=0.1)] * 12
 

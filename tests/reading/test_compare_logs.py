@@ -13,9 +13,8 @@ from bench.cli.verbs.judge import CompareRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.resolve.presets import PRESETS
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
-from reports.comparisons.doubts import trade_off
-from reports.comparisons.flops import flops_doubt
-from reports.comparisons.imported import of_import
+from reports.compare.logs import flops_doubt, of_import
+from reports.compare.unlike import trade_off
 
 LINE = (
     "iteration {}/ 9 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): 300."

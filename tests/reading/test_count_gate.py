@@ -12,12 +12,11 @@ from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, r
 from bench.cli.gating import read_policy
 from bench.derive.counts import CountRow, Rates, StepCounts
 from bench.derive.live_storage import LiveRow, LiveStorage
-from reports.gates.baseline import make_baseline, read_baseline
-from reports.gates.cell_samples import cell_samples
-from reports.gates.gate import GateResult, gate
-from reports.gates.gate_text import to_terminal, verdicts
-from reports.gates.pairing import cells_of, sides_of_baseline
-from reports.gates.policy import Policy
+from reports.compare.baseline import make_baseline, read_baseline
+from reports.compare.judge import Verdicts, judge
+from reports.compare.policy import Policy
+from reports.compare.sides import samples_of, sides_of_baseline
+from reports.compare.text import to_terminal, verdicts
 from reports.renderers.document import TableBlock
 from reports.sections.steps import counts_section
 
@@ -63,11 +62,11 @@ def more(row: CountRow, times: int = 2) -> CountRow:
 BASE = counts(CAST, GATHER, WAIT, CALLS)
 
 
-def judged(store, head: Any, base: Any = BASE, policy: Policy | None = None) -> GateResult:
+def judged(store, head: Any, base: Any = BASE, policy: Policy | None = None) -> Verdicts:
     return judged_arms(store, policy, Arm(counts=base), counts=head, blocks=1, cells=ONE)
 
 
-def regressed(result: GateResult) -> dict[str, str]:
+def regressed(result: Verdicts) -> dict[str, str]:
     return {one.metric: one.reason for one in result.of("regressed")}
 
 
@@ -144,7 +143,7 @@ def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
     rows = counts(more(CAST, times), GATHER, WAIT, CALLS)
     result = judged(store, rows, policy=policy(tmp_path, text))
     assert ("copies" in regressed(result)) == regresses
-    (copies,) = [one for one in result.judgements if one.metric == "copies"]
+    (copies,) = result.of_metric("copies")
     assert (copies.base, copies.head) == (4, 4 * times)
     assert said in verdicts(result)
     assert result.notes == ("the policy allows more of aten.cat int8, and no cell does more of it",)
@@ -167,7 +166,7 @@ def test_counts_that_vary_from_step_to_step_decide_nothing(store):
 )
 def test_a_side_without_counts_is_named(store, tmp_path, head, text, copies):
     result = judged(store, head, None, policy=policy(tmp_path, text) if text else None)
-    found = [one for one in result.judgements if one.metric == "copies"]
+    found = result.of_metric("copies")
     assert [(one.verdict, one.required) for one in found] == [one[:2] for one in copies]
     assert all(words in one.reason for one, (_, _, words) in zip(found, copies, strict=True))
 
@@ -182,14 +181,14 @@ def test_a_report_says_what_a_step_does_where_it_was_counted(store):
 def test_a_baseline_keeps_counts_in_few_lines_and_fails_by_name(store):
     record_arms(store, {None: Arm(counts=BASE)}, blocks=1, cells=ONE, sweep="before")
     now = "2026-03-01T10:00:00.000Z"
-    cells = [cell_samples(one) for one in cells_of(store, "before", None)]
+    cells = samples_of(store, "before")
     text = make_baseline("main", "before", now, cells).to_text()
     assert '"aten._to_copy float32>bfloat16": [4, 6000000, 4, 2000000, 0]' in text
     kept = read_baseline(json.loads(text), "main.json")
     twice = counts(more(CAST), GATHER, WAIT, CALLS)
     record_arms(store, {None: Arm(counts=twice)}, blocks=1, cells=ONE, sweep="after")
     sides = sides_of_baseline(store, "main", kept.cells, "after")
-    found = regressed(gate(sides, Policy(), lambda _: None))
+    found = regressed(judge(sides))
     assert "aten._to_copy float32>bfloat16 +4 from mfsdp_core/a.py:gather" in found["copies"]
 
 

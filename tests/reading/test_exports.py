@@ -17,7 +17,7 @@ from bench.cli.verbs.judge import CompareRequest, GateRequest, SaveRequest
 from bench.cli.verbs.read import ExportRequest, ImportRequest
 from bench.errors import NothingMeasuredError, UsageError
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
-from reports.comparisons.refresh import refreshed
+from reports.compare.logs import refreshed
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 GIT = {"git": {"commit": COMMIT, "dirty": False, "dirty_hash": None}}

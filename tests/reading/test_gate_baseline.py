@@ -10,17 +10,16 @@ from recorded_runs import CELLS, Arm, on_nodes, record_arms, resolved_run
 from bench.derive.metrics import MetricRule, default_rules
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.spec import TrainSpec
-from reports.gates.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
-from reports.gates.cell_samples import cell_samples
-from reports.gates.gate import gate
-from reports.gates.pairing import cells_of, sides_of_baseline
-from reports.gates.policy import Policy
+from reports.compare.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
+from reports.compare.judge import judge
+from reports.compare.policy import Policy
+from reports.compare.sides import samples_of, sides_of_baseline
 
 SAVED = "2026-03-01T10:00:00.000Z"
 
 
 def saved(store, name: str = "main", sweep: str = "gate"):
-    cells = [cell_samples(cell) for cell in cells_of(store, sweep, None)]
+    cells = samples_of(store, sweep)
     return make_baseline(name, sweep, SAVED, cells)
 
 
@@ -55,7 +54,7 @@ def test_it_is_small_enough_to_be_reviewed_and_still_tells_bitwise_equality(stor
     record_arms(store, {None: Arm(loss_shift=1e-12)}, sweep="moved", blocks=2, cells=long)
     for sweep, regressed in (("gate", []), ("moved", ["loss"])):
         sides = sides_of_baseline(store, "main", kept.cells, sweep)
-        found = gate(sides, bitwise, lambda _: None)
+        found = judge(sides, bitwise)
         assert [j.metric for j in found.of("regressed")] == regressed
 
 
@@ -78,7 +77,7 @@ def test_other_hardware_and_lost_configurations_are_refused(store):
     with pytest.raises(NotComparableError, match="zero1, zero3 is not in x"):
         promote(saved(store, "x", "less"), main, "main")
     assert promote(main, saved(store, "x", "less"), "x").name == "x"  # more is welcome
-    mixed = [cell_samples(c) for sweep in ("gate", "there") for c in cells_of(store, sweep, None)]
+    mixed = [one for sweep in ("gate", "there") for one in samples_of(store, sweep)]
     with pytest.raises(NotComparableError, match="different hardware: B, 2 cores"):
         make_baseline("main", "gate", SAVED, mixed)
     with pytest.raises(NothingMeasuredError):

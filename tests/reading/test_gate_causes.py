@@ -9,9 +9,9 @@ from recorded_runs import CELLS, Arm, judged_arms
 from test_count_gate import CALLS, CAST, GATHER, WAIT, counts
 
 from bench.derive.counts import CountRow
-from reports.gates.ci import annotation_lines, to_junit
-from reports.gates.gate import GateResult
-from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal, verdicts
+from reports.compare.ci import annotation_lines, to_junit
+from reports.compare.judge import Verdicts
+from reports.compare.text import headline, to_data, to_markdown, to_terminal, verdicts
 
 SITE = "mfsdp_core/comm/reduce.py:AxisReduction.land"
 UP = CAST.model_copy(update={"dtype": "float32>float64", "site": SITE, "line": 82, "count": 12})
@@ -20,13 +20,13 @@ LINES = CountRow(operation="python line", kind="python_line", site=SITE, line=80
 BEFORE = (CAST, GATHER, WAIT, CALLS)
 
 
-def judged(store, *head: CountRow) -> GateResult:
+def judged(store, *head: CountRow) -> Verdicts:
     before, after = counts(*BEFORE), counts(*head)
     return judged_arms(store, None, Arm(counts=before), counts=after, blocks=1, cells=CELLS)
 
 
 @pytest.fixture
-def added_cast(store) -> GateResult:
+def added_cast(store) -> Verdicts:
     """A gradient goes through FP64 in three cells."""
     return judged(store, *BEFORE, UP, BACK, LINES)
 

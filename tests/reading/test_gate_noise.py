@@ -10,11 +10,11 @@ from recorded_runs import CELLS, ONE, Arm, judged_arms, record_arms
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, default_rules
 from bench.errors import NothingMeasuredError, UsageError
 from bench.store import ResultsStore
-from reports.gates.gate import gate
-from reports.gates.gate_text import to_terminal
-from reports.gates.noise import NoiseCalibration, calibrate
-from reports.gates.pairing import sides_of_arms
-from reports.gates.policy import Policy
+from reports.compare.judge import judge
+from reports.compare.noise import NoiseCalibration, calibrate
+from reports.compare.policy import Policy
+from reports.compare.sides import sides_of_arms
+from reports.compare.text import to_terminal
 
 MEASURED = "2026-03-01T10:00:00.000Z"
 
@@ -73,14 +73,14 @@ def test_few_blocks_and_code_that_differs_are_no_calibration(store):
 def test_no_tolerance_falls_below_the_floor(store):
     calibration = calibrated(store, noise=0.05)
     record_arms(store, {"base": Arm(), "head": Arm(slower=1.03)}, noise=0.001)
-    sides = sides_of_arms(store, "gate", None, None)
-    without = gate(sides, Policy(), lambda _: None)
-    with_floor = gate(sides, Policy(), lambda _: calibration)
-    low = gate(sides, Policy(), lambda _: calibrated(store, noise=0.001))
+    sides = sides_of_arms(store, "gate")
+    without = judge(sides)
+    with_floor = judge(sides, Policy(), lambda _: calibration)
+    low = judge(sides, Policy(), lambda _: calibrated(store, noise=0.001))
     assert {j.tolerance for j in low.judgements if j.metric == "step_time"} == {0.02}
     assert without.regressed
     assert not with_floor.regressed
-    times = [j for j in with_floor.judgements if j.metric == "step_time"]
+    times = with_floor.of_metric("step_time")
     assert all(j.floor and j.tolerance > 0.02 for j in times)
     assert "(noise)" in to_terminal(with_floor)
 
@@ -100,17 +100,17 @@ def test_an_improvement_must_be_shown_beyond_the_floor(store, usual, slower, flo
     rule = replace(STEP_TIME.rule, improve=0.01)
     policy = Policy({**default_rules(), "step_time": rule})
     known = None if floor is None else replace(usual, cells=cells)
-    judged = gate(sides_of_arms(store, "gate", None, None), policy, lambda _: known)
-    (found,) = [one for one in judged.judgements if one.metric == "step_time"]
+    judged = judge(sides_of_arms(store, "gate"), policy, lambda _: known)
+    (found,) = judged.of_metric("step_time")
     assert found.verdict == verdict
     assert found.floor == (floor is not None)
 
 
 def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store, usual):
     record_arms(store, {"base": Arm(), "head": Arm()}, blocks=1)
-    sides = sides_of_arms(store, "gate", None, None)
-    assert "has no noise calibration" in to_terminal(gate(sides, Policy(), lambda _: None))
-    text = to_terminal(gate(sides, Policy(), lambda _: usual))
+    sides = sides_of_arms(store, "gate")
+    assert "has no noise calibration" in to_terminal(judge(sides))
+    text = to_terminal(judge(sides, Policy(), lambda _: usual))
     assert "calibrated 2026-03-01 (3 cells)" in text
 
 

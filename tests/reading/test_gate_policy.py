@@ -10,7 +10,7 @@ import pytest
 from bench.cli.judged_sweep import read_policy
 from bench.derive.metrics import JUDGED_IF_MEASURED, default_rules
 from bench.errors import UsageError
-from reports.gates.policy import Policy
+from reports.compare.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 WHOLE = """\

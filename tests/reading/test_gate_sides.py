@@ -14,22 +14,22 @@ from recorded_runs import CELLS, ONE, Arm, judged_arms, keep_changes, on_nodes, 
 from bench.derive.metrics import CPU_TIME, STEP_TIME, MetricRule, default_rules
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.gates import ci
-from reports.gates.gate import GateResult, gate
-from reports.gates.gate_text import headline, to_data, to_markdown, to_terminal
-from reports.gates.pairing import cells_of, sides_of_arms, sides_of_sweeps
-from reports.gates.policy import Policy
+from reports.compare import ci
+from reports.compare.judge import Verdicts, judge
+from reports.compare.policy import Policy
+from reports.compare.sides import cells_of, sides_of_arms, sides_of_sweeps
+from reports.compare.text import headline, to_data, to_markdown, to_terminal
 from reports.views.no_number import NOT_RUN
 
 OTHER = {"cpu_name": "Another CPU"}
 
 
-def judged(sides, **rules: MetricRule) -> GateResult:
-    return gate(sides, Policy({**default_rules(), **rules}), lambda _: None)
+def judged(sides, **rules: MetricRule) -> Verdicts:
+    return judge(sides, Policy({**default_rules(), **rules}))
 
 
 @pytest.fixture(scope="module")
-def slower(tmp_path_factory) -> GateResult:
+def slower(tmp_path_factory) -> Verdicts:
     """Three cells, of which the head takes 10 % longer."""
     store = ResultsStore.open(tmp_path_factory.mktemp("slower") / "results", create=True)
     return judged_arms(store, slower=1.1, noise=0.003)
@@ -53,17 +53,16 @@ def test_runs_on_a_device_that_did_not_stay_as_it_was_have_no_time_and_the_gate_
     caps = {"before": {"power_cap_watts": 700}, "after": {"power_cap_watts": 500}}
     moved = {"runtime": {"devices": [{"source": "nvml", **caps}], "device_names": []}}
     result = judged_arms(store, hardware=moved, blocks=2)
-    times = [j for j in result.judgements if j.metric == "step_time"]
-    assert {j.verdict for j in times} == {"unmeasured"}
+    times = result.of_metric("step_time")
+    assert {one.verdict for one in times} == {"unmeasured"}
     assert "2 head runs are not steady" in times[0].reason
     assert times[0].reason.endswith("had its power cap changed from 700 to 500 W during the run")
-    losses = [j for j in result.judgements if j.metric == "loss"]
-    assert {j.verdict for j in losses} != {"unmeasured"}
+    assert {one.verdict for one in result.of_metric("loss")} != {"unmeasured"}
 
 
 def test_a_part_of_the_cells_can_be_judged_alone(store):
     record_arms(store, {"base": Arm(), "head": Arm(slower=1.1, states={0: "crashed"})}, blocks=1)
-    sides = sides_of_arms(store, "gate", None, None)
+    sides = sides_of_arms(store, "gate")
     assert [name for name, _ in sides.selected(["zero*"]).failed] == ["zero1", "zero3"]
     assert sides.selected(["zero*"]).pruned == ()
     with pytest.raises(UsageError, match="--only fsdp3: no such cell; expected ddp, zero1, zero3"):
@@ -98,7 +97,7 @@ def test_a_number_that_is_none_is_not_measured(store):
 
 def test_arms_are_base_and_head_or_the_first_two_or_named(store):
     record_arms(store, {"old": Arm(), "new": Arm(slower=1.1), "third": Arm()}, blocks=2)
-    assert sides_of_arms(store, "gate", None, None).head == "gate [new]"
+    assert sides_of_arms(store, "gate").head == "gate [new]"
     assert sides_of_arms(store, "gate", "third", "old").base == "gate [third]"
     assert sides_of_arms(store, "gate", None, "old").base == "gate [new]"
     assert [cell.name for cell in cells_of(store, "gate", "new")] == list(CELLS)
@@ -107,8 +106,8 @@ def test_arms_are_base_and_head_or_the_first_two_or_named(store):
     for asked, message in (
         (lambda: sides_of_arms(store, "gate", None, "nwe"), "no arm 'nwe'; arms: old, new, third"),
         (lambda: sides_of_arms(store, "gate", "old", "old"), "both arm 'old'"),
-        (lambda: sides_of_arms(store, "plain", None, None), "has 0 arms; .* needs two"),
-        (lambda: cells_of(store, "gate", None), "arms old, new, third; name one of them"),
+        (lambda: sides_of_arms(store, "plain"), "has 0 arms; .* needs two"),
+        (lambda: cells_of(store, "gate"), "arms old, new, third; name one of them"),
     ):
         with pytest.raises(UsageError, match=message):
             asked()
@@ -147,7 +146,7 @@ def test_other_hardware_and_other_nodes_are_refused_cell_by_cell(store, before, 
         assert headline(result).startswith("not comparable: ")
         assert why in headline(result)
         assert why in dict(result.sides.not_comparable)["ddp"]
-        told = gate(sides, Policy(), lambda _: None, any_nodes=True)
+        told = judge(sides, any_nodes=True)
         assert bool(told.sides.pairs) == why.startswith("nodes")
 
 
@@ -156,7 +155,7 @@ def test_a_planned_cell_that_has_not_run_has_failed(store):
     plan = store.read_plan("gate")
     plan["cells"].append(plan["cells"][0] | {"id": "more", "config_hash": "0" * 12})
     store.write_plan("gate", plan)
-    result = judged(sides_of_arms(store, "gate", None, None))
+    result = judged(sides_of_arms(store, "gate"))
     assert result.failed
     assert result.sides.failed == (("more", "it was planned and has not run"),)
 
@@ -167,7 +166,7 @@ def test_bytes_that_one_engine_does_not_count_are_passed_over_unless_they_are_as
     for file in store.root.glob("runs/*/*/steps.node*.jsonl"):
         file.write_text(re.sub(r'"wire_bytes": \d+', '"wire_bytes": null', file.read_text()))
     keep_changes(store)
-    sides = sides_of_arms(store, "gate", None, None)
+    sides = sides_of_arms(store, "gate")
     assert not judged(sides).failed
     asked = judged(sides, wire_bytes=MetricRule("required", 0.0, "lower_is_better", named=True))
     assert asked.failed
@@ -179,11 +178,7 @@ def test_a_resident_set_is_not_held_to_half_a_per_cent(store):
     for file in store.root.glob("runs/*/*/memory.json"):
         file.unlink()
     keep_changes(store)
-    memory = [
-        j
-        for j in judged(sides_of_arms(store, "gate", None, None)).judgements
-        if j.metric == "memory"
-    ]
+    memory = judged(sides_of_arms(store, "gate")).of_metric("memory")
     assert [(j.detail, j.tolerance) for j in memory] == [("RSS peak", 0.05)]
 
 
@@ -264,7 +259,7 @@ def test_a_planned_run_without_its_record_fails_its_cell_and_is_named(store, how
     else:
         status = json.loads((folder / "status.json").read_text())
         (folder / "status.json").write_text(json.dumps(status | {"arm": "base"}))
-    found = gate(sides_of_arms(store, "gate", None, None), Policy(), lambda _: None)
+    found = judge(sides_of_arms(store, "gate"))
     why = f"head: {NOT_RUN}" if how == "deleted" else "base: damaged: status.json was changed"
     assert [(cell, why in text) for cell, text in found.sides.failed] == [("zero3", True)]
     assert found.sides.failed[0][1].startswith("block 7: ")

@@ -18,15 +18,21 @@ from bench.derive.metrics import (
     MetricRule,
     default_rules,
 )
-from reports.comparisons.parity import NORMS, relative_differences
-from reports.gates.cell_samples import Curve, cell_samples
-from reports.gates.ci import to_junit
-from reports.gates.curve_gate import SPREAD_FACTOR, judge_curve
-from reports.gates.gate import gate
-from reports.gates.gate_text import headline
-from reports.gates.judgement import Judgement, MetricSamples, judge_intervals, judge_values
-from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline
-from reports.gates.policy import Policy, parse_policy
+from reports.compare.ci import to_junit
+from reports.compare.judge import (
+    SPREAD_FACTOR,
+    Judgement,
+    MetricSamples,
+    judge,
+    judge_curve,
+    judge_intervals,
+    judge_values,
+)
+from reports.compare.parity import NORMS, relative_differences
+from reports.compare.policy import Policy, parse_policy
+from reports.compare.samples import Curve
+from reports.compare.sides import samples_of, sides_of_baseline
+from reports.compare.text import headline
 
 TIME = default_rules()["step_time"]
 STEPS = 40
@@ -124,10 +130,9 @@ def test_less_memory_that_is_asked_for_must_be_shown(base, head, verdict):
 
 @pytest.mark.parametrize(("slower", "verdict"), [(0.9, "improved"), (0.99, "missed")])
 def test_a_gate_without_the_improvement_fails_and_says_so(store, slower, verdict):
-    record_arms(store, {"base": Arm(), "head": Arm(slower=slower)}, noise=0.003, cells=ONE)
     policy = Policy({**default_rules(), "step_time": BETTER})
-    result = gate(sides_of_arms(store, "gate", None, None), policy, lambda _: None)
-    assert [one.verdict for one in result.judgements if one.metric == "step_time"] == [verdict]
+    result = judged_arms(store, policy, slower=slower, noise=0.003, cells=ONE)
+    assert [one.verdict for one in result.of_metric("step_time")] == [verdict]
     assert (result.regressed, result.passed) == (verdict == "missed", verdict == "improved")
     line = headline(result)
     assert line.startswith("NOT IMPROVED: 1 missed" if result.regressed else "PASSED"), line
@@ -298,30 +303,28 @@ def test_norms_may_part_where_they_peak_but_not_at_the_first_step_nor_in_the_med
 
 def test_a_loss_that_moves_by_a_millionth_does_not_read_as_no_change(store):
     exact = MetricRule("required", 1e-7, "both")
-    judged_arms(store, loss_shift=1e-6, blocks=2, cells=ONE)
-    sides = sides_of_arms(store, "gate", None, None)
-    found = gate(sides, Policy(default_rules() | {"loss": exact}), lambda _: None)
+    policy = Policy(default_rules() | {"loss": exact})
+    found = judged_arms(store, policy, loss_shift=1e-6, blocks=2, cells=ONE)
     assert "loss (spread) +1.0e-06" in headline(found)
 
 
 def test_a_policy_may_ask_for_every_bit_of_the_gradient_norms(store):
-    judged_arms(store, norm_scale=1 + 1e-9, blocks=2, cells=ONE)
     policy = parse_policy({"metrics": {"grad_norm": {"mode": "bitwise"}}}, lambda _: 0, "p.yaml")
-    sides = sides_of_arms(store, "gate", None, None)
-    (norm,) = (o for o in gate(sides, policy, lambda _: None).judgements if o.metric == "grad_norm")
+    found = judged_arms(store, policy, norm_scale=1 + 1e-9, blocks=2, cells=ONE)
+    (norm,) = found.of_metric("grad_norm")
     assert (norm.verdict, norm.detail) == ("regressed", "bitwise")
 
 
 def test_a_baseline_of_before_that_has_no_norms_regresses_nothing(store):
     record_arms(store, {None: Arm()}, cells=ONE, blocks=2)
-    (base,) = map(cell_samples, cells_of(store, "gate", None))
+    (base,) = samples_of(store, "gate")
     older = replace(base, curves=base.curves | {"grad_norm": ()})
-    found = gate(sides_of_baseline(store, "main", [older], "gate"), Policy(), lambda _: None)
-    (norm,) = (one for one in found.judgements if one.metric == "grad_norm")
+    found = judge(sides_of_baseline(store, "main", [older], "gate"))
+    (norm,) = found.of_metric("grad_norm")
     assert (norm.verdict, norm.required) == ("unmeasured", False)
 
 
 def test_a_negative_loss_that_rises_has_a_positive_change(store):
     found = judged_arms(store, base=Arm(loss_shift=-2.0), loss_shift=-1.5, blocks=2, cells=ONE)
-    (loss,) = (one for one in found.judgements if one.metric == "loss")
+    (loss,) = found.of_metric("loss")
     assert loss.change == pytest.approx(0.5)

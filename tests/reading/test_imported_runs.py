@@ -9,7 +9,7 @@ from recorded_runs import findings_of, resolved_run
 
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import write_report
-from reports.comparisons.imported import (
+from reports.compare.logs import (
     of_import,
     side_by_side,
     step_changes,

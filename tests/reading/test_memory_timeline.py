@@ -13,7 +13,7 @@ from bench.record import MemoryTimeline
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.comparisons.change import change_between, memory_metric
+from reports.compare.change import change_between, memory_metric
 from reports.findings import Findings
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
 from reports.renderers.document import Figure, Section, TableBlock

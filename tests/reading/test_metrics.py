@@ -10,13 +10,12 @@ from recorded_runs import ONE, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import METRICS, Metric, MetricRule
 from reports.build import write_report
-from reports.comparisons.change import change_between, change_table
-from reports.gates.baseline import make_baseline, read_baseline
-from reports.gates.cell_samples import cell_samples
-from reports.gates.gate import gate
-from reports.gates.gate_table import other_table
-from reports.gates.pairing import cells_of, sides_of_baseline
-from reports.gates.policy import Policy, PolicyError, parse_policy
+from reports.compare.baseline import make_baseline, read_baseline
+from reports.compare.change import change_between, change_table
+from reports.compare.judge import judge
+from reports.compare.policy import PolicyError, parse_policy
+from reports.compare.sides import samples_of, sides_of_baseline
+from reports.compare.text import other_table
 from reports.views.sweep_view import load_side
 
 
@@ -45,7 +44,7 @@ def test_a_policy_knows_it(energy):
 
 def test_gates_and_tables_judge_it(energy, store):
     result = judged_arms(store, cells=ONE, blocks=2)
-    (found,) = [one for one in result.judgements if one.metric == "energy"]
+    (found,) = result.of_metric("energy")
     assert (found.verdict, found.base) == ("equivalent", 8e8)
     assert "energy" in other_table(result.judgements).rows[-1].cells
 
@@ -59,7 +58,7 @@ def test_comparisons_reports_and_baselines_show_it(energy, store, tmp_path: Path
     text = write_report(store, ["a"], tmp_path).markdown.read_text()
     assert "energy (J)" in text
     assert "800,000,000" in text
-    saved = make_baseline("m", "a", "", [cell_samples(c) for c in cells_of(store, "a", None)])
+    saved = make_baseline("m", "a", "", samples_of(store, "a"))
     kept = read_baseline(json.loads(saved.to_text()), "m.json")
-    result = gate(sides_of_baseline(store, "m", kept.cells, "b"), Policy(), lambda _: None)
+    result = judge(sides_of_baseline(store, "m", kept.cells, "b"))
     assert [one.verdict for one in result.judgements if one.metric == "energy"] == ["equivalent"]

@@ -9,7 +9,7 @@ import pytest
 from recorded_runs import Recorded, findings_of, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.comparisons.parity import (
+from reports.compare.parity import (
     parity_groups,
     relative_differences,
     tolerance_for,

@@ -20,7 +20,7 @@ from recorded_runs import (
 )
 
 from bench.derive.metrics import LEDGER_PEAK
-from reports.comparisons.parity import parity_groups
+from reports.compare.parity import parity_groups
 from reports.plots.loss import MOST_CURVES, MOST_GROUPS, loss_figure, most_different
 from reports.plots.step_time import step_time_figure
 from reports.plots.style import looks, wrapped

@@ -135,7 +135,7 @@ def test_a_report_is_written_where_torch_and_scipy_cannot_be_imported(quickstart
         "for name in ('torch', 'numpy.torch', 'scipy'): sys.modules[name] = None\n"
         "from bench.store import ResultsStore\n"
         "from reports.build import write_report\n"
-        "from reports.gates.gate import gate\n"
+        "from reports.compare.judge import judge\n"
         f"store = ResultsStore.open({str(quickstart_root)!r}, create=False)\n"
         f"print(write_report(store, ['quickstart'], {str(tmp_path)!r}).html)\n"
     )

@@ -11,14 +11,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from reports.statistics.estimate import (
+from reports.compare.statistics import (
+    MOST_EXACT,
+    Rearrangements,
     adjusted,
     estimate_paired,
     estimate_unpaired,
     smallest_deciding_n,
     smallest_p,
+    subset_means,
+    swap_means,
 )
-from reports.statistics.interval import MOST_EXACT, Rearrangements, subset_means, swap_means
 
 
 def sign_flip_p(differences: Sequence[float], alternative: str = "two-sided") -> float:

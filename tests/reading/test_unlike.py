@@ -10,18 +10,27 @@ from recorded_runs import TINY, Arm, Recorded, record_arms, record_run, resolved
 from bench.cli.comparing import show_comparison
 from bench.cli.gating import gate_code, run_gate
 from bench.cli.verbs.judge import CompareRequest, GateRequest
-from bench.derive.metrics import default_rules
 from bench.errors import NotComparableError
 from bench.spec import TrainSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
-from reports.comparisons.doubts import norm_without_loss, rate_without_time
-from reports.comparisons.unlike import Pace, comparable_rates, text_of, unlike, unlike_paces
-from reports.gates.baseline import make_baseline
-from reports.gates.cell_samples import cell_samples
-from reports.gates.gate import gate
-from reports.gates.gate_text import headline, to_data, to_terminal
-from reports.gates.pairing import cells_of, sides_of_arms, sides_of_baseline, sides_of_sweeps
-from reports.gates.policy import Policy
+from reports.compare.baseline import make_baseline
+from reports.compare.judge import judge
+from reports.compare.sides import (
+    samples_of,
+    sides_of_arms,
+    sides_of_baseline,
+    sides_of_sweeps,
+)
+from reports.compare.text import headline, to_data, to_terminal
+from reports.compare.unlike import (
+    Pace,
+    comparable_rates,
+    norm_without_loss,
+    rate_without_time,
+    text_of,
+    unlike,
+    unlike_paces,
+)
 
 LLAMA = Workload(
     framework="megatron-lm", model="Llama 8B", device="H100", ranks=8, global_batch=128,
@@ -209,14 +218,10 @@ def recorded(store, sweep: str, *batches: int, **changes) -> None:
     record_arms(store, {None: Arm()}, sweep=sweep, blocks=2, cells=cells)
 
 
-def judged(sides):
-    return gate(sides, Policy(default_rules()), lambda _: None)
-
-
 def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(store, capsys):
     recorded(store, "small", 4)
     recorded(store, "large", 8)
-    result = judged(sides_of_sweeps(store, "small", "large"))
+    result = judge(sides_of_sweeps(store, "small", "large"))
     assert headline(result) == "not comparable: global batch 4, 8"
     assert (gate_code(result, strict=False), result.judgements) == (5, ())
     rates = {one["name"]: one["ratio"] for one in to_data(result)["rates"]}
@@ -228,7 +233,7 @@ def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(stor
         compared(store, capsys, "small", "large")
     # Who names the setting has both.
     sides = sides_of_sweeps(store, "small", "large", ["train.global_batch"])
-    assert judged(sides).judgements
+    assert judge(sides).judgements
 
 
 @pytest.mark.parametrize(
@@ -260,9 +265,9 @@ def test_unlike_imports_have_no_verdict_of_a_gate_either(store):
 def test_a_baseline_says_in_what_its_cell_was_unlike(store):
     recorded(store, "small", 4)
     recorded(store, "large", 8)
-    cells = [cell_samples(cell) for cell in cells_of(store, "small", None)]
+    cells = samples_of(store, "small")
     kept = make_baseline("main", "small", "2026-03-01T10:00:00.000Z", cells)
-    result = judged(sides_of_baseline(store, "main", kept.cells, "large"))
+    result = judge(sides_of_baseline(store, "main", kept.cells, "large"))
     assert headline(result).startswith("not comparable: global batch 4, 8")
 
 
@@ -275,7 +280,7 @@ def test_arms_may_set_dtypes_but_not_the_size_of_the_work(store):
         write_plan(store, [("a", resolved_run())], sweep=sweep, arms=["base", "head"])
         for arm, resolved in (("base", resolved_run()), ("head", resolved_run(**changes))):
             record_run(store, Recorded(resolved, cell="a", sweep=sweep, arm=arm, attempt=1))
-        result = judged(sides_of_arms(store, sweep, None, None))
+        result = judge(sides_of_arms(store, sweep, None, None))
         assert result.nothing_comparable == (said is not None)
         assert said is None or headline(result).startswith(said)
 
@@ -285,6 +290,6 @@ def test_a_norm_that_regresses_alone_is_named_with_its_factor(store):
         run = Recorded(resolved_run(), cell="a", sweep=sweep, norm_scale=scale)
         write_plan(store, [("a", resolved_run())], sweep=sweep)
         record_run(store, run)
-    (norm,) = judged(sides_of_sweeps(store, "base", "head")).of("regressed")
+    (norm,) = judge(sides_of_sweeps(store, "base", "head")).of("regressed")
     assert norm.metric == "grad_norm"
     assert "the loss does not: head / base 3.000x over 20 steps" in norm.reason

@@ -12,11 +12,9 @@ from dataclasses import dataclass, field
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
 from bench.derive.metrics import LIVE_STORAGE
-from reports.gates.count_gate import VISIBLE_MILLISECONDS, site_rises
-from reports.gates.gate import GateResult
-from reports.gates.gate_table import is_count, metric_text
-from reports.gates.judgement import Judgement
-from reports.gates.pairing import Pair
+from reports.compare.counts import VISIBLE_MILLISECONDS, site_rises
+from reports.compare.judge import Judgement, Verdicts
+from reports.compare.sides import Pair
 from reports.renderers import quantity
 
 _MOST_PARTS = 3
@@ -64,7 +62,7 @@ class _Place:
     rows: list[Judgement] = field(default_factory=list)
 
 
-def causes(result: GateResult, judgements: Sequence[Judgement] | None = None) -> list[Cause]:
+def causes(result: Verdicts, judgements: Sequence[Judgement] | None = None) -> list[Cause]:
     """Of the judgements that fail the gate (or of others), what explains most of them first."""
     pairs = {pair.label: pair for pair in result.sides.pairs}
     places: dict[str, _Place] = {}
@@ -80,7 +78,7 @@ def causes(result: GateResult, judgements: Sequence[Judgement] | None = None) ->
     return [*found, *_by_metric(rest, len(pairs))]
 
 
-def _put(one: Judgement, pair: Pair, result: GateResult, places: dict[str, _Place]) -> str:
+def _put(one: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]) -> str:
     """Note where the rise of `one` comes from, and return the site with most of it."""
     if one.verdict != "regressed":
         return ""
@@ -92,7 +90,7 @@ def _put(one: Judgement, pair: Pair, result: GateResult, places: dict[str, _Plac
         largest, size = held[0]
         places.setdefault(largest.site, _Place(largest.line)).live[one.cell] = size
         return largest.site
-    if not is_count(one) or base.counts is None or head.counts is None:
+    if not one.is_count or base.counts is None or head.counts is None:
         return ""
     rises = site_rises(one.metric, base.counts, head.counts, result.policy.allowed)
     for row in filter(lambda row: row.site, rises):  # a baseline keeps no call sites
@@ -192,7 +190,7 @@ def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
     """What no place explains: each metric with its verdict once."""
     groups: dict[tuple[str, str], list[Judgement]] = {}
     for one in judgements:
-        groups.setdefault((one.verdict, metric_text(one)), []).append(one)
+        groups.setdefault((one.verdict, one.title), []).append(one)
     return [
         Cause(
             f"{_cells([one.cell for one in rows], cells)} {verdict}: {metric}{_changes(rows)}",
@@ -205,7 +203,7 @@ def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
 def _changes(rows: Sequence[Judgement]) -> str:
     """` +9.9 % to +10.2 %`, of all rows; empty where no change is known."""
     counts = [one.head - one.base for one in rows if one.base is not None and one.head is not None]
-    if is_count(rows[0]) and counts:
+    if rows[0].is_count and counts:
         return " " + " to ".join(dict.fromkeys(f"{n:+,.0f}" for n in (min(counts), max(counts))))
     known = [one.change for one in rows if one.change is not None]
     if not known:

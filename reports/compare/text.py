@@ -1,4 +1,4 @@
-"""A gate's result for a terminal, as Markdown, and as plain data for JSON."""
+"""Judgements as tables: times with their three numbers, everything else with its change."""
 
 from __future__ import annotations
 
@@ -8,20 +8,109 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.derive.hardware import STATED
-from reports.gates.cause import Cause, causes
-from reports.gates.gate import GateResult
-from reports.gates.gate_table import (
-    is_count,
-    is_equal_count,
-    is_speed,
-    metric_text,
-    other_table,
-    time_table,
-)
-from reports.gates.judgement import Judgement, Verdict
+from bench.derive.metrics import STEP_TIME, judged_metrics
+from reports.compare.cause import Cause, causes
+from reports.compare.change import SPEED, less_one, speed_text
+from reports.compare.judge import Judgement, Verdict, Verdicts
 from reports.renderers import markdown, quantity, terminal
 from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
 from reports.renderers.printable import printable
+from reports.renderers.table import Row, RowKind, Table
+
+_TIMES = (
+    f"cell | metric | verdict | {SPEED} | interval of the change | tolerance"
+    " | p, adjusted | base ms | head ms | <runs"
+)
+_OTHERS = "cell | metric | verdict | change | tolerance | base | head | <runs"
+
+
+def time_table(judgements: Sequence[Judgement]) -> Table:
+    """Step time and throughput; the interval is of the judged metric's own change."""
+    rows = [_time_row(one) for one in judgements if one.is_speed]
+    return Table.of(_TIMES, rows, left=3)
+
+
+def other_table(judgements: Sequence[Judgement]) -> Table:
+    """Everything else, but for counts that are equal, of which there are many."""
+    rows = [_other_row(one) for one in judgements if not (one.is_speed or one.is_equal_count)]
+    return Table.of(_OTHERS, rows, left=3)
+
+
+def verdict_text(judgement: Judgement) -> str:
+    """The verdict, and whether it only advises."""
+    return judgement.verdict if judgement.required else f"{judgement.verdict} (advisory)"
+
+
+def interval_text(interval: tuple[float, float] | None) -> str:
+    """An interval of a ratio as changes: `-0.6 % to +1.2 %`."""
+    if interval is None:
+        return "none"
+    return f"{quantity.change(interval[0] - 1)} to {quantity.change(interval[1] - 1)}"
+
+
+def _time_row(one: Judgement) -> Row:
+    sides = (one.base, one.head) if one.metric == STEP_TIME.name else (None, None)
+    return Row(
+        (
+            one.cell,
+            one.metric,
+            verdict_text(one),
+            speed_text(less_one(one.time_ratio), one.throughput_ratio),
+            interval_text(one.interval) if one.ratio is not None else quantity.MISSING,
+            tolerance_text(one),
+            quantity.MISSING if one.p_adjusted is None else f"{one.p_adjusted:.3g}",
+            *map(quantity.milliseconds, sides),
+            _runs(one),
+        ),
+        _kind(one),
+    )
+
+
+def _other_row(one: Judgement) -> Row:
+    metric = judged_metrics()[one.metric]
+    if metric.judge == "curve":
+        change = quantity.difference(one.change, signed=True)
+        tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
+    elif metric.judge == "count" and one.base is not None and one.head is not None:
+        more, tolerance = one.head - one.base, "none"
+        in_bytes = metric.unit == "bytes" and more
+        size = quantity.binary_bytes(abs(more))
+        change = f"{'+' if more > 0 else '-'}{size}" if in_bytes else f"{more:+,.0f}"
+    else:
+        change, tolerance = quantity.change(one.change, 2), tolerance_text(one)
+        if one.interval is not None:
+            change = f"{change} ({interval_text(one.interval)})"
+    texts = (
+        one.cell,
+        one.title,
+        verdict_text(one),
+        change,
+        tolerance,
+        quantity.amount(one.base, metric.unit),
+        quantity.amount(one.head, metric.unit),
+        _runs(one),
+    )
+    return Row(texts, _kind(one))
+
+
+def tolerance_text(one: Judgement) -> str:
+    """The tolerance, and whether the noise floor set it."""
+    if one.tolerance is None:
+        return quantity.MISSING
+    return quantity.share(one.tolerance, 1) + (" (noise)" if one.floor else "")
+
+
+def _runs(one: Judgement) -> str:
+    if one.paired:
+        return quantity.counted(one.n_head, "block")
+    return f"{one.n_head} against {one.n_base}"
+
+
+def _kind(one: Judgement) -> RowKind:
+    if one.verdict in ("regressed", "missed"):
+        return "bad"
+    return "unsteady" if one.verdict in ("inconclusive", "unmeasured") else "plain"
+
 
 DEFINITIONS = (
     "time change: head step time / base step time - 1; throughput change: head tokens/s / base "
@@ -48,7 +137,7 @@ _MOST_NAMED = 3
 _LONGEST_REASON = 80
 
 
-def headline(result: GateResult) -> str:
+def headline(result: Verdicts) -> str:
     """The outcome in one line, with the names of the cells that are the cause."""
     if result.nothing_comparable and not result.failed:
         reasons = dict.fromkeys(why for _, why in result.sides.not_comparable)
@@ -69,9 +158,9 @@ def headline(result: GateResult) -> str:
     return "; ".join([f"{word}{undecided}: {found}", *_named_causes(result)])
 
 
-def _cells_without_a_time(result: GateResult) -> str:
+def _cells_without_a_time(result: Verdicts) -> str:
     """`, time not decided`, of all cells or of some; empty where every time is decided."""
-    times = [one for one in result.judgements if is_speed(one)]
+    times = [one for one in result.judgements if one.is_speed]
     without = {one.cell for one in times if one.verdict in ("inconclusive", "unmeasured")}
     if not without:
         return ""
@@ -81,7 +170,7 @@ def _cells_without_a_time(result: GateResult) -> str:
     )
 
 
-def _named_causes(result: GateResult) -> list[str]:
+def _named_causes(result: Verdicts) -> list[str]:
     """What failed, regressed or, if there is none, is undecided; the first of many."""
     found = [
         f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed
@@ -92,26 +181,26 @@ def _named_causes(result: GateResult) -> list[str]:
     return [quantity.few(found, _MOST_NAMED)] if found else []
 
 
-def to_terminal(result: GateResult) -> str:
+def to_terminal(result: Verdicts) -> str:
     """Aligned plain text, the outcome first; rows that a place of the code explains are counted."""
     shown = [Paragraph(headline(result)), *verdict_blocks(result, below_headline=True)]
     return terminal.blocks(shown, opened=False) + "\n"
 
 
-def to_markdown(result: GateResult) -> str:
+def to_markdown(result: Verdicts) -> str:
     """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
     shown = [Heading(headline(result)), *verdict_blocks(result, below_headline=True)]
     return markdown.blocks(shown) + "\n"
 
 
-def verdicts(result: GateResult, *, form: str = "table") -> str:
+def verdicts(result: Verdicts, *, form: str = "table") -> str:
     """The tables and what must be known beside them; form: `table` (plain text) or `md`."""
     write = markdown.blocks if form == "md" else terminal.blocks
     return write(verdict_blocks(result)) + "\n"
 
 
 def verdict_blocks(
-    result: GateResult, *, below_headline: bool = False, explained: bool = True
+    result: Verdicts, *, below_headline: bool = False, explained: bool = True
 ) -> list[Block]:
     """Causes first, then every row that none of them explains, then what must be known beside.
 
@@ -137,7 +226,7 @@ def verdict_blocks(
     return [*blocks, Bullets((*meaning, *remarks(result, shown)))]
 
 
-def to_data(result: GateResult) -> dict[str, Any]:
+def to_data(result: Verdicts) -> dict[str, Any]:
     """Plain data; changes are fractions, not per cent."""
     calibration = result.calibration
     rates = [{"cell": cell, **asdict(rate), "ratio": rate.ratio} for cell, rate in result.rates]
@@ -158,7 +247,7 @@ def to_data(result: GateResult) -> dict[str, Any]:
     } | ({"rates": rates} if rates else {})
 
 
-def remarks(result: GateResult, rows: Sequence[Judgement] | None = None) -> list[tuple[str, str]]:
+def remarks(result: Verdicts, rows: Sequence[Judgement] | None = None) -> list[tuple[str, str]]:
     """Everything that a reader must know beside the tables; rows: whose reasons are given."""
     found = [("failed", f"{name}: {why}") for name, why in result.sides.failed]
     found += _reasons(result.judgements if rows is None else rows)
@@ -170,11 +259,11 @@ def remarks(result: GateResult, rows: Sequence[Judgement] | None = None) -> list
         found.append(("differs in (base, head)", "; ".join(result.sides.differences)))
     elif result.sides.set_aside:
         found.append(("set aside when matching", ", ".join(result.sides.set_aside)))
-    counts = [one for one in result.judgements if is_count(one)]
+    counts = [one for one in result.judgements if one.is_count]
     if counts:
-        equal = sum(map(is_equal_count, counts))
+        equal = sum(one.is_equal_count for one in counts)
         found.append(("counts", f"{equal} of {len(counts)} are equal to the digit"))
-    times = [one for one in result.judgements if is_speed(one)]
+    times = [one for one in result.judgements if one.is_speed]
     found += _about_times(times)
     if times:
         found.append(("noise", _noise(result)))
@@ -189,7 +278,7 @@ def _reasons(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
     cells: dict[tuple[str, str, str], list[str]] = {}
     for one in judgements:
         if one.reason:
-            cells.setdefault((one.verdict, metric_text(one), one.reason), []).append(one.cell)
+            cells.setdefault((one.verdict, one.title, one.reason), []).append(one.cell)
     return [
         (verdict, f"{metric} of {', '.join(names)}: {reason}")
         for (verdict, metric, reason), names in cells.items()
@@ -210,7 +299,7 @@ def _about_times(times: Sequence[Judgement]) -> list[tuple[str, str]]:
     ]
 
 
-def _noise(result: GateResult) -> str:
+def _noise(result: Verdicts) -> str:
     if result.calibration is not None:
         return result.calibration.describe()
     hardware = result.sides.pairs[0].head.hardware.describe()

@@ -19,9 +19,9 @@ from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
-from reports.gates.cell_samples import CellSamples
+from reports.compare.samples import CellSamples
+from reports.compare.statistics import estimate_paired, smallest_deciding_n
 from reports.renderers import quantity
-from reports.statistics.estimate import estimate_paired, smallest_deciding_n
 
 NOISE_VERSION = 1
 ALPHA = 0.05

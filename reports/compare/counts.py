@@ -7,17 +7,15 @@ and only as far as it rose.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import attrgetter
 
 from bench.derive.counts import COUNTED, CountRow, StepCounts, added, by_name, less
-from bench.derive.metrics import Metric, MetricRule
-from reports.gates.judgement import Judgement, judge_values, unmeasured
-from reports.gates.pairing import Pair
-from reports.gates.policy import AllowedRise
+from bench.derive.metrics import Metric
+from reports.compare.policy import AllowedRise
 from reports.renderers import quantity
 
-_MOST_NAMED = 4
+MOST_NAMED = 4
 _MOST_SITES = 3
 VISIBLE_MILLISECONDS = 5e-4
 
@@ -34,46 +32,17 @@ class Rise:
     reason: str = ""
 
 
-def judge_count(
-    pair: Pair, metric: Metric, rule: MetricRule, allowed: Sequence[AllowedRise]
-) -> Judgement:
-    """One count of one cell."""
-    base, head = pair.base, pair.head
-    before, after = list(base.of(metric).values()), list(head.of(metric).values())
-    if not before or not after or base.counts is None or head.counts is None:
-        side = "base" if not before else "head"
-        why = f"{side} has no counts; run it with `--set measure.counts=true`"
-        return unmeasured(pair.label, metric, rule, why)
-    rises = _rises(base.counts, head.counts, COUNTED[metric.name][1], allowed)
-    waived = sum(rise.allowed for rise in rises)
-    lowered = [value - waived for value in after]
-    judged = judge_values(pair.label, metric, rule, before, lowered, tolerance=0.0)
-    judged = replace(judged, head=judged.head + waived if judged.head is not None else None)
-    if not judged.base:  # nothing before: no ratio
-        judged = replace(judged, ratio=None)
-    unsteady = ", ".join(sorted({*base.counts.varying, *head.counts.varying})[:_MOST_NAMED])
-    if judged.verdict == "regressed" and unsteady:
-        why = f"no two counted steps in a row agree about {unsteady}"
-        return replace(judged, verdict="inconclusive", reason=why)
-    if judged.verdict == "regressed":
-        return replace(judged, reason=_why(metric, rises, base.counts, head.counts, allowed))
-    notes = [
-        f"{_size(metric, rise.allowed)} of {rise.name} allowed ({rise.reason})"
-        for rise in rises
-        if rise.allowed
-    ]
-    return replace(judged, reason="; ".join([judged.reason, *notes]).removeprefix("; "))
-
-
-def unused(allowed: Sequence[AllowedRise], pairs: Sequence[Pair]) -> list[str]:
+def unused(
+    allowed: Sequence[AllowedRise], sides: Sequence[tuple[StepCounts | None, StepCounts | None]]
+) -> list[str]:
     """Rises that a policy allows and no cell has: somebody should take them out."""
-    counted = [(pair.base.counts, pair.head.counts) for pair in pairs if pair.head.counts]
+    counted = [(base, head) for base, head in sides if head]
     rose = {
         rise.name
         for base, head in counted
         if base is not None and head is not None
         for amount in ("count", "bytes")
-        for rise in _rises(base, head, attrgetter(amount), ())
+        for rise in rises(base, head, attrgetter(amount), ())
     }
     return [
         f"the policy allows more of {one.operation}, and no cell does more of it"
@@ -82,7 +51,7 @@ def unused(allowed: Sequence[AllowedRise], pairs: Sequence[Pair]) -> list[str]:
     ]
 
 
-def _rises(
+def rises(
     base: StepCounts, head: StepCounts, of_row: _OfRow, allowed: Sequence[AllowedRise]
 ) -> list[Rise]:
     """Names that add more to a metric than before, the largest first."""
@@ -109,7 +78,7 @@ def site_rises(
 ) -> list[CountRow]:
     """What each call site adds to a metric: rows of the difference, of names that rose."""
     of_row = COUNTED[metric][1]
-    names = {r.name for r in _rises(base, head, of_row, allowed) if r.amount > r.allowed}
+    names = {r.name for r in rises(base, head, of_row, allowed) if r.amount > r.allowed}
     before, after = (_by_site(side.rows, names) for side in (base, head))
     grown = (less(row, before.get(key)) for key, row in after.items())
     return [row for row in grown if of_row(row) > 0]
@@ -126,7 +95,7 @@ def _by_site(
     return found
 
 
-def _why(
+def why_risen(
     metric: Metric,
     rises: Sequence[Rise],
     base: StepCounts,
@@ -137,20 +106,21 @@ def _why(
     left = [rise for rise in rises if rise.amount > rise.allowed]
     grown = site_rises(metric.name, base, head, allowed)
     texts = []
-    for rise in left[:_MOST_NAMED]:
-        text = f"{rise.name} {_size(metric, rise.amount - rise.allowed)}"
+    for rise in left[:MOST_NAMED]:
+        text = f"{rise.name} {size_text(metric, rise.amount - rise.allowed)}"
         if rise.allowed:
-            text += f" beyond the {_size(metric, rise.allowed)} that is allowed"
+            text += f" beyond the {size_text(metric, rise.allowed)} that is allowed"
         sites = _sites(metric, (row for row in grown if row.name == rise.name))
         text += f" from {', '.join(sites)}" if sites else ""
         cost = _milliseconds(rise.name, base, head)
         text += f", about {quantity.significant(cost, 2)} ms of a step" if cost else ""
         texts.append(text)
-    more = len(left) - _MOST_NAMED
+    more = len(left) - MOST_NAMED
     return "; ".join(texts + ([f"and {more} more names"] if more > 0 else []))
 
 
-def _size(metric: Metric, amount: float) -> str:
+def size_text(metric: Metric, amount: float) -> str:
+    """`+4`, or `+4 bytes`."""
     return f"+{amount:,.0f}" + (" bytes" if metric.unit == "bytes" else "")
 
 
@@ -159,7 +129,8 @@ def _sites(metric: Metric, rows: Iterable[CountRow]) -> list[str]:
     of_row = COUNTED[metric.name][1]
     grown = sorted((row for row in rows if row.site), key=lambda row: -of_row(row))
     return [
-        f"{row.site} line {row.line} ({_size(metric, of_row(row))})" for row in grown[:_MOST_SITES]
+        f"{row.site} line {row.line} ({size_text(metric, of_row(row))})"
+        for row in grown[:_MOST_SITES]
     ]
 
 

@@ -24,9 +24,9 @@ from bench.derive.metrics import (
 )
 from bench.record import SCHEMA_VERSION
 from bench.workload import ImportedRun, Workload
-from reports.comparisons.imported import of_import
-from reports.comparisons.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_for
-from reports.comparisons.unlike import Pace, only_compared
+from reports.compare.logs import of_import
+from reports.compare.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_for
+from reports.compare.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 

@@ -6,21 +6,27 @@ No verdict is given. A log has no noise floor, no proof of code and often no har
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from statistics import median
-from typing import Any
+from typing import Any, Final
 
+from bench.derive.flops import flops_per_global_batch
 from bench.derive.hardware import UNKNOWN, hardware_key
-from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, STEP_TIME, TFLOPS, THROUGHPUT
+from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, MEMORY, STEP_TIME, TFLOPS, THROUGHPUT
+from bench.spec import ModelShape
 from bench.workload import ImportedRun, ImportedStep, Workload
-from reports.comparisons.doubts import norm_without_loss, rate_without_time, trade_off
-from reports.comparisons.unlike import (
+from reports.compare.change import threshold
+from reports.compare.unlike import (
     NumberChange,
     Pace,
     Unlike,
     comparable_rates,
     is_of_work,
+    norm_without_loss,
+    rate_without_time,
+    trade_off,
     unlike_paces,
 )
 from reports.renderers import quantity
@@ -345,3 +351,160 @@ def _amount(one: NumberChange, value: float) -> str:
     if one.unit == "bytes":
         return quantity.binary_bytes(value)
     return f"{quantity.significant(value)} {one.unit}".rstrip()
+
+
+_NAMES: Final[Mapping[str, str]] = {"milliseconds": "step time", "grad_norm": "gradient norm"}
+_NOT_VALUES: Final = ("step", "extra", "lines", "learning_rate")
+_DIGITS: Final = 6
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """One metric. Changes are fractions, infinite where base is zero and head is not.
+
+    steps: of both. first: the first that differs, None if none does. largest, at: the largest
+    difference and its step. middle: the median of differences. tolerance: what passes unflagged.
+    """
+
+    name: str
+    steps: int
+    first: int | None
+    largest: float
+    at: int
+    middle: float
+    tolerance: float
+
+    @property
+    def flag(self) -> str:
+        """What a reviewer is to look at."""
+        if self.first is None:
+            return "equal"
+        moved = self.middle if self.tolerance else self.largest
+        return "review" if abs(moved) > self.tolerance else "within tolerance"
+
+
+def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
+    """Every metric that both have at some step, under the names of its source."""
+    series = [_series(run) for run in (base, head)]
+    found = []
+    for name, before in series[0].items():
+        after = series[1].get(name, {})
+        steps = sorted(before.keys() & after.keys())
+        if steps:
+            changes = {step: _change(before[step], after[step]) for step in steps}
+            at = max(steps, key=lambda step: abs(changes[step]))
+            first = next((step for step in steps if before[step] != after[step]), None)
+            found.append(
+                Refreshed(
+                    _NAMES.get(name, name.replace("_", " ")),
+                    len(steps),
+                    first,
+                    changes[at],
+                    at,
+                    median(changes.values()),
+                    _tolerance(name),
+                )
+            )
+    return found
+
+
+def refresh_table(found: list[Refreshed]) -> Table:
+    """One row per metric; differences in per cent."""
+    rows = (
+        (
+            one.name,
+            f"{one.steps:,}",
+            "-" if one.first is None else f"{one.first:,}",
+            quantity.change(one.largest, _DIGITS),
+            f"{one.at:,}",
+            quantity.change(one.middle, _DIGITS),
+            one.flag,
+        )
+        for one in found
+    )
+    titles = "metric | steps | first different | largest difference | at step | median | <flag"
+    return Table.of(titles, rows)
+
+
+def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
+    found: dict[str, dict[int, float]] = {}
+    timed = {step.step for step in counted(run)}
+    for step in run.steps:
+        own = {one.name: getattr(step, one.name) for one in fields(ImportedStep)}
+        told = {name: value for name, value in own.items() if name not in _NOT_VALUES}
+        told |= {name: value for name, value in step.extra.items() if isinstance(value, float)}
+        for name, value in told.items():
+            if value is not None and (name != "milliseconds" or step.step in timed):
+                found.setdefault(name, {})[step.step] = float(value)
+    return found
+
+
+def _change(before: float, after: float) -> float:
+    if before == after:
+        return 0.0
+    return (after - before) / abs(before) if before else float("inf")
+
+
+def _tolerance(name: str) -> float:
+    if name == "milliseconds" or "per_second" in name or "per_device" in name:
+        return threshold(STEP_TIME)
+    return threshold(MEMORY) if name.endswith("_bytes") else 0.0
+
+
+_NEAR = 0.02
+_LENGTHS = tuple(2**power for power in range(8, 18))
+_MOST_DEVICES = 2**14
+_SIZE = re.compile(r"llama.*?(\d+(?:\.\d+)?)\s?b\b", re.IGNORECASE)
+_PRESET = re.compile(r"(?:llama\d?-)?(\d+(?:\.\d+)?)b")
+
+
+def flops_doubt(run: Shown, shapes: Mapping[str, ModelShape]) -> str:
+    """That what is stated contradicts the rate, or the length and devices that it implies.
+
+    "" where nothing is known: no named model, batch, time or rate, or no single solution.
+    """
+    work, time, rate = run.workload, run.milliseconds, run.pace.teraflops_per_device
+    shape = _named(work.model, shapes)
+    if shape is None or not time or not rate or not work.global_batch:
+        return ""
+    done = rate * 1e12 * time / 1e3
+    exact = {
+        length: flops_per_global_batch(shape, length, work.global_batch) / done
+        for length in ({work.seq_len} if work.seq_len else _LENGTHS)
+        if length
+    }
+    found = list(_solutions(exact, work.ranks))
+    stated = f"{work.model}, global batch {work.global_batch:,}, {rate:g} TFLOP/s per device"
+    if work.seq_len and work.ranks and not found:
+        times = quantity.ratio(exact[work.seq_len] / work.ranks)
+        return (
+            f"{run.name} contradicts the FLOP formula: sequence length {work.seq_len:,} on"
+            f" {quantity.counted(work.ranks, 'device')} would be {times} its rate ({stated})"
+        )
+    if len(found) != 1 or (work.seq_len and work.ranks):
+        return ""
+    length, devices = found[0]
+    return (
+        f"{run.name}: the FLOP formula gives sequence length {length:,} on"
+        f" {quantity.counted(devices, 'device')} ({stated})"
+    )
+
+
+def _solutions(exact: Mapping[int, float], ranks: int | None) -> Iterator[tuple[int, int]]:
+    """Lengths, and the devices stated or a power of two, that are within 2 % of the rate."""
+    for length, devices in exact.items():
+        near = ranks or 1 << max(round(devices * 2**0.5).bit_length() - 1, 0)
+        if near <= _MOST_DEVICES and abs(devices / near - 1) <= _NEAR:
+            yield length, near
+
+
+def _named(model: str | None, shapes: Mapping[str, ModelShape]) -> ModelShape | None:
+    """The preset that a text names, by its own name or as a Llama of its size."""
+    if model is None:
+        return None
+    size = _SIZE.search(model.replace("_", " "))
+    for name, shape in shapes.items():
+        own = _PRESET.fullmatch(name)
+        if model == name or (size and own and size[1] == own[1]):
+            return shape
+    return None

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import Literal
 
 from bench.derive.metrics import CURVES
-from reports.gates.cause import Cause, causes
-from reports.gates.gate import GateResult
-from reports.gates.gate_table import interval_text
-from reports.gates.judgement import Judgement
+from reports.compare.cause import Cause, causes
+from reports.compare.judge import Judgement, Verdicts
+from reports.compare.text import interval_text
 from reports.renderers import quantity
 from reports.renderers.junit import Finding, junit
 from reports.renderers.printable import printable
@@ -23,7 +22,7 @@ SUMMARY_BYTES = 1024 * 1024 - 1024
 """A step summary may have 1 MiB."""
 
 
-def to_junit(result: GateResult, *, strict: bool = False) -> str:
+def to_junit(result: Verdicts, *, strict: bool = False) -> str:
     """XML text.
 
     Failures are places of the code that made something worse, and required metrics that regressed
@@ -81,7 +80,7 @@ def sentence(one: Judgement) -> str:
     return "; ".join(parts)
 
 
-def annotation_lines(result: GateResult) -> list[str]:
+def annotation_lines(result: Verdicts) -> list[str]:
     """`::error ...::` and `::warning ...::` lines, the worst first.
 
     A cause is shown at its file and line; what has no place, at the sweep file.

@@ -21,8 +21,8 @@ from bench.derive.metrics import GRAD_NORM, LOSS, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from bench.workload import Workload
-from reports.comparisons.unlike import only_compared
-from reports.gates.cell_samples import CellSamples, Curve
+from reports.compare.samples import CellSamples, Curve
+from reports.compare.unlike import only_compared
 
 BASELINE_VERSION = 2
 CURVE_POINTS = 32

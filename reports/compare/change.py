@@ -27,7 +27,7 @@ from bench.derive.metrics import (
     THROUGHPUT,
     Metric,
 )
-from reports.comparisons.parity import ParityRow, tolerance_for
+from reports.compare.parity import ParityRow, tolerance_for
 from reports.renderers import quantity
 from reports.renderers.table import Table
 from reports.views.cells import Cell

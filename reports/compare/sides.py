@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from typing import Any
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.derive.hardware import STATED
-from bench.errors import UsageError
+from bench.errors import NotComparableError, UsageError
 from bench.plan import PrunedCell
-from bench.record import RunRecord
+from bench.record import RunRecord, code_with_inputs
 from bench.store import ResultsStore
-from reports.comparisons.unlike import Unlike, is_of_dtypes, text_of, unlike
-from reports.gates.cell_samples import CellSamples, cell_samples, imported_samples
+from reports.compare.samples import CellSamples, cell_samples, imported_samples
+from reports.compare.unlike import Unlike, is_of_dtypes, text_of, unlike
 from reports.views import no_number
 from reports.views.cells import Cell, Run
-from reports.views.matching import differing_settings, match
+from reports.views.no_number import NOT_RUN
 from reports.views.sweep_view import Codes, load_side, load_sweeps, plan_of
 
 
@@ -99,8 +100,8 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
 def sides_of_arms(
     store: ResultsStore,
     sweep: str,
-    base: str | None,
-    head: str | None,
+    base: str | None = None,
+    head: str | None = None,
     codes: Codes | None = None,
 ) -> Sides:
     """The two arms of a sweep, cell by cell, in complete blocks only.
@@ -149,7 +150,7 @@ def sides_of_arms(
 
 
 def cells_of(
-    store: ResultsStore, name: str, arm: str | None, codes: Codes | None = None
+    store: ResultsStore, name: str, arm: str | None = None, codes: Codes | None = None
 ) -> list[Cell]:
     """The cells that `name` stands for; of a sweep with arms those of one arm.
 
@@ -169,6 +170,13 @@ def cells_of(
     suffix = f" [{arm}]"
     chosen = [cell for cell in cells if cell.runs[0].record.status.arm == arm]
     return [replace(cell, name=cell.name.removesuffix(suffix)) for cell in chosen]
+
+
+def samples_of(
+    store: ResultsStore, name: str, arm: str | None = None, codes: Codes | None = None
+) -> list[CellSamples]:
+    """As `cells_of`, of those that finished."""
+    return [cell_samples(cell) for cell in cells_of(store, name, arm, codes) if cell.finished]
 
 
 def sides_of_sweeps(
@@ -242,10 +250,8 @@ def sides_of_baseline(
     if head in store.imports.ids():
         return stated_sides(f"baseline {name}", kept, head, [_imported(store, head)])
     if stated:
-        ours = [one for one in cells_of(store, head, arm, codes) if one.finished]
-        return _with_plan_of_head(
-            store, stated_sides(f"baseline {name}", kept, head, [*map(cell_samples, ours)])
-        )
+        ours = samples_of(store, head, arm, codes)
+        return _with_plan_of_head(store, stated_sides(f"baseline {name}", kept, head, ours))
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
     for cell in cells_of(store, head, arm, codes):
@@ -272,9 +278,7 @@ def _sides_with_imports(
     store: ResultsStore, base: str, head: str, arms: tuple[str | None, str | None]
 ) -> Sides:
     both = [
-        [_imported(store, name)]
-        if name in store.imports.ids()
-        else [cell_samples(cell) for cell in cells_of(store, name, arm) if cell.finished]
+        [_imported(store, name)] if name in store.imports.ids() else samples_of(store, name, arm)
         for name, arm in ((base, arms[0]), (head, arms[1]))
     ]
     return stated_sides(base, both[0], head, both[1])
@@ -415,3 +419,204 @@ def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
     if same and (differs := _unlike(same[0], cell_samples(cell))):
         return text_of(differs)
     return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text
+
+
+_MOST_NAMED = 5
+
+
+@dataclass(frozen=True)
+class ExpectedRun:
+    """One cell of one arm. config_hash: None where the cell cannot be planned on this machine."""
+
+    config_hash: str | None
+    code: str
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What is asked for.
+
+    runs: by cell and arm. described: arm -> what it is now, in words. changed: of the inputs of a
+    run (path -> digest), those that are not what they were.
+    """
+
+    runs: Mapping[tuple[str, str | None], ExpectedRun]
+    described: Mapping[str | None, str]
+    changed: Callable[[Mapping[str, str]], Sequence[str]]
+
+    @property
+    def codes(self) -> dict[tuple[str, str | None], str]:
+        """Code by cell and arm."""
+        return {where: run.code for where, run in self.runs.items()}
+
+
+def checked(
+    sides: Sides, expected: Expected, arms: tuple[str | None, ...], only: Sequence[str] = ()
+) -> Sides:
+    """`sides`, with expected cells that nobody has measured among those that failed.
+
+    Args:
+        sides: the cells that are judged.
+        expected: what they are to be.
+        arms: of head, and of base before it where base is of the same sweep.
+        only: patterns of the cells that are judged, none for all.
+
+    Raises:
+        NotComparableError: a cell has another configuration or measured other code.
+    """
+    wrong = [
+        found
+        for pair in sides.pairs
+        for arm, side in zip(arms, (pair.base, pair.head)[-len(arms) :], strict=True)
+        if (found := _difference(side, arm, expected))
+    ]
+    if wrong:
+        hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
+        raise NotComparableError(
+            f"what was measured is not what is asked for: {'; '.join(wrong[:_MOST_NAMED])}{hidden}."
+            f" {WHAT_TO_DO}"
+        )
+    known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
+    known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
+    missing = {cell for cell, arm in expected.runs if arm in arms} - known
+    if only:
+        missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
+    return replace(sides, failed=sides.failed + tuple((cell, NOT_RUN) for cell in sorted(missing)))
+
+
+WHAT_TO_DO = (
+    "Run the sweep again to measure what is asked for, or name the sweep by its id to judge what is"
+    " there"
+)
+
+
+def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> str:
+    cell = _cell(samples, arm)
+    wanted = expected.runs.get((cell, arm))
+    if wanted is None:
+        return ""
+    who = f"{cell} [{arm}]" if arm else cell
+    if samples.code != code_with_inputs(wanted.code, samples.inputs):
+        commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
+        return (
+            f"{who} was measured at {commit} (code {samples.code or 'unknown'}), asked for is"
+            f" {expected.described[arm]} (code {wanted.code})"
+        )
+    if changed := expected.changed(samples.inputs):
+        return f"{who} was measured before {', '.join(changed[:_MOST_NAMED])} changed"
+    if wanted.config_hash not in (None, samples.config_hash):
+        return (
+            f"{who} was measured with configuration {samples.config_hash}, asked for is"
+            f" {wanted.config_hash}"
+        )
+    return ""
+
+
+def _cell(samples: CellSamples, arm: str | None) -> str:
+    return samples.name.removesuffix(f" [{arm}]")
+
+
+_UNHASHED = frozenset({"launch.timeout_seconds", "launch.hang_seconds"})
+"""Limits that cannot change a result; see `ResolvedRun.canonical_json`."""
+_Flat = tuple[Cell, Mapping[str, Any]]
+"""A cell, and its configuration as of `flat_settings`."""
+
+
+@dataclass(frozen=True)
+class Matching:
+    """Pairs (base, head), what found no partner, and the settings that were set aside to match."""
+
+    pairs: tuple[tuple[Cell, Cell], ...]
+    unmatched_base: tuple[Cell, ...]
+    unmatched_head: tuple[Cell, ...]
+    set_aside: tuple[str, ...]
+
+
+def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()) -> Matching:
+    """Pair cells whose configurations agree.
+
+    A lone cell is paired with a lone cell. Otherwise the configurations must be equal; if no two
+    are, the settings whose sets of values differ between the sides are the axis under comparison
+    and are set aside. A configuration that is then not unique on its side finds no partner.
+
+    Args:
+        base: cells of one side.
+        head: cells of the other.
+        ignore: settings to set aside, as `engine.name`, or whole sections, as `dtypes`; with any,
+            nothing is found out automatically.
+    """
+    before, after = flat_settings(base), flat_settings(head)
+    bases, heads = list(zip(base, before, strict=True)), list(zip(head, after, strict=True))
+    keys = {key for flat in (*before, *after) for key in flat}
+    if ignore:
+        return _paired(bases, heads, {key for key in keys if _is_under(key, ignore)})
+    if len(base) == len(head) == 1:
+        return _paired(bases, heads, set(_differing(before[0], after[0])))
+    exact = _paired(bases, heads, set())
+    if exact.pairs or not base or not head:
+        return exact
+    return _paired(bases, heads, {k for k in keys if _values(before, k) != _values(after, k)})
+
+
+def differing_settings(base: Cell, head: Cell) -> list[str]:
+    """`setting: base value, head value` for every setting in which two cells differ."""
+    before, after = flat_settings([base])[0], flat_settings([head])[0]
+    return [
+        f"{key}: {before.get(key)!s}, {after.get(key)!s}"
+        for key in _differing(before, after)
+        # What only one of two engines has is said by their names.
+        if not key.startswith("engine.") or (key in before and key in after)
+    ]
+
+
+def _paired(base: Sequence[_Flat], head: Sequence[_Flat], aside: set[str]) -> Matching:
+    bases, heads = _by_key(base, aside), _by_key(head, aside)
+    pairs = tuple(
+        (cells[0], heads[key][0])
+        for key, cells in bases.items()
+        if len(cells) == 1 and len(heads.get(key, [])) == 1
+    )
+    used = {id(cell) for pair in pairs for cell in pair}
+    return Matching(
+        pairs,
+        tuple(cell for cell, _ in base if id(cell) not in used),
+        tuple(cell for cell, _ in head if id(cell) not in used),
+        tuple(sorted(aside)),
+    )
+
+
+def _by_key(side: Sequence[_Flat], aside: set[str]) -> dict[frozenset[object], list[Cell]]:
+    grouped: dict[frozenset[object], list[Cell]] = {}
+    for cell, flat in side:
+        # An absent setting is one that is open: an engine has only settings of its own.
+        known = ((k, repr(v)) for k, v in flat.items() if k not in aside and v is not None)
+        grouped.setdefault(frozenset(known), []).append(cell)
+    return grouped
+
+
+def flat_settings(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """The configuration of every cell as one level of settings, as `engine.name`."""
+    return [_flattened(cell.resolved.model_dump(mode="json")) for cell in cells]
+
+
+def _flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in document.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            flat.update(_flattened(value, f"{path}."))
+        elif path not in _UNHASHED:
+            flat[path] = value
+    return flat
+
+
+def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    return [key for key in {**before, **after} if before.get(key) != after.get(key)]
+
+
+def _values(flats: Sequence[Mapping[str, Any]], key: str) -> set[str]:
+    return {repr(flat.get(key)) for flat in flats}
+
+
+def _is_under(key: str, sections: Sequence[str]) -> bool:
+    return any(key == section or key.startswith(f"{section}.") for section in sections)

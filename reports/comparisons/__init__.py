@@ -1,1 +1,0 @@
-"""Two cells, or all cells of a dtype policy, side by side."""

@@ -1,1 +1,0 @@
-"""Verdicts by a policy: samples, pairing, rules, noise floor, baselines."""
