@@ -9,27 +9,52 @@ ends the sweep: measuring on would be measuring nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from threading import Event
 
 from bench.plan import Plan
-from bench.record import FINISHED_GOOD, STOPPED
+from bench.record import FINISHED_GOOD, STOPPED, RunStatus
 from bench.store.results_store import ResultsStore
 from bench.store.run_folder import dated
-from sweeps.blocks import Block
+from sweeps.blocks import Block, PlannedRun
 from sweeps.budget import MOST_BLOCKS, BlockBudget, budgeted_blocks
-from sweeps.execution import RunMaker, Sides
-from sweeps.progress import BlockLost, Remark, Subscriber, SweepStarted
+from sweeps.progress import (
+    BlockLost,
+    Remark,
+    RunEnded,
+    RunStarted,
+    StepReached,
+    Subscriber,
+    SweepStarted,
+)
 from sweeps.resume import (
     FAULTS,
+    CodeIdentity,
     MissingBlock,
     PastRun,
-    Progressed,
     RunOptions,
     compare_with_records,
+    remembered,
 )
+
+
+@dataclass(frozen=True)
+class Side:
+    """How the runs of one arm are started, and what names their code.
+
+    launch: `bench.launch.run.launch`; starts the ranks of a run and blocks until its record is
+    written. Called with the resolved run and its folder, `stop`, `on_step`.
+    """
+
+    launch: Callable[..., RunStatus]
+    code_identity: CodeIdentity
+
+
+Sides = Mapping[str | None, Side]
+"""By arm; None is the side of a sweep without arms."""
 
 
 @dataclass(frozen=True)
@@ -92,30 +117,30 @@ def run_sides(
         UsageError: another runner holds the folder.
         NothingMeasuredError: the results folder cannot be written (a full disk).
     """
-    maker = RunMaker(plan.id, store, sides, stop, publish)
+    runner = _Runner(plan.id, store, sides, options, stop, publish, budget)
     with store.lock():
         if budget is None:
             store.write_plan(plan.id, whole.to_document())
-            found = look(plan, maker, options)
-            missing: Iterable[MissingBlock] = found.missing
-            total, again = len(found.missing_runs), found.again
-        else:
-            found = look(plan.with_repeats(MOST_BLOCKS), maker, options)
-            missing = budgeted_blocks(budget, whole, store, found)
-            total, again = 0, ()  # nobody knows how many blocks it will take
-        expected = None if budget else total
+        wanted = plan if budget is None else plan.with_repeats(MOST_BLOCKS)
+        records, _ = store.outlines(plan.id)
+        found = compare_with_records(wanted, records, runner.code_before(), options)
+        missing: Iterable[MissingBlock] = found.missing
+        expected: int | None = len(found.missing_runs)
+        again = found.again
+        if budget is not None:  # nobody knows how many blocks it will take
+            missing, expected, again = budgeted_blocks(budget, whole, store, found), None, ()
         for line in dated_ahead(store, plan.id):
             publish(Remark(line))
         publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
-        runner = BlockRunner(maker, options, total, budget)
-        ended, lost = runner.run(missing)
+        runner.total = expected or 0
+        runner.run(missing)
         return SweepOutcome(
-            ran=tuple(ended),
+            ran=tuple(runner.ended),
             done_before=found.done,
             failed_before=found.failed,
-            not_started=0 if budget else total - runner.started,
-            interrupted=maker.stop.is_set(),
-            lost=tuple(lost),
+            not_started=0 if budget else runner.total - runner.started,
+            interrupted=stop.is_set(),
+            lost=tuple(runner.lost),
         )
 
 
@@ -133,108 +158,99 @@ def dated_ahead(store: ResultsStore, sweep: str) -> tuple[str, ...]:
     )
 
 
-def look(plan: Plan, maker: RunMaker, options: RunOptions) -> Progressed:
-    """The blocks of a plan, by what the results folder knows of them."""
-    records, _ = maker.store.outlines(plan.id)
-    return compare_with_records(plan, records, maker.code_before(), options)
+@dataclass
+class _Runner:
+    """Runs blocks, and counts what comes of them.
 
-
-class BlockRunner:
-    """Runs blocks, and counts what comes of them. `started`: runs of the blocks that were begun.
-
-    Args:
-        maker: makes single runs.
-        options: how often a block that a fault cost is started again, and when to give up.
-        total: runs that this will probably be, for the progress.
-        budget: told about every block that has ended.
+    total: runs that this will probably be, for the progress. started: runs of the blocks that were
+    begun. ended: runs of complete blocks with the one that ended each failed block. lost: all
+    other runs.
     """
 
-    def __init__(
-        self,
-        maker: RunMaker,
-        options: RunOptions,
-        total: int,
-        budget: BlockBudget | None = None,
-    ) -> None:
-        self._maker = maker
-        self._options = options
-        self._total = total
-        self._budget = budget
-        self.started = 0
-        self._given_up: set[str] = set()
-        self._failures = 0
-        self._why_stop = ""
-        self._wrong_code = False
+    sweep: str
+    store: ResultsStore
+    sides: Sides
+    options: RunOptions
+    stop: Event
+    publish: Subscriber
+    budget: BlockBudget | None
+    total: int = 0
+    started: int = 0
+    ended: list[PastRun] = field(default_factory=list)
+    lost: list[PastRun] = field(default_factory=list)
+    _given_up: set[str] = field(default_factory=set)
+    _failures: int = 0
+    _why_stop: str = ""
+    _wrong_code: bool = False
 
-    def run(self, missing: Iterable[MissingBlock]) -> tuple[list[PastRun], list[PastRun]]:
-        """In order, until there are no more or there is a reason to stop.
+    def code_before(self) -> Callable[[PlannedRun], str]:
+        """Names the code of a run, by one question per engine and arm.
+
+        A run that starts asks anew, as files may change while a sweep runs.
+        """
+        known = {arm: remembered(side.code_identity) for arm, side in self.sides.items()}
+        return lambda run: known[run.arm](run.cell.of(run.arm))
+
+    def run(self, missing: Iterable[MissingBlock]) -> None:
+        """Run blocks in order, until there are no more or there is a reason to stop.
 
         missing: may be decided on while it runs.
-
-        Returns:
-            Runs of complete blocks with the one that ended each failed block, and all other runs.
         """
-        stop = self._maker.stop
-        ended: list[PastRun] = []
-        lost: list[PastRun] = []
         for one in missing:
             if one.block.cell.id in self._given_up:
                 continue
-            if not stop.is_set():
-                ended_here, lost_here = self._run_block(one)
-                ended += ended_here
-                lost += lost_here
-            if stop.is_set() or self._why_stop:
+            if not self.stop.is_set():
+                self._run_block(one)
+            if self.stop.is_set() or self._why_stop:
                 break
-        is_early = self._wrong_code or self._budget is not None or self.started < self._total
-        if stop.is_set() or (self._why_stop and is_early):
-            why = "interrupted" if stop.is_set() else self._why_stop
-            self._maker.publish(Remark(f"stopped: {why}", is_warning=True))
-        return ended, lost
+        is_early = self._wrong_code or self.budget is not None or self.started < self.total
+        if self.stop.is_set() or (self._why_stop and is_early):
+            why = "interrupted" if self.stop.is_set() else self._why_stop
+            self.publish(Remark(f"stopped: {why}", is_warning=True))
 
-    def _run_block(self, one: MissingBlock) -> tuple[list[PastRun], list[PastRun]]:
+    def _run_block(self, one: MissingBlock) -> None:
         """Run one block until it is complete or given up."""
-        first, self.started = self.started + 1, self.started + len(one.block.arms)
-        runs, lost = self._attempts(one, first)
+        runs = self._last_attempt(one)
         complete = _is_complete(one.block, runs)
-        if self._budget is not None:
-            self._budget.block_ended(one.block.cell.id, complete=complete)
-        if complete:
-            return runs, lost
-        # A run that was stopped is reported where all were: then it is no fault of its block.
-        stopped = [run for run in runs if run.state in STOPPED]
-        ended = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED] or stopped
-        return ended, lost + [run for run in runs if run not in ended]
+        if self.budget is not None:
+            self.budget.block_ended(one.block.cell.id, complete=complete)
+        ended = runs
+        if not complete:
+            # A run that was stopped is reported where all were: then it is no fault of its block.
+            failed = [run for run in runs if run.state not in FINISHED_GOOD | STOPPED]
+            ended = failed or [run for run in runs if run.state in STOPPED]
+        self.ended += ended
+        self.lost += [run for run in runs if run not in ended]
 
-    def _attempts(self, one: MissingBlock, first: int) -> tuple[list[PastRun], list[PastRun]]:
-        """The runs of the last attempt, and those of the ones before."""
-        block, faults, attempt = one.block, one.faults, one.attempt
-        lost: list[PastRun] = []
+    def _last_attempt(self, one: MissingBlock) -> list[PastRun]:
+        """The runs of the last attempt; those of the ones before are lost."""
+        block, attempt, faults = one.block, one.attempt, one.faults
+        first, self.started = self.started + 1, self.started + len(block.arms)
         while True:
             runs = self._attempt(block, attempt, first)
             last = runs[-1]
-            if _is_complete(block, runs) or self._maker.stop.is_set():
-                return runs, lost
+            if _is_complete(block, runs) or self.stop.is_set():
+                return runs
             if last.wrong_code and last.arm is not None:
                 self._wrong_code = True
                 self._why_stop = (
                     f"arm {last.arm} is not the code that was prepared any more; run again"
                 )
-                return runs, lost
+                return runs
             faults += 1
-            again = last.state in FAULTS and faults <= self._options.retries_of(block)
+            again = last.state in FAULTS and faults <= self.options.retries_of(block)
             if block.compares:
-                lost_one = (block.cell.id, block.number, attempt, last.arm or "", last.state, again)
-                self._maker.publish(BlockLost(*lost_one))
+                lost = (block.cell.id, block.number, attempt, last.arm or "", last.state, again)
+                self.publish(BlockLost(*lost))
             if not again:
                 self._give_up(block)
-                return runs, lost
-            lost += runs
+                return runs
+            self.lost += runs
             attempt += 1
 
     def _give_up(self, block: Block) -> None:
         """Count a block that failed for good; it ends the other blocks of its cell."""
-        most = self._options.max_failures
+        most = self.options.max_failures
         self._failures += 1
         if block.compares:
             self._given_up.add(block.cell.id)
@@ -244,14 +260,50 @@ class BlockRunner:
 
     def _attempt(self, block: Block, attempt: int, first: int) -> list[PastRun]:
         """The runs of one attempt; it ends with the first that fails or is stopped."""
-        total = max(first + len(block.arms) - 1, self._total)
         runs: list[PastRun] = []
         for position, run in enumerate(block.runs, start=first):
-            number = attempt if block.compares else None
-            runs.append(self._maker.run(run, position, total, number))
-            if runs[-1].state not in FINISHED_GOOD or self._maker.stop.is_set():
+            total = max(first + len(block.arms) - 1, self.total)
+            runs.append(self._run(run, position, total, attempt if block.compares else None))
+            if runs[-1].state not in FINISHED_GOOD or self.stop.is_set():
                 break
         return runs
+
+    def _run(self, run: PlannedRun, position: int, total: int, attempt: int | None) -> PastRun:
+        """Make one run, the `position`-th of `total`: its folder, launch, progress and record."""
+        resolved, side = run.cell.of(run.arm), self.sides[run.arm]
+        folder = self.store.new_run(
+            resolved,
+            sweep=self.sweep,
+            cell=run.cell.id,
+            repeat=run.repeat,
+            arm=run.arm,
+            attempt=attempt,
+            code=side.code_identity(resolved),
+        )
+        with folder:
+            self.publish(
+                RunStarted(
+                    run.cell.id,
+                    run.repeat,
+                    position,
+                    total,
+                    resolved.train.steps,
+                    folder.run_id,
+                    folder.path,
+                    resolved.launch.ranks,
+                    run.arm,
+                )
+            )
+            begun = time.monotonic()
+            status = side.launch(
+                resolved,
+                folder,
+                stop=self.stop,
+                on_step=lambda step: self.publish(StepReached(folder.run_id, step)),
+            )
+        past = PastRun.of(folder.run_id, status)
+        self.publish(RunEnded(past, position, total, time.monotonic() - begun))
+        return past
 
 
 def _is_complete(block: Block, runs: Sequence[PastRun]) -> bool:

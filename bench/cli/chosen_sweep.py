@@ -28,8 +28,8 @@ from bench.resolve.machine import Machine, described_machine
 from bench.store import ResultsStore
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
-from sweeps.execution import Side, Sides
 from sweeps.planning import make_plan, sweep_cells
+from sweeps.runner import Side, Sides
 from sweeps.selection import parse_assignments, selected
 from sweeps.suggest import did_you_mean
 
@@ -101,9 +101,7 @@ class ChosenSweep:
             self,
             whole=replace(self.whole, arms=arms, id=name),
             sides={
-                arm.name: Side(
-                    partial(start, code=arm.code), partial(code_identity, code=arm.code), arm.code
-                )
+                arm.name: Side(partial(start, code=arm.code), partial(code_identity, code=arm.code))
                 for arm in prepared
             },
         )

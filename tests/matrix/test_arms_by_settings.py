@@ -19,8 +19,8 @@ from bench.store import ResultsStore
 from reports.compare.sides import sides_of_arms
 from reports.views.sweep_view import load_sweeps
 from sweeps.document import SweepFileError
-from sweeps.execution import Side
 from sweeps.planning import make_plan
+from sweeps.runner import Side
 
 ENGINES = """\
 name: a

@@ -16,10 +16,9 @@ from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.plan import Plan
 from bench.store import ResultsStore
 from sweeps.blocks import arm_order, planned_blocks
-from sweeps.execution import Side
 from sweeps.progress import BlockLost, Remark
 from sweeps.resume import standing_in
-from sweeps.runner import SweepOutcome
+from sweeps.runner import Side, SweepOutcome
 
 THREE = """\
 name: a

@@ -10,9 +10,8 @@ from stand_in_runs import StandIn, plan_of
 
 from bench.plan import Plan
 from bench.store import ResultsStore, StoreFullError, StoreLockedError
-from sweeps.execution import Side
 from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
-from sweeps.runner import SweepOutcome
+from sweeps.runner import Side, SweepOutcome
 
 SWEEP = """\
 name: a

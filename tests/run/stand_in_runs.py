@@ -17,10 +17,9 @@ from bench.resolve import Machine
 from bench.spec import ResolvedRun
 from bench.store import ResultsStore, RunFolder
 from bench.store.samples import node_file
-from sweeps.execution import Sides
 from sweeps.planning import make_plan
 from sweeps.resume import RunOptions
-from sweeps.runner import SweepOutcome, run_sides
+from sweeps.runner import Sides, SweepOutcome, run_sides
 
 Run = tuple[str, int, str | None]
 """Cell, block and arm."""
