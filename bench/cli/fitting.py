@@ -12,9 +12,8 @@ from bench.cli.console import Answer
 from bench.cli.options import SweepRequest
 from bench.cli.verbs.measure import FitRequest
 from bench.errors import UnsupportedError, UsageError
-from bench.fit.prediction import Prediction, predict
+from bench.fit.prediction import Prediction, Verdict, gigabytes, predict
 from bench.fit.search import Choice, fewest_gpus, search
-from bench.fit.verdict import Verdict, gigabytes
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun, RunSpec

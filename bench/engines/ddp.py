@@ -18,9 +18,9 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.models.initialisation import initial_values, materialise, takes_meta
 from bench.spec import ResolvedDtypes, ResolvedRun

@@ -27,13 +27,12 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.models.initialisation import materialise, takes_meta
-from bench.models.meshes import DATA, OUTER, mesh_of, tensor_mesh
-from bench.models.units import units
+from bench.models.sharding import DATA, OUTER, mesh_of, tensor_mesh, units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
 
 _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {

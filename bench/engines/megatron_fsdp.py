@@ -19,9 +19,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
-from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import lacks
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import TORCH_DTYPES, local_tensor
+from bench.engines.inspection import StockInspection, lacks
 from bench.engines.optimizer import (
     build_optimizer,
     clip_shards,
@@ -30,7 +29,6 @@ from bench.engines.optimizer import (
 )
 from bench.engines.protocol import UNREPORTED
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.models.initialisation import (
     GivenValues,
     Part,
@@ -39,8 +37,7 @@ from bench.models.initialisation import (
     takes_meta,
     write_values,
 )
-from bench.models.meshes import DATA, OUTER, mesh_of
-from bench.models.units import unit_classes
+from bench.models.sharding import DATA, OUTER, mesh_of, unit_classes
 from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
 
 

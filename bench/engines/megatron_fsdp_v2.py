@@ -24,9 +24,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import StockInspection
 from bench.engines.megatron_fsdp import MegatronFsdpEngine, dtype_policy
 from bench.engines.optimizer import build_optimizer
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.models.initialisation import (
     GivenValues,
@@ -35,8 +35,7 @@ from bench.models.initialisation import (
     initial_values,
     write_values,
 )
-from bench.models.meshes import mesh_of
-from bench.models.units import units
+from bench.models.sharding import mesh_of, units
 from bench.spec import MegatronFsdpSettings, ResolvedRun
 
 

@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 import mfsdp_core
-from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import TORCH_DTYPES, local_tensor
 from bench.engines.mfsdp_inspection import MfsdpInspection
 from bench.engines.optimizer import build_optimizer
 from bench.engines.protocol import LedgerView
@@ -38,8 +37,15 @@ from bench.models.initialisation import (
     takes_meta,
     write_values,
 )
-from bench.models.meshes import DATA, OUTER, TENSOR, expert_mesh, mesh_of, tensor_mesh
-from bench.models.units import unit_classes
+from bench.models.sharding import (
+    DATA,
+    OUTER,
+    TENSOR,
+    expert_mesh,
+    mesh_of,
+    tensor_mesh,
+    unit_classes,
+)
 from bench.spec import SHARDED, DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
 
 

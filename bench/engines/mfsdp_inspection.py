@@ -13,10 +13,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
 import mfsdp_core
-from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.inspection import BucketContents, WireEntry
-from bench.engines.local_tensor import local_tensor
-from bench.engines.stock_inspection import StockInspection
+from bench.engines.dtypes import TORCH_DTYPES, local_tensor
+from bench.engines.inspection import BucketContents, StockInspection, WireEntry
 from bench.spec import DtypeName
 
 _PREFIX = "module."

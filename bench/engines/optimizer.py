@@ -10,8 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from bench.engines.dtypes import TORCH_DTYPES
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import TORCH_DTYPES, local_tensor
 from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
 from bench.spec import TrainSpec
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import local_tensor
 
 _HALF_BITS = 16
 

@@ -1,11 +1,11 @@
 """What the training loop needs from an engine, and nothing more.
 
-An engine is built from a model (same values on every rank; `bench.models.units` says which modules
-are units; called with tokens and targets it returns the mean loss), a resolved run and a device. It
-owns the optimizer. The gradient that it hands to the optimizer is the mean over data-parallel ranks
-of the sum over microbatches of scale * gradient; the loop passes scale = 1 / microbatches. An
-engine that is also `bench.engines.inspection.Inspectable` can be validated. A class that derives
-from `Engine` leaves out what it does not know: those methods say so here.
+An engine is built from a model (same values on every rank; `bench.models.sharding` says which
+modules are units; called with tokens and targets it returns the mean loss), a resolved run and a
+device. It owns the optimizer. The gradient that it hands to the optimizer is the mean over
+data-parallel ranks of the sum over microbatches of scale * gradient; the loop passes scale = 1 /
+microbatches. An engine that is also `bench.engines.inspection.Inspectable` can be validated. A
+class that derives from `Engine` leaves out what it does not know: those methods say so here.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.models.initialisation import materialise, takes_meta
 from bench.spec import ResolvedRun
 

@@ -15,8 +15,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from bench.engines.dtypes import TORCH_DTYPES, main_dtype
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import TORCH_DTYPES, local_tensor, main_dtype
 from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
 from bench.engines.protocol import Engine
 from bench.engines.ring_bytes import RingBytes

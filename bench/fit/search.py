@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from bench.derive.flops import recomputed_flops
 from bench.errors import ConfigError, UnsupportedError
-from bench.fit.prediction import Prediction, predict
-from bench.fit.verdict import Verdict
+from bench.fit.prediction import Prediction, Verdict, predict
 from bench.resolve import resolve
 from bench.resolve.machine import Machine
 from bench.spec import RunSpec

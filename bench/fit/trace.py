@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.distributed.distributed_c10d import ProcessGroup
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import local_tensor
 from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import BenchError, UnsupportedError, UsageError
@@ -25,7 +25,7 @@ from bench.fit.dataless import Dataless, tensors_without_data
 from bench.models import initial_values
 from bench.models.build import run_model
 from bench.models.initial_values import chunks
-from bench.models.units import units
+from bench.models.sharding import units
 from bench.spec import ResolvedRun, known_engine
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE
 
@@ -49,7 +49,6 @@ _FILES: Final = (
     ("bench/engines/precision_aware_adamw.py", "optimizer"),
     ("torch/utils/checkpoint.py", "activations"),
     ("bench/models/initial_values.py", "temporaries"),
-    ("bench/models/philox.py", "temporaries"),
     ("bench/models/initialisation.py", "main_weights"),
     ("bench/models/", "activations"),
 )

@@ -64,7 +64,7 @@ def _file_digest(path: str, *_stamp: int) -> str:
 
 
 def _digest(path: str) -> str:
-    from bench.data.corpus import corpus_bytes
+    from bench.data.source import corpus_bytes
 
     try:
         return hashlib.sha256(corpus_bytes(Path(path))).hexdigest()

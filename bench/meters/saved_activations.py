@@ -11,7 +11,7 @@ from typing import Self
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from bench.engines.local_tensor import local_tensor
+from bench.engines.dtypes import local_tensor
 
 
 class SavedActivations:

@@ -14,14 +14,14 @@ from torch.distributed.tensor.parallel import (
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from bench.models.decoder import Decoder
-from bench.models.expert_parallel import spread
+from bench.models.experts import spread
 from bench.models.factory import MakeBatch, build_user_model
 from bench.models.hybrid import Hybrid
 from bench.models.initial_values import InitialValues
 from bench.models.initialisation import materialise
 from bench.models.llama import Llama
 from bench.models.low_precision import exchange_layers
-from bench.models.meshes import EXPERT, TENSOR, mesh_of
+from bench.models.sharding import EXPERT, TENSOR, mesh_of
 from bench.spec import (
     TENSOR_PARALLEL_DIMS,
     ModelShape,

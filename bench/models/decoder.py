@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint, noop_context_fn
 
 from bench.models.initial_values import InitialValues
-from bench.models.norm import RMSNorm
 from bench.spec import ModelShape, Recompute
 
 LEFT_OUT = -100
@@ -126,3 +125,33 @@ class Decoder(nn.Module):
         for layer in self.layers:
             x = layer(x)
         return x
+
+
+class RMSNorm(nn.Module):
+    """x / rms(x) * weight over the last dim (Zhang and Sennrich 2019, arXiv:1910.07467)."""
+
+    def __init__(self, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to the same shape; the mean is accumulated in FP32 or wider."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class GroupedRMSNorm(nn.Module):
+    """RMSNorm within each of `groups` equal groups of channels, with one weight per channel."""
+
+    def __init__(self, size: int, groups: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size))
+        self.groups = groups
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., size] to the same shape."""
+        grouped = x.unflatten(-1, (self.groups, -1))
+        normed = F.rms_norm(grouped, grouped.shape[-1:], None, self.eps)
+        out: Tensor = normed.flatten(-2) * self.weight
+        return out

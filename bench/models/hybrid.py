@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.decoder import LEFT_OUT, Decoder, Recomputable
+from bench.models.decoder import LEFT_OUT, Decoder, Recomputable, RMSNorm
 from bench.models.experts import Experts, SquaredReLU
 from bench.models.llama import Attention
-from bench.models.norm import RMSNorm
 from bench.models.state_space import Mamba
 from bench.spec import PREDICTION, HybridShape, ModelShape, Recompute
 

@@ -19,8 +19,6 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from bench.models.philox import MASK, philox
-
 STANDARD_DEVIATION = 0.02
 _RESIDUAL_OUTPUTS = (
     "attention.output.weight",
@@ -186,3 +184,30 @@ _VECTORS: Final[dict[str, Callable[[int], Tensor]]] = {
     "bias": torch.zeros,
 }
 """By the last part of the name; all other vectors are weights of norms, which begin at one."""
+
+
+MASK: Final = 0xFFFFFFFF
+_ROUNDS: Final = 10
+_MULTIPLIERS: Final = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS: Final = (0x9E3779B9, 0xBB67AE85)
+
+
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Four words of 32 bits by Philox 4x32-10, a generator of random numbers without state.
+
+    Salmon et al. 2011, doi:10.1145/2063384.2063405, in torch's int64 arithmetic: integers are the
+    same on every processor.
+
+    Args:
+        counter: four words, each an int or an int64 tensor; tensors have one shape.
+        key: two words.
+    """
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(_ROUNDS):
+        # A product fills all 64 bits: masks take away its sign, and the high halves of c1 and c3.
+        first, second = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1 = ((second >> 32) ^ c1 ^ k0) & MASK, second
+        c2, c3 = ((first >> 32) ^ c3 ^ k1) & MASK, first
+        k0, k1 = (k0 + _KEY_STEPS[0]) & MASK, (k1 + _KEY_STEPS[1]) & MASK
+    return c0, c1 & MASK, c2, c3 & MASK

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from bench.models.norm import GroupedRMSNorm
+from bench.models.decoder import GroupedRMSNorm
 from bench.spec import HybridShape
 
 

@@ -9,13 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from bench.resolve import (
-    core_rules,
-    device_rules,
-    dtype_rules,
-    engine_rules,
-    quantised_rules,
-)
+from bench.resolve import core_rules, device_rules, engine_rules, quantised_rules
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 
@@ -29,7 +23,7 @@ RULES: Final[tuple[Topic, ...]] = (
     engine_rules.schedule,
     engine_rules.optimizers,
     quantised_rules.recipes,
-    dtype_rules.dtypes,
+    quantised_rules.dtypes,
     core_rules.user_buffers,
     core_rules.nccl_settings,
     core_rules.pools,

@@ -7,7 +7,13 @@ it into a `ResolvedRun`, in which nothing is left open, and which is hashed to n
 from __future__ import annotations
 
 from bench.spec.engine import EngineSpec
-from bench.spec.engine_lookup import (
+from bench.spec.engine_table import (
+    SHARED_SETTINGS,
+    DtypePolicies,
+    EngineRow,
+    EngineSettings,
+    MegatronFsdpSettings,
+    MfsdpSettings,
     engine_names,
     engine_rows,
     find_engine,
@@ -15,13 +21,6 @@ from bench.spec.engine_lookup import (
     known_engine,
     own_settings,
 )
-from bench.spec.engine_row import (
-    SHARED_SETTINGS,
-    DtypePolicies,
-    EngineRow,
-    EngineSettings,
-)
-from bench.spec.engine_table import MegatronFsdpSettings, MfsdpSettings
 from bench.spec.model import (
     TENSOR_PARALLEL_DIMS,
     HybridShape,

@@ -18,8 +18,16 @@ from pydantic import (
 )
 
 from bench.errors import ConfigError
-from bench.spec.engine_lookup import IMPORT_PATH, engine_names, find_engine, own_settings
-from bench.spec.engine_row import SHARED_SETTINGS, EngineRow, EngineSettings, SharedSettings
+from bench.spec.engine_table import (
+    IMPORT_PATH,
+    SHARED_SETTINGS,
+    EngineRow,
+    EngineSettings,
+    SharedSettings,
+    engine_names,
+    find_engine,
+    own_settings,
+)
 
 Settings = TypeVar("Settings", bound=EngineSettings)
 

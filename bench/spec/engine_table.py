@@ -1,28 +1,139 @@
-"""The table of engines. To add one: a row here, and the module that its factory is in.
+"""The table of engines, and engines by name. To add one: a row, and the module of its factory.
 
     class Engine                what `factory` names or builds: `bench.engines.protocol`
     its own settings            a model of single values, here, so that a plan needs no torch
-    everything else             columns of `EngineRow`
+    everything else             columns of `EngineRow`, known before an engine is loaded
 
 An engine of another package is a row too: an entry point of the group `mfsdp_bench.engines` whose
-value is an `EngineRow` in a module that loads no torch.
+value is an `EngineRow` in a module that loads no torch. Else it is named by its import path.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
 from typing import Any, Final
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
-from bench.spec.engine_row import DtypePolicies, EngineRow, EngineSettings
+from bench.errors import ConfigError
 from bench.spec.names import (
     DEFAULT_TRANSPORT,
     STRATEGIES,
     AllocatorName,
+    DeviceType,
+    DtypeName,
+    Frozen,
     GatherPrecisionName,
+    OuterStrategyName,
+    ParallelismName,
     RecipeName,
+    StrategyName,
     TransportName,
 )
+
+
+class SharedSettings(Frozen):
+    """Settings that every engine has."""
+
+    name: str = "mfsdp"
+    """The engine; package.module:factory runs code of that module in the ranks."""
+    strategy: StrategyName | None = None
+    """What is sharded over ranks; null is the engine's default."""
+    outer_strategy: OuterStrategyName = "no_shard"
+    """What is sharded over the outer data-parallel axis as well."""
+    outer_size: int = Field(default=1, ge=1)
+    """Size of the outer data-parallel axis; 1 is none."""
+    tensor_parallel: int = Field(default=1, ge=1)
+    """Ranks that share every layer of a Llama and train on the same data."""
+    expert_parallel: int = Field(default=1, ge=1)
+    """Ranks that share the experts of a hybrid and train on data of their own."""
+
+
+SHARED_SETTINGS = tuple(SharedSettings.model_fields)
+
+
+class EngineSettings(Frozen):
+    """Base of an engine's own settings: single values, each with a default.
+
+    A sweep writes them as `engine.NAME`. Only values that differ from their default are hashed, so
+    a setting may be added at any time without giving old runs another name.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+@dataclass(frozen=True)
+class DtypePolicies:
+    """The dtype policies that an engine follows exactly; without arguments: every one.
+
+    main: dtypes of main weights; None is any. gradients_as_main: gradients have the dtype of the
+    main weights. autocast: compute dtypes that it reaches from fp32 main weights by autocast; None
+    says that it casts by itself, to any. wire: dtypes it can send gradients in besides their own;
+    None is any, () says that it sends nothing. sums: whether it adds up what ranks send in a dtype
+    that holds more than the wire's, if wanted; else in the wire's, as torch's collectives do.
+    sends_as_computed: gradients travel in the compute dtype alone.
+    """
+
+    main: tuple[DtypeName, ...] | None = None
+    gradients_as_main: bool = False
+    autocast: tuple[DtypeName, ...] | None = None
+    wire: tuple[DtypeName, ...] | None = None
+    sums: bool = False
+    sends_as_computed: bool = False
+
+
+@dataclass(frozen=True)
+class EngineRow:
+    """One engine.
+
+    factory: `package.module:name`, called with a model, a `ResolvedRun` and a device; loaded
+    in the ranks alone. settings: its own, besides those of `SHARED_SETTINGS`. strategies: the first
+    one is the default. outer_axis: whether it splits ranks over a second data-parallel axis.
+    hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways
+    to split a model that it shards as well. one_process: it has no process group, and one rank
+    consumes the whole global batch. devices: what it runs on.
+    needs: modules that must be installed. install: the command that does it. code: files that are
+    the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
+    package. torch_code: those of torch, and of packages that are installed with it. colour: in
+    figures, as `#0072B2`; None takes the next free one. established: a reference that the
+    numerics of others may be compared with.
+    """
+
+    name: str
+    factory: str
+    summary: str = ""
+    settings: type[EngineSettings] = EngineSettings
+    strategies: tuple[StrategyName, ...] = STRATEGIES
+    outer_axis: bool = False
+    hybrids: tuple[tuple[StrategyName, OuterStrategyName], ...] | None = None
+    parallel: tuple[ParallelismName, ...] = ()
+    one_process: bool = False
+    devices: tuple[DeviceType, ...] = ("cpu", "cuda")
+    dtypes: DtypePolicies = DtypePolicies()
+    needs: tuple[str, ...] = ("torch",)
+    install: str = ""
+    code: tuple[str, ...] = ()
+    torch_code: tuple[str, ...] = ()
+    colour: str | None = None
+    established: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.strategies:
+            raise ValueError(f"engine {self.name}: expected at least one strategy, found none")
+        for name, field in self.settings.model_fields.items():
+            if name in SHARED_SETTINGS:
+                raise ValueError(
+                    f"engine {self.name}: its own setting {name!r} has the name of one that all"
+                    f" engines share ({', '.join(SHARED_SETTINGS)}): choose another name"
+                )
+            if field.is_required():
+                raise ValueError(
+                    f"engine {self.name}: its setting {name!r} has no default: give it one"
+                )
 
 
 class MegatronSwitches(EngineSettings):
@@ -199,3 +310,110 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         colour="#D55E00",
     ),
 )
+
+
+GROUP = "mfsdp_bench.engines"
+IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
+IMPORT_PATH_FORM = "package.module:factory"
+
+
+class SwitchesOfAnyEngine(MfsdpSettings):
+    """What an engine given by its import path may read: the switches of mfsdp, all of them.
+
+    It refuses (`UnsupportedError`) what it does not support.
+    """
+
+
+def is_import_path(name: str) -> bool:
+    """Whether `name` has the form of `IMPORT_PATH_FORM`."""
+    return re.fullmatch(IMPORT_PATH, name) is not None
+
+
+def find_engine(name: str) -> EngineRow | None:
+    """The row of an engine; None if no engine has this name.
+
+    Raises:
+        ConfigError: a package offers the name, but its entry point is not a row.
+    """
+    for row in TABLE:
+        if row.name == name:
+            return row
+    if is_import_path(name):
+        return EngineRow(name, name, settings=SwitchesOfAnyEngine, outer_axis=True)
+    return _offered(name)
+
+
+def known_engine(name: str) -> EngineRow:
+    """The row of an engine.
+
+    Raises:
+        ConfigError: no engine has this name.
+    """
+    row = find_engine(name)
+    if row is None:
+        raise ConfigError(
+            f"engine.name: expected one of {', '.join(engine_names())}, or {IMPORT_PATH_FORM} of an"
+            f" engine of your own; found {name!r}"
+        )
+    return row
+
+
+def engine_names() -> tuple[str, ...]:
+    """Names of the table, then those that installed packages offer."""
+    return tuple(dict.fromkeys((*(row.name for row in TABLE), *_entry_points())))
+
+
+@cache
+def engine_rows() -> tuple[EngineRow, ...]:
+    """The rows of `engine_names`, without those of packages that cannot be loaded."""
+    return tuple(_loadable_rows())
+
+
+def forget_entry_points() -> None:
+    """Read the installed packages again, after one was added or removed."""
+    for known in (engine_rows, own_settings, _entry_points, _offered):
+        known.cache_clear()
+
+
+def _loadable_rows() -> Iterator[EngineRow]:
+    for name in engine_names():
+        try:
+            row = find_engine(name)
+        except ConfigError:
+            continue
+        if row is not None:
+            yield row
+
+
+@cache
+def own_settings() -> Mapping[str, tuple[type[EngineSettings], ...]]:
+    """Setting -> the models of the engines that have one of this name."""
+    found: dict[str, tuple[type[EngineSettings], ...]] = {}
+    for row in engine_rows():
+        for setting in row.settings.model_fields:
+            found[setting] = (*found.get(setting, ()), row.settings)
+    return found
+
+
+@cache
+def _entry_points() -> Mapping[str, metadata.EntryPoint]:
+    return {point.name: point for point in metadata.entry_points(group=GROUP)}
+
+
+@cache
+def _offered(name: str) -> EngineRow | None:
+    point = _entry_points().get(name)
+    if point is None:
+        return None
+    who = f"engine.name: {name} is offered by the entry point {point.value!r} of {GROUP}"
+    try:
+        row = point.load()
+    except Exception as error:
+        raise ConfigError(
+            f"{who}, which cannot be loaded ({type(error).__name__}: {error}): mend or remove that"
+            " package"
+        ) from error
+    if not isinstance(row, EngineRow) or row.name != name:
+        found = f"the row of {row.name!r}" if isinstance(row, EngineRow) else f"{row!r:.60}"
+        raise ConfigError(f"{who}; expected an EngineRow named {name!r}, found {found}")
+    return row

@@ -11,7 +11,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from bench.redaction import redact
 from bench.spec.engine import EngineSpec
-from bench.spec.engine_lookup import IMPORT_PATH_FORM, engine_names, find_engine
+from bench.spec.engine_table import IMPORT_PATH_FORM, engine_names, find_engine
 from bench.spec.model import LinearLayers, ModelShape, ModelSpec
 from bench.spec.names import (
     HYBRID_NAMES,

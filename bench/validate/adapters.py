@@ -26,10 +26,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
-from bench.engines.inspection import Inspection, LocalRows
+from bench.engines.inspection import Inspection, LocalRows, StockInspection
 from bench.engines.protocol import EngineFactory
 from bench.engines.stock import StockEngine
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedRun, StrategyName
 from bench.validate.cases import Case

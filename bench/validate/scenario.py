@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from bench.engines.inspection import Inspectable, Inspection, LocalRows
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
-from bench.models.meshes import EXPERT, TENSOR, mesh_of
+from bench.models.sharding import EXPERT, TENSOR, mesh_of
 from bench.spec import DtypeName
 from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, TENSOR_PARALLEL, Case
 from bench.validate.observation import Seen, StepSeen

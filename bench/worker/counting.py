@@ -14,7 +14,7 @@ from bench.derive.counts import CountRow, Rates, StepCounts, added
 from bench.loop import TrainingLoop
 from bench.meters.call_sites import CallSites
 from bench.meters.operation_counter import OperationCounter, varying
-from bench.models.units import units
+from bench.models.sharding import units
 from bench.spec import ResolvedRun, known_engine
 from bench.worker.rank_process import RankProcess
 

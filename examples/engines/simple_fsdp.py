@@ -30,11 +30,11 @@ from torch.utils.checkpoint import (
 )
 
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.models.initialisation import materialise, takes_meta
-from bench.models.meshes import mesh_of
+from bench.models.sharding import mesh_of
 from bench.spec import SHARDED, ResolvedDtypes, ResolvedRun, StrategyName
 from examples.engines import refuse_others
 

@@ -97,7 +97,7 @@ def test_what_other_tools_call_it_is_understood(in_process, setting, meant):
 
 def test_every_word_of_another_tool_leads_to_something_that_exists():
     from bench.spec import DtypeSpec, EngineSpec, LaunchSpec, TrainSpec
-    from bench.spec.engine_lookup import engine_names
+    from bench.spec.engine_table import engine_names
     from sweeps.definition import SweepFile
 
     known = {*known_paths(), *SweepFile.model_fields, *engine_names()}

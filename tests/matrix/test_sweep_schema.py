@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from sweep_texts import parse_sweep
 
-from bench.spec.engine_lookup import engine_names
+from bench.spec.engine_table import engine_names
 from sweeps.definition import load_sweep
 from sweeps.document import SweepFileError
 from sweeps.matrix import expand

@@ -193,7 +193,7 @@ def test_a_baseline_keeps_counts_in_few_lines_and_fails_by_name(store):
 
 
 BUFFERS = LiveRow(site="mfsdp_core/memory/a.py:acquire", line=7, bytes=8_000, storages=4)
-TABLES = LiveRow(site="bench/models/rotary.py:f", line=1, bytes=600, storages=1)
+TABLES = LiveRow(site="bench/models/llama.py:f", line=1, bytes=600, storages=1)
 KEPT = LiveRow(site="mfsdp_core/runtime/b.py:adopt", line=161, bytes=2048, storages=2)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from bench.errors import UsageError
 from bench.known_failures import KNOWN_FAILURES, PAGE, of_case
-from bench.spec.engine_lookup import find_engine
+from bench.spec.engine_table import find_engine
 from bench.store import DamagedRecordError, ResultsStore
 from bench.verdict import CaseVerdict, CheckVerdict, Finding, ValidationRecord
 from reports.findings import find

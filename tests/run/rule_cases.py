@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from small_runs import LAPTOP
 
 from bench.resolve import RULES, Machine
-from bench.resolve.cuda_devices import CudaDevice
+from bench.resolve.machine import CudaDevice
 from bench.spec import (
     DataSpec,
     DtypeSpec,

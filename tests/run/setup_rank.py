@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from bench.engines.registry import build_engine
 from bench.meters.memory_profile import MemoryProfile
 from bench.models.build import build_model, model_on_meta, run_model
-from bench.models.units import units
+from bench.models.sharding import units
 from bench.spec import ResolvedRun
 from bench.worker.fingerprints import fingerprints
 from bench.worker.rank_process import RankProcess

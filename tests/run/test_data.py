@@ -13,8 +13,14 @@ import pytest
 import torch
 
 from bench.data.batches import Batches, token_batches
-from bench.data.corpus import read_corpus
-from bench.data.source import ENTROPY_BOUND_NATS, MAX_STATES, MarkovSource, TextSource, build_source
+from bench.data.source import (
+    ENTROPY_BOUND_NATS,
+    MAX_STATES,
+    MarkovSource,
+    TextSource,
+    build_source,
+    read_corpus,
+)
 from bench.errors import UsageError
 from bench.spec import DataSpec
 

@@ -14,10 +14,9 @@ from bench.cli.fitting import predictions
 from bench.derive.flops import recomputed_flops
 from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction
-from bench.fit.prediction import predict
+from bench.fit.prediction import HEADROOM_BYTES, Verdict, predict
 from bench.fit.search import fewest_gpus, search
 from bench.fit.trace import trace
-from bench.fit.verdict import HEADROOM_BYTES, Verdict
 from bench.resolve.machine import described_machine
 from bench.spec import RunSpec
 

@@ -11,7 +11,7 @@ import torch
 
 from bench.errors import ConfigError
 from bench.models.build import empty_model
-from bench.models.rotary import stretched
+from bench.models.llama import stretched
 from bench.resolve.model_shape import resolve_shape
 from bench.resolve.presets import PRESETS
 from bench.spec import ModelSpec, RopeScaling

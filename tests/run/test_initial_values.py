@@ -18,8 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bench.models.build import build_model
-from bench.models.initial_values import CHUNK_ELEMENTS, InitialValues
-from bench.models.philox import philox
+from bench.models.initial_values import CHUNK_ELEMENTS, InitialValues, philox
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import ModelSpec, RunSpec
 

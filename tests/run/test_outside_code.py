@@ -22,7 +22,7 @@ from bench.spec import (
     ModelSpec,
     RunSpec,
     TrainSpec,
-    engine_lookup,
+    engine_table,
 )
 from bench.testing.workers import ForkServer
 from bench.validate.session import check_that_they_load
@@ -100,7 +100,7 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
     specs = (run_of(ENGINE), run_of("ddp"))
     before = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     (tmp_path / "toy_engine.py").write_text((HERE / "toy_engine.py").read_text() + "\nX = 1\n")
-    engine_lookup.forget_entry_points()
+    engine_table.forget_entry_points()
     after = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     assert before[0] != after[0]
     assert before[1] == after[1]
@@ -146,15 +146,15 @@ def offer(monkeypatch: pytest.MonkeyPatch):
     def install(name: str, offers: object) -> None:
         point = Offered(name, f"{name}.bench:ROW", offers)
         monkeypatch.setattr(
-            engine_lookup.metadata,
+            engine_table.metadata,
             "entry_points",
-            lambda *, group: (point,) if group == engine_lookup.GROUP else (),
+            lambda *, group: (point,) if group == engine_table.GROUP else (),
         )
-        engine_lookup.forget_entry_points()
+        engine_table.forget_entry_points()
 
     yield install
     monkeypatch.undo()
-    engine_lookup.forget_entry_points()
+    engine_table.forget_entry_points()
 
 
 def test_an_installed_engine_has_settings_of_its_own(offer) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from bench.resolve import Machine
-from bench.resolve.cuda_devices import (
+from bench.resolve.machine import (
     CudaDevice,
     choose_visible,
     devices_by_proc,

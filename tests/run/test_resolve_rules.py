@@ -21,8 +21,8 @@ from rule_cases import (
 from bench.errors import ConfigError, UnsupportedError
 from bench.record import RunState
 from bench.resolve import Machine, broken_rules, resolve
-from bench.resolve.cuda_devices import CudaDevice
 from bench.resolve.device_rules import MAX_THREADS_PER_CORE
+from bench.resolve.machine import CudaDevice
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
     DataSpec,

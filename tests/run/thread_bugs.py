@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy
 
 from bench.engines.dtypes import main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
-from bench.models.units import units
+from bench.models.sharding import units
 from bench.spec import ResolvedRun
 from bench.validate.adapters import from_accelerate, from_callable
 

@@ -10,9 +10,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from bench.engines.dtypes import main_dtype
+from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.engines.stock_inspection import StockInspection
 from bench.errors import UnsupportedError
 from bench.spec import ResolvedRun
 

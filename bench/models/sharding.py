@@ -1,9 +1,10 @@
-"""Meshes that a model brings along, because it was cut over them before any engine saw it.
+"""What a model says about how it is sharded: its units, and meshes that it was cut over.
 
-A model sets `tensor_mesh`, of dimensions (`dp_outer` if there is an outer axis, `dp`, `tp`), where
-parameters are DTensors of tensor parallelism, and `expert_mesh`, of dimensions (`dp_outer`, `dp`,
-`ep`), where ranks hold different experts (the parameters with `allreduce = False`) and `dp` are
-those that share one.
+A model names the classes of its units in `unit_classes`; what lies outside of their instances is
+the root's. It sets `tensor_mesh`, of dimensions (`dp_outer` if there is an outer axis, `dp`, `tp`),
+where parameters are DTensors of tensor parallelism, and `expert_mesh`, of dimensions (`dp_outer`,
+`dp`, `ep`), where ranks hold different experts (the parameters with `allreduce = False`) and `dp`
+are those that share one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,29 @@ from __future__ import annotations
 import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+
+def unit_classes(model: nn.Module) -> tuple[type[nn.Module], ...]:
+    """The classes that `model` names."""
+    classes: tuple[type[nn.Module], ...] = getattr(model, "unit_classes", ())
+    return classes
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """Instances of those classes in registration order; of nested ones the outermost."""
+    classes = unit_classes(model)
+    found: list[nn.Module] = []
+
+    def walk(module: nn.Module) -> None:
+        for child in module.children():
+            if isinstance(child, classes):
+                found.append(child)
+            else:
+                walk(child)
+
+    walk(model)
+    return list(dict.fromkeys(found))
+
 
 OUTER, DATA, TENSOR, EXPERT = "dp_outer", "dp", "tp", "ep"
 
