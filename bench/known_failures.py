@@ -1,4 +1,4 @@
-"""Cases that engines are known to fail: `validate` marks them, docs/engines.md has the whole.
+"""Cases that engines are known to fail: `validate` marks them, docs/upstream has the whole.
 
 A failure that no row describes is new.
 """
@@ -13,7 +13,7 @@ from typing import Final
 
 from bench.verdict import CheckVerdict
 
-PAGE: Final = "docs/engines.md"
+PAGE: Final = "docs/upstream/README.md"
 
 
 @dataclass(frozen=True)

@@ -574,7 +574,7 @@ class _Raises(torch.autograd.Function):
 
 
 def test_what_fsdp2_is_known_to_get_wrong() -> None:
-    """docs/engines.md: recomputed twice, a pass that raises, ranks on other paths."""
+    """docs/upstream: recomputed twice, a pass that raises, ranks on other paths."""
     for way in ("twice", "rank 1 alone"):
         model, plain = _pair(_Known)
         model.way = plain.way = way
