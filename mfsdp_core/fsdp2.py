@@ -48,9 +48,7 @@ from mfsdp_core.runtime.units import Unit, is_called
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import name_tensor
 from mfsdp_core.sharding import environment_of, prepare_tensors, refuse_shared
-from mfsdp_core.state.described import describe_modules
-from mfsdp_core.state.guards import guard
-from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
+from mfsdp_core.state.model_state import load_model_state, serve_holders, shard_of
 from mfsdp_core.streams import Streams
 
 __all__ = [
@@ -63,8 +61,8 @@ __all__ = [
     "register_fsdp_forward_method",
 ]
 
-#: Attributes: of a module, its `_Sharded`; of a parameter that modules compute with, its shard.
-_STATE, _SHARD = "_mfsdp_sharded", "_mfsdp_shard"
+#: Attribute of a module: its `_Sharded`.
+_STATE = "_mfsdp_sharded"
 _META = torch.device("meta")
 _ON_META = (
     "{what} has parameters on the meta device: expected model.to_empty(device=...) and values for "
@@ -236,7 +234,7 @@ class FSDPModule(nn.Module):
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The shards, also while whole weights are there."""
         for name, parameter in super().named_parameters(*args, **kwargs):
-            yield name, getattr(parameter, _SHARD, parameter)
+            yield name, shard_of(parameter)
 
     @torch.no_grad()
     def load_state_dict(
@@ -355,11 +353,6 @@ class _Sharded:
         """Of all buckets."""
         return [managed for bucket in self.unit.buckets for managed in bucket.parameters]
 
-    @property
-    def holders(self) -> set[nn.Module]:
-        """Modules that hold them."""
-        return {holder for managed in self.parameters for holder, _ in managed.holders}
-
     def shard(self, *, meta: bool) -> None:
         """Move the module's own parameters into buckets; meta: on the meta device."""
         module, environment = self.unit.module, self.place.environment
@@ -378,12 +371,9 @@ class _Sharded:
             left_alone=self.left_alone,
             initialises=False,
         )
-        if not self.is_meta:
-            describe_modules(self.holders)
-        if not meta:
-            guard(self.holders)
         for managed in self.parameters:
             vars(managed.raw)["__fsdp_param__"] = True
+        serve_holders(self.parameters, moves=meta)
         self.is_meta = meta
 
     def materialise(self) -> None:
@@ -405,6 +395,7 @@ class _Sharded:
             torch.utils.swap_tensors(face, managed.sharded)
             managed.sharded = face
             managed.watch()
+        serve_holders(self.parameters)
         self.unit.show_sharded()
 
     def let_stay(self, direction: Direction, *, goes: object) -> None:
@@ -473,11 +464,7 @@ def _context(module: nn.Module) -> ShardedContext:
         root.unit.stays.add("forward")
     units = [state.unit for state in named.values() if state is not root]
     context = run_units(root.unit, units, root.factory)
-    shards = {p.raw: p.sharded for state in named.values() for p in state.parameters}
-    for raw, shard in shards.items():
-        setattr(raw, _SHARD, shard)
     for state in named.values():
-        show_shards_to_state_dicts(state.holders, shards)
         state.context = context
     root.follow_flags()
     return context

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 from weakref import WeakKeyDictionary
 
 import torch
@@ -26,10 +27,8 @@ from mfsdp_core.runtime.gathering import refuse_ungathered
 from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import shard_module
-from mfsdp_core.state.described import describe_modules
-from mfsdp_core.state.guards import GuardedModule, guard
-from mfsdp_core.state.model_state import load_model_state, show_shards_to_state_dicts
-from mfsdp_core.state.owner import OWNER
+from mfsdp_core.state.model_state import load_model_state, refuse_moves, serve_holders, shard_of
+from mfsdp_core.state.optimizer_parameters import OWNER
 from mfsdp_core.upstream_view import DistIndex, ParamAndGradBuffer
 
 
@@ -37,7 +36,7 @@ def _nobody() -> None:
     """Who owns a parameter that no sharded model does."""
 
 
-class MegatronFSDP(GuardedModule):
+class MegatronFSDP(nn.Module):
     """A sharded model, as `fully_shard_model` returns it.
 
     `fully_shard_model` makes it.
@@ -80,12 +79,7 @@ class MegatronFSDP(GuardedModule):
                 setattr(managed.sharded, OWNER, owner)
                 mark(managed, self.dist_index)
                 mark_for_kernels(managed, bucket)
-        parameters = [managed for bucket in self._buckets() for managed in bucket.parameters]
-        holders = [holder for managed in parameters for holder, _ in managed.holders]
-        self._shards = {managed.raw: managed.sharded for managed in parameters}
-        show_shards_to_state_dicts(set(holders), self._shards)
-        describe_modules(holders)
-        guard(holders)
+            serve_holders(bucket.parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module through its `__call__`, whose hooks gather the root's weights (R8)."""
@@ -347,10 +341,40 @@ class MegatronFSDP(GuardedModule):
 
     # --- state --------------------------------------------------------------------------------
 
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> Any:
+        """What DistributedDataParallel asks of a module before it wraps it.
+
+        Raises:
+            LifecycleError: it does.
+            AttributeError: somebody else, who reads every attribute, as torch.export does.
+        """
+        if sys._getframe(1).f_globals.get("__name__") != "torch.nn.parallel.distributed":
+            raise AttributeError("_ddp_params_and_buffers_to_ignore")
+        raise LifecycleError(
+            "DistributedDataParallel was about to wrap a sharded model, whose gradients are "
+            "averaged over ranks already. Do not wrap it. With accelerate leave it out of "
+            "prepare(), or call prepare_model(model, evaluation_mode=True); the Trainer of "
+            "transformers always wraps: write the loop yourself (docs/frameworks.md)."
+        )
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
+        """Refuse moves and casts, with a LifecycleError."""
+        del recurse  # there is nothing to recurse into
+        refuse_moves(self.parameters(), fn)
+        return self
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Self:
+        """Refuse, with a LifecycleError: hooks and buffers would be shared with the copy."""
+        raise LifecycleError(
+            "the wrapper of a sharded model cannot be copied. Copy the module in it, as in "
+            "AveragedModel(model.module), copy its state_dict(), or shard a second module."
+        )
+
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
         """The shards, also while a unit runs and after a pass that has raised."""
         for name, parameter in super().named_parameters(*args, **kwargs):
-            yield name, self._shards.get(parameter, parameter)
+            yield name, shard_of(parameter)
 
     @torch.no_grad()
     def load_state_dict(

@@ -51,6 +51,13 @@ def describe_chunk(shard: DTensor, offsets: Offsets) -> None:
     local.__getstate__ = _no_state
 
 
+def describe_like(value: object, parameter: torch.Tensor) -> None:
+    """Describe `value` if it is sharded as `parameter` is: its gradient or optimizer state."""
+    offsets = offsets_of(parameter)
+    if offsets is not None and isinstance(value, DTensor) and value.shape == parameter.shape:
+        describe_chunk(value, offsets)
+
+
 def described_offsets(shard: DTensor) -> Offsets | None:
     """What `describe_chunk` has said of this very object; None if nothing."""
     method = getattr(shard._local_tensor, "__create_chunk_list__", None)

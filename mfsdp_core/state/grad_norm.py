@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from mfsdp_core.comm.uneven import sum_over_ranks
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.shard.experts import ExpertScope, expert_scope
-from mfsdp_core.state.owner import optimizer_gradient, owners_of
+from mfsdp_core.state.optimizer_parameters import Owners, optimizer_gradient
 
 
 @torch.no_grad()
@@ -32,7 +32,7 @@ def clip_grad_norm_(
     if isinstance(parameters, nn.Module):
         parameters = parameters.parameters()
     parameters = list(parameters)
-    for owner in owners_of(parameters):
+    for owner in Owners(parameters):
         owner.finish_grad_sync()
     owned = [(p, g) for p in parameters if (g := optimizer_gradient(p)) is not None]
     gradients = [gradient for _, gradient in owned]

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
@@ -24,23 +24,11 @@ from torch.optim import optimizer as torch_optimizer
 
 from mfsdp_core.shard.dtensor import gather_full, local_tensor, name_of, name_tensor
 from mfsdp_core.shard.uneven_shard import own_rows, shard_like
-from mfsdp_core.state.whole_matrices import are_whole
-
-#: Optimizers whose update of an element depends on nothing but that element's own history.
-ELEMENTWISE: frozenset[type[torch.optim.Optimizer]] = frozenset(
-    {
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    }
+from mfsdp_core.state.optimizer_parameters import (
+    ELEMENTWISE,
+    are_whole,
+    parameters_of,
+    standing_in,
 )
 
 #: Elements of a piece per thread: in FP32 a weight, a gradient, two moments and a temporary of that
@@ -72,32 +60,30 @@ class LocalStep:
         """One step; returns what the optimizer's own method does. closure: none if it is local."""
         if not self.is_local:
             return self._base_step(*closure)
-        groups = self._optimizer.param_groups
-        whole = [group["params"] for group in groups]
         swapped: dict[int, _Swapped] = {}
+
+        def seen(group: State) -> list[torch.Tensor]:
+            piece, found = self._piece(group), []
+            for parameter in group["params"]:
+                stand_ins = [parameter]
+                if isinstance(parameter, DTensor) and parameter.grad is not None:
+                    one = swapped[id(parameter)] = _Swapped(parameter, self._optimizer, piece)
+                    stand_ins = one.stand_ins
+                found += stand_ins
+            return found
+
         try:
-            for group, params in zip(groups, whole, strict=True):
-                for parameter in filter(_swaps, params):
-                    swapped[id(parameter)] = _Swapped(
-                        parameter, self._optimizer, self._piece(group)
-                    )
-                group["params"] = [
-                    stand_in
-                    for p in params
-                    for stand_in in (swapped[id(p)].stand_ins if id(p) in swapped else (p,))
-                ]
-            return self._base_step()
+            with standing_in(self._optimizer, seen):
+                return self._base_step()
         finally:
-            for group, params in zip(groups, whole, strict=True):
-                group["params"] = params
             for one in swapped.values():
                 one.restore()
 
     @cached_property
     def _sees_whole_tensors(self) -> bool:
         """Whether it is one of torch's, and no parameter is cut."""
-        parameters = [p for group in self._optimizer.param_groups for p in group["params"]]
-        return type(self._optimizer).__module__.startswith("torch.optim") and are_whole(parameters)
+        is_torchs = type(self._optimizer).__module__.startswith("torch.optim")
+        return is_torchs and are_whole(parameters_of(self._optimizer))
 
     def _piece(self, group: State) -> int | None:
         """Elements of a piece for one group's parameters, None where they are not cut."""
@@ -209,7 +195,3 @@ def _local_gradient(parameter: DTensor) -> torch.Tensor:
 
 def _own(value: Any, *, is_first: bool) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) and not is_first else value
-
-
-def _swaps(parameter: torch.Tensor) -> TypeGuard[DTensor]:
-    return isinstance(parameter, DTensor) and parameter.grad is not None

@@ -1,7 +1,14 @@
-"""Teaching an optimizer about sharded weights, without a wrapper class around it."""
+"""Teaching an optimizer about sharded weights, without a wrapper class around it.
+
+Some keep gradients or weights of their own, as Transformer Engine's FusedAdam. They are known by
+their attributes: `use_decoupled_grad` (whether gradients are read from `decoupled_grad`),
+`master_weights` (whether the optimizer keeps a copy of every weight), and a `step` that takes the
+loss scale as an argument.
+"""
 
 from __future__ import annotations
 
+import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -11,23 +18,25 @@ from typing import Any
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError, LifecycleError
+from mfsdp_core.errors import (
+    CapabilityNotBuiltError,
+    ConfigurationError,
+    LifecycleError,
+    Refusal,
+    refuse,
+)
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor
-from mfsdp_core.state.described import describe_optimizer
-from mfsdp_core.state.foreign_state import accept_foreign_state
-from mfsdp_core.state.fresh_state import complete_state, is_initial, is_known, offer_state
-from mfsdp_core.state.fused_adam import (
-    check_gradients_are_read,
-    refuse_loss_scale,
-    warn_of_two_main_weights,
-    zero_decoupled,
-)
 from mfsdp_core.state.local_step import LocalStep
-from mfsdp_core.state.owner import owner_references
+from mfsdp_core.state.optimizer_parameters import ELEMENTWISE, Owners, are_whole, parameters_of
+from mfsdp_core.state.optimizer_state import (
+    complete_state,
+    is_initial,
+    is_known,
+    serve_state_dicts,
+)
 from mfsdp_core.state.whole_matrices import (
     WholeStep,
-    are_whole,
     needs_whole_matrices,
     refuse_unserved,
     whole_step_of,
@@ -58,62 +67,95 @@ def prepare_optimizer(
         ConfigurationError: no parameter of the optimizer is sharded by this package, or neither
             shards nor whole tensors serve it, or it reads gradients where there are none.
     """
-    owners = owner_references(_parameters(optimizer))
-    _refuse_unsharded(optimizer, owners)
-    if not owners:
-        raise ConfigurationError(
-            "fully_shard_optimizer expects an optimizer over the parameters of a model that "
-            "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
-            "model.parameters() after sharding, or use fully_shard(module, optimizer)."
-        )
-    if any(kind.__module__.startswith("torchao.") for kind in type(optimizer).__mro__):
-        raise ConfigurationError(
-            f"{type(optimizer).__name__} keeps moments as codes in blocks that shards may cut: "
-            "expected an optimizer of torch, or PrecisionAwareAdamW with BF16 moments."
-        )
-    refuse_unserved(optimizer)
-    check_gradients_are_read(optimizer, _alive(owners))
+    owners = Owners(parameters_of(optimizer))
     patched: Any = optimizer
+    _refuse_unsharded(optimizer, owners)
+    refuse(_unprepared(optimizer, owners))
+    refuse_unserved(optimizer)
+    refuse(_unread_gradients(optimizer, owners))
     if hasattr(optimizer, _PREPARED):
         return optimizer
-    warn_of_two_main_weights(optimizer)
+    _warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
     patched._mfsdp_warned = False
-    needed = needs_whole_matrices(optimizer)
-    if needed and whole_matrices is False:
-        raise ConfigurationError(
-            f"whole_matrices=False, and {type(optimizer).__name__} computes with rows and columns "
-            "of whole matrices: leave it out."
-        )
-    whole_matrices = needed if whole_matrices is None else whole_matrices
-    base: LocalStep | WholeStep = LocalStep(optimizer, optimizer.step)
-    if whole_matrices and not are_whole(_parameters(optimizer)):
-        base = WholeStep(optimizer, optimizer.step)
+    needed, name = needs_whole_matrices(optimizer), type(optimizer).__name__
+    wrong = f"whole_matrices=False, and {name} computes with rows and columns of whole matrices"
+    is_wrong = needed and whole_matrices is False
+    refuse([(is_wrong, ConfigurationError, f"{wrong}: leave it out.")])
+    is_whole = needed if whole_matrices is None else whole_matrices
+    kind = WholeStep if is_whole and not are_whole(parameters_of(optimizer)) else LocalStep
+    base: LocalStep | WholeStep = kind(optimizer, optimizer.step)
     patched.step = MethodType(_step_method(optimizer, owners, base), optimizer)
     patched.zero_grad = MethodType(_zero_grad_method(optimizer.zero_grad, owners), optimizer)
-    offer_state(optimizer)
-    accept_foreign_state(optimizer)
-    describe_optimizer(optimizer)
-    for owner in _alive(owners):
+    serve_state_dicts(optimizer)
+    for owner in owners:
         owner.register_optimizer(optimizer, stepped=False)
         owner.ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer
 
 
-def _refuse_unsharded(optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]) -> None:
+def _unprepared(optimizer: torch.optim.Optimizer, owners: Owners) -> Iterator[Refusal]:
+    yield (
+        not any(owners),
+        ConfigurationError,
+        "fully_shard_optimizer expects an optimizer over the parameters of a model that "
+        "fully_shard_model has returned; none of its parameters is. Build the optimizer from "
+        "model.parameters() after sharding, or use fully_shard(module, optimizer).",
+    )
+    yield (
+        any(kind.__module__.startswith("torchao.") for kind in type(optimizer).__mro__),
+        ConfigurationError,
+        f"{type(optimizer).__name__} keeps moments as codes in blocks that shards may cut: "
+        "expected an optimizer of torch, or PrecisionAwareAdamW with BF16 moments.",
+    )
+
+
+def _unread_gradients(optimizer: torch.optim.Optimizer, owners: Owners) -> Iterator[Refusal]:
+    """An optimizer that looks for gradients where there are none would train nothing."""
+    known = hasattr(optimizer, "use_decoupled_grad") or type(optimizer) in ELEMENTWISE
+    reads = bool(getattr(optimizer, "use_decoupled_grad", False))
+    places = {True: "decoupled_grad", False: "grad"}
+    for owner in owners:
+        attaches = owner.decouples_gradients
+        yield (
+            known and attaches != reads,
+            ConfigurationError,
+            f"{type(optimizer).__name__} reads gradients from .{places[reads]}, and the model "
+            f"attaches them as .{places[attaches]}: nothing would be trained. Pass "
+            f"use_decoupled_grad={reads} to fully_shard_model, or use another optimizer.",
+        )
+
+
+def _warn_of_two_main_weights(optimizer: Any) -> None:
+    """Say what a copy of FP32 main weights costs, which nothing needs (Megatron-LM#4133)."""
+    if getattr(optimizer, "master_weights", False) is not True:
+        return
+    kept = getattr(optimizer, "master_weight_dtype", torch.float32)
+    shards = [local_tensor(parameter) for parameter in parameters_of(optimizer)]
+    wasted = sum(shard.numel() for shard in shards if shard.dtype == torch.float32) * kept.itemsize
+    if wasted:
+        warnings.warn(
+            f"{type(optimizer).__name__}(master_weights=True) keeps a second copy of FP32 main "
+            f"weights: {wasted} B on this rank. Leave it at False, or make the model's own weights "
+            "the main ones: MixedPrecisionPolicy(main_params_dtype=None).",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def _refuse_unsharded(optimizer: torch.optim.Optimizer, owners: Owners) -> None:
     """Refuse parameters of a model that nobody shards: each rank would go its own way.
 
     Raises:
         ConfigurationError: one was added after sharding, or read while its unit ran.
     """
-    own = {name: p for owner in _alive(owners) for name, p in owner.named_parameters()}
+    own = {name: p for owner in owners for name, p in owner.named_parameters()}
     unsharded = {
         id(p): name for name, p in own.items() if p.requires_grad and offsets_of(p) is None
     }
-    for parameter in _parameters(optimizer):
-        if id(parameter) in unsharded or (
-            getattr(parameter, "__fsdp_param__", False) and offsets_of(parameter) is None
-        ):
+    for parameter in parameters_of(optimizer):
+        is_shown = getattr(parameter, "__fsdp_param__", False) and offsets_of(parameter) is None
+        if is_shown or id(parameter) in unsharded:
             name = unsharded.get(id(parameter), "a parameter that a running unit computes with")
             raise ConfigurationError(
                 f"the optimizer has {name}, which is not sharded: nobody would average its "
@@ -123,19 +165,13 @@ def _refuse_unsharded(optimizer: torch.optim.Optimizer, owners: list[weakref.ref
 
 
 def _step_method(
-    optimizer: torch.optim.Optimizer,
-    owners: list[weakref.ref[Any]],
-    base: LocalStep | WholeStep,
+    optimizer: torch.optim.Optimizer, owners: Owners, base: LocalStep | WholeStep
 ) -> Callable[..., Any]:
-    finish = partial(_finish, owners)
-    check = partial(_check_step, optimizer, owners, len(optimizer.param_groups))
+    finish, groups = partial(_finish, owners), len(optimizer.param_groups)
 
     def install(*, wanted: bool = True) -> None:
-        for owner in _alive(owners) if wanted else ():
+        for owner in owners if wanted else ():
             owner.install_optimized_model_weights()
-
-    def has_gradients() -> bool:
-        return any(owner.backward_seen for owner in _alive(owners))
 
     def step(
         _self: torch.optim.Optimizer,
@@ -145,7 +181,9 @@ def _step_method(
         install_optimized_model_weights: bool = True,
     ) -> Any:
         """See `prepare_optimizer`."""
-        check()
+        refuse_loss_scale(_self)
+        if len(_self.param_groups) != groups:
+            _refuse_unsharded(_self, owners)
 
         def evaluate() -> Any:
             assert closure is not None
@@ -155,11 +193,11 @@ def _step_method(
             finish(wanted=sync_grad_before_optimizer_step)
             return loss
 
-        if closure is None and not has_gradients():
-            if _is_initialisation(optimizer):
-                complete_state(optimizer)
+        if closure is None and not any(owner.backward_seen for owner in owners):
+            if _is_initialisation(_self):
+                complete_state(_self)
                 return None
-            _refuse_lost_gradients(optimizer, owners)
+            _refuse_lost_gradients(_self, owners)
         if closure is not None and base.is_local:
             # First, as every such optimizer does: the step sees other tensors than the model.
             result = evaluate()
@@ -168,27 +206,32 @@ def _step_method(
             finish(wanted=sync_grad_before_optimizer_step, step_of=_self)
             result = base() if closure is None or base.is_local else base(evaluate)
         install(wanted=install_optimized_model_weights)
-        for owner in _alive(owners):
+        for owner in owners:
             owner.register_optimizer(_self, stepped=True)
         return result
 
     return step
 
 
-def _check_step(
-    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]], groups: int
-) -> None:
-    """Before a step. groups: of the optimizer when it was prepared."""
-    refuse_loss_scale(optimizer)
-    if len(optimizer.param_groups) != groups:
-        _refuse_unsharded(optimizer, owners)
+def refuse_loss_scale(optimizer: Any) -> None:
+    """At a step: refuse a loss scale that would not reach the optimizer.
+
+    Raises:
+        CapabilityNotBuiltError: a GradScaler has left its scale to a step that takes it otherwise.
+    """
+    if not getattr(optimizer, "capturable", False) or not hasattr(optimizer, "grad_scale"):
+        return
+    if "grad_scaler" in inspect.signature(type(optimizer).step).parameters:
+        raise CapabilityNotBuiltError(
+            f"{type(optimizer).__name__}(capturable=True) takes a GradScaler as an argument of "
+            "step(), which is not passed on: gradients would stay scaled. Call "
+            "scaler.unscale_(optimizer) with capturable=False, or train in BF16."
+        )
 
 
-def _refuse_lost_gradients(
-    optimizer: torch.optim.Optimizer, owners: list[weakref.ref[Any]]
-) -> None:
-    found = any(parameter.grad is not None for parameter in _parameters(optimizer))
-    if not found and any(owner.awaits_backward for owner in _alive(owners)):
+def _refuse_lost_gradients(optimizer: torch.optim.Optimizer, owners: Owners) -> None:
+    found = any(parameter.grad is not None for parameter in parameters_of(optimizer))
+    if not found and any(owner.awaits_backward for owner in owners):
         raise LifecycleError(
             "optimizer.step() found no gradient at all, although a forward pass has built a graph. "
             "backward(inputs=...) cannot name sharded parameters, which no graph holds: call "
@@ -213,11 +256,9 @@ def _warn_of_unread_gradients(optimizer: Any) -> None:
     )
 
 
-def _finish(
-    owners: list[weakref.ref[Any]], *, wanted: bool, step_of: torch.optim.Optimizer | None = None
-) -> None:
+def _finish(owners: Owners, *, wanted: bool, step_of: torch.optim.Optimizer | None = None) -> None:
     """Before a step. wanted: whether to finish gradients as well. step_of: who steps at once."""
-    for owner in _alive(owners):
+    for owner in owners:
         # A gather ahead of need reads the weights that the step is about to write.
         owner.synchronize_param_gather()
         if wanted:
@@ -240,16 +281,20 @@ def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _zero_grad_method(
-    base: Callable[..., None], owners: list[weakref.ref[Any]]
-) -> Callable[..., None]:
+def _zero_grad_method(base: Callable[..., None], owners: Owners) -> Callable[..., None]:
     def zero_grad(
         _self: torch.optim.Optimizer, set_to_none: bool = True, *, zero_grad_buffer: bool = True
     ) -> None:
         """See `prepare_optimizer`."""
-        if set_to_none or not zero_decoupled(_self):
+        if not set_to_none and getattr(_self, "use_decoupled_grad", False):
+            # Such an optimizer fails where there are no gradients.
+            for parameter in parameters_of(_self):
+                gradient = getattr(parameter, "decoupled_grad", None)
+                if gradient is not None:
+                    local_tensor(gradient).zero_()
+        else:
             base(set_to_none=set_to_none)
-        for owner in _alive(owners) if zero_grad_buffer else ():
+        for owner in owners if zero_grad_buffer else ():
             owner.zero_grad_of(_self, set_to_none=set_to_none)
 
     return zero_grad
@@ -269,7 +314,7 @@ def check_replaceable(
             "unsharded parameters. Shard first, or build a new optimizer."
         )
     known = {id(parameter) for parameter in originals}
-    foreign = [p for p in _parameters(optimizer) if id(p) not in known]
+    foreign = [p for p in parameters_of(optimizer) if id(p) not in known]
     if foreign:
         shapes = ", ".join(str(tuple(p.shape)) for p in foreign[:3])
         raise ConfigurationError(
@@ -291,14 +336,6 @@ def replace_parameters(
     if optimizer.state:  # made when it was built, and not changed since: see `check_replaceable`
         optimizer.state.clear()
         complete_state(optimizer)
-
-
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
-    return (parameter for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _alive(owners: list[weakref.ref[Any]]) -> Iterator[Any]:
-    return (owner for reference in owners if (owner := reference()) is not None)
 
 
 def _whole_states(optimizer: torch.optim.Optimizer) -> Iterable[dict[str, Any]]:

@@ -20,15 +20,17 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.agreement import from_first, together
-from mfsdp_core.errors import CheckpointError, StateDictError
+from mfsdp_core.errors import CheckpointError
 from mfsdp_core.shard.chunk import described_offsets
 from mfsdp_core.shard.dtensor import agree_to_read, assemble
 from mfsdp_core.state import checkpoint_folder as folder
-from mfsdp_core.state.checkpoint import begin_call
-from mfsdp_core.state.model_state import PREFIX
+from mfsdp_core.state.checkpoint import begin_call, new_folder
+from mfsdp_core.state.model_state import bare_values
+from mfsdp_core.state.named_state import compare_names, compare_shapes
 
 INDEX = "model.safetensors.index.json"
 _FILE_BYTES = 5 * 2**30
+_HERE = "the files"
 
 
 @torch.no_grad()
@@ -39,7 +41,7 @@ def export_state_dict(model: nn.Module, *, dtype: torch.dtype | None = None) -> 
     are cast to; None keeps that of the main weights. A tied parameter is there under all its names.
     """
     group = begin_call("export_state_dict", model)
-    values, aliases = _own_values(model)
+    values, aliases = bare_values(model)
     whole = _gathered(values, dtype, keep=dist.get_rank(group) == 0)
     return whole | {alias: whole[name] for alias, name in aliases.items() if whole}
 
@@ -64,11 +66,10 @@ def save_safetensors(
     """
     group, path = begin_call("save_safetensors", model), Path(path)
     library = together(group, _safetensors, CheckpointError)
-    tensors = _own_tensors(model)
+    tensors, _ = _own_tensors(model)
     files = _split(tensors, dtype, max_file_bytes)
-    unfinished = from_first(group, lambda: folder.begin(path, overwrite=overwrite), CheckpointError)
     is_first = dist.get_rank(group) == 0
-    try:
+    with new_folder(group, path, overwrite=overwrite) as unfinished:
         for file, names in files.items():
             part = _gathered({name: tensors[name] for name in names}, dtype, keep=is_first)
             write = partial(
@@ -76,10 +77,6 @@ def save_safetensors(
             )
             from_first(group, write, CheckpointError)
         from_first(group, lambda: _finish(unfinished, path, files), CheckpointError)
-    except BaseException:
-        if is_first:
-            folder.discard(unfinished)
-        raise
 
 
 @torch.no_grad()
@@ -95,7 +92,7 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
         StateDictError: names or shapes differ. Nothing was changed.
     """
     group, path = begin_call("load_safetensors", model), Path(path)
-    tensors, aliases = _own_tensors(model), _own_values(model)[1]
+    tensors, aliases = _own_tensors(model)
 
     def compare() -> dict[str, Any]:
         stored = _stored_slices(_safetensors(), path)
@@ -113,21 +110,9 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
     model.load_state_dict(model.state_dict())
 
 
-def _own_values(model: nn.Module) -> tuple[dict[str, Any], dict[str, str]]:
-    """Values by the bare module's names, tied ones once; and the other names of tied ones."""
-    first: dict[int, str] = {}
-    aliases: dict[str, str] = {}
-    for full_name, parameter in model.named_parameters(remove_duplicate=False):
-        name = full_name.removeprefix(PREFIX)
-        if first.setdefault(id(parameter), name) != name:
-            aliases[name] = first[id(parameter)]
-    named = {name.removeprefix(PREFIX): value for name, value in model.state_dict().items()}
-    return {name: value for name, value in named.items() if name not in aliases}, aliases
-
-
-def _own_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    values, _ = _own_values(model)
-    return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+def _own_tensors(model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    values, aliases = bare_values(model)
+    return {n: value for n, value in values.items() if isinstance(value, torch.Tensor)}, aliases
 
 
 def _gathered(
@@ -222,18 +207,11 @@ class _Slice:
 
 
 def _compare(own: Mapping[str, torch.Tensor], stored: Mapping[str, _Slice]) -> None:
-    if own.keys() != stored.keys():
-        raise StateDictError(
-            f"the files do not fit the model. Missing from them: "
-            f"{sorted(own.keys() - stored.keys()) or 'none'}. Unexpected in them: "
-            f"{sorted(stored.keys() - own.keys()) or 'none'}."
-        )
+    compare_names(_HERE, "the model", own, stored)
     for name, value in own.items():
+        found = stored[name].shape
         # A sharded scalar is a row to its shard, and a scalar to everybody else.
-        if stored[name].shape not in (tuple(value.shape), *([()] if value.shape == (1,) else [])):
-            raise StateDictError(
-                f"{name}: the model has shape {tuple(value.shape)}, the files {stored[name].shape}."
-            )
+        compare_shapes(_HERE, name, value.shape, found or ((1,) if value.shape == (1,) else ()))
 
 
 def _read_all(own: Mapping[str, torch.Tensor], stored: Mapping[str, _Slice]) -> None:

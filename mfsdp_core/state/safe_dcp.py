@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import io
 import pickle
+from collections.abc import Collection
 from dataclasses import replace
 from enum import Enum
+from pathlib import Path
 from typing import Any, cast
 
 import torch
+import torch.distributed as dist
 from torch.distributed.checkpoint._dedup_save_plans import dedup_save_plans
 from torch.distributed.checkpoint._traverse import set_element
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItemType
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from mfsdp_core.errors import CheckpointError
 
@@ -43,6 +48,49 @@ _ALLOWED = {
     ("torch", "Size"),
     ("torch.serialization", "_get_layout"),
 }
+
+
+_NAMES_AS_THEY_ARE = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
+
+
+def save_tensors(tensors: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup) -> None:
+    """Write this rank's part of `tensors`, and of what all ranks have the first one's. Collective.
+
+    Raises:
+        CheckpointException: a rank could not write.
+    """
+    writer, planner = FileSystemWriter(folder), FirstRankPlanner(**_NAMES_AS_THEY_ARE)
+    save(tensors, storage_writer=writer, planner=planner, process_group=group)
+
+
+def load_tensors(targets: dict[str, torch.Tensor], folder: Path, group: dist.ProcessGroup) -> None:
+    """Fill `targets`. Collective.
+
+    Raises:
+        CheckpointException: a rank could not read.
+    """
+    reader, planner = SafeReader(folder), SafeLoadPlanner(**_NAMES_AS_THEY_ARE)
+    load(targets, storage_reader=reader, planner=planner, process_group=group)
+
+
+def stored_tensors(folder: Path, files: Collection[str]) -> dict[str, TensorStorageMetadata]:
+    """Metadata of every tensor stored in `folder`, by name, in order. files: those it may lie in.
+
+    Raises:
+        CheckpointError: metadata that does not belong to this checkpoint.
+    """
+    metadata = SafeReader(folder).read_metadata()
+    used = {info.relative_path for info in metadata.storage_data.values()}
+    if not used <= set(files):
+        raise CheckpointError(f"{folder}: metadata names files that the manifest does not.")
+    stored = {
+        name: entry
+        for name, entry in sorted(metadata.state_dict_metadata.items())
+        if isinstance(entry, TensorStorageMetadata)
+    }
+    if len(stored) != len(metadata.state_dict_metadata):
+        raise CheckpointError(f"{folder} holds pickled values, which are not read.")
+    return stored
 
 
 class SafeReader(FileSystemReader):

@@ -15,20 +15,21 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import prod
+from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
+from mfsdp_core.comm.agreement import from_all
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import Event
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import local_tensor, name_of, name_tensor
 from mfsdp_core.shard.experts import expert_scope
 from mfsdp_core.shard.uneven_shard import shard_like
-from mfsdp_core.state.owner import OWNER
+from mfsdp_core.state.optimizer_parameters import OWNER, standing_in
 
 #: Attribute of a prepared optimizer: its `WholeStep`.
 _WHOLE = "_mfsdp_whole_step"
@@ -58,15 +59,6 @@ def refuse_unserved(optimizer: torch.optim.Optimizer) -> None:
         raise ConfigurationError(
             f"{name} reads sparse gradients, and reduced gradients are dense. Use Adam."
         )
-
-
-def are_whole(parameters: Iterable[torch.Tensor]) -> bool:
-    """Whether this rank has all of every one of `parameters`."""
-    return all(
-        all(placement.is_replicate() for placement in parameter.placements)
-        for parameter in parameters
-        if isinstance(parameter, DTensor)
-    )
 
 
 def whole_step_of(optimizer: torch.optim.Optimizer) -> WholeStep | None:
@@ -99,22 +91,21 @@ class _Home:
     def is_here(self) -> bool:
         return self.owner == self.group.rank()
 
-    @property
-    def row_elements(self) -> int:
-        return prod(self.parameter.shape[1:])
-
-    def whole(self, dtype: torch.dtype) -> torch.Tensor:
-        """New memory for all of it, contents undefined."""
+    def whole(self, dtype: torch.dtype) -> torch.Tensor | None:
+        """New memory for all of it, contents undefined, on its owner; None elsewhere."""
         device = local_tensor(self.parameter).device
-        return torch.empty(tuple(self.parameter.shape), dtype=dtype, device=device)
-
-    def own(self, dtype: torch.dtype) -> torch.Tensor:
-        """New memory for this rank's rows, contents undefined."""
-        return torch.empty_like(local_tensor(self.parameter), dtype=dtype)
+        shape = tuple(self.parameter.shape)
+        return torch.empty(shape, dtype=dtype, device=device) if self.is_here else None
 
     def rows_of(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
         start, rows = self.spans[rank]
         return whole.narrow(0, start, rows)
+
+
+#: A tensor of a parameter's shape: where it is whole, all of it (None but on its owner), own rows.
+_Spread = tuple[_Home, torch.Tensor | None, torch.Tensor]
+#: Beside names of the state: what else a step reads.
+_WEIGHT, _GRADIENT = "a weight", "its gradient"
 
 
 class WholeStep:
@@ -132,7 +123,6 @@ class WholeStep:
         self._base_step = base_step
         self._states: dict[torch.Tensor, State] = {}
         self._is_shown = True
-        self._known: list[torch.Tensor] = []
         self._homes: dict[torch.Tensor, _Home] = {}
         setattr(optimizer, _WHOLE, self)
         optimizer.register_state_dict_pre_hook(lambda _: self.show_shards())
@@ -143,32 +133,28 @@ class WholeStep:
     def __call__(self, *closure: Callable[[], Any]) -> Any:
         """One step; returns what the optimizer's own method does. closure: none."""
         assert not closure
-        groups, states = self._optimizer.param_groups, self._optimizer.state
-        kept = [group["params"] for group in groups]
-        homes = self._find_homes()
-        stepping = [
-            homes[p] for params in kept for p in params if p.grad is not None and p in homes
-        ]
+        homes, states = self._find_homes(), self._optimizer.state
+        stepping = [home for parameter, home in homes.items() if parameter.grad is not None]
         stand_ins = self._stand_ins(stepping)
+
+        def seen(group: State) -> list[torch.Tensor]:
+            own = group["params"]
+            return [stand_ins.get(p, p) for p in own if p in stand_ins or p not in homes]
+
         try:
-            for group, params in zip(groups, kept, strict=True):
-                group["params"] = [
-                    stand_ins.get(p, p) for p in params if p in stand_ins or p not in homes
-                ]
-            for parameter, whole in stand_ins.items():
-                if parameter in self._states:
-                    states[whole] = self._states[parameter]
-            result = self._base_step()
+            with standing_in(self._optimizer, seen):
+                for parameter, whole in stand_ins.items():
+                    if parameter in self._states:
+                        states[whole] = self._states[parameter]
+                result = self._base_step()
         finally:
-            for group, params in zip(groups, kept, strict=True):
-                group["params"] = params
             for parameter, whole in stand_ins.items():
                 if whole in states:
                     self._states[parameter] = states.pop(whole)
         self._is_shown = self._is_shown and not stepping
-        self._to_shards(
-            [(home, stand_ins.get(home.parameter)) for home in stepping],
-            [local_tensor(home.parameter) for home in stepping],
+        parameters = [home.parameter for home in stepping]
+        self._move(
+            [(homes[p], stand_ins.get(p), local_tensor(p)) for p in parameters], to_owners=False
         )
         return result
 
@@ -190,32 +176,31 @@ class WholeStep:
         parameters = list(homes)
         for group in dict.fromkeys(home.group for home in homes.values()):
             own = {
-                number: {key: _described(value, home) for key, value in self._states[p].items()}
+                number: {key: _announced(value, p) for key, value in self._states[p].items()}
                 for number, p in enumerate(parameters)
-                if (home := homes[p]).group == group and p in self._states
+                if homes[p].group == group and p in self._states
             }
-            told: list[dict[int, State]] = [{} for _ in range(group.size())]
-            dist.all_gather_object(told, own, group=group)
-            for number, entries in sorted((k, v) for part in told for k, v in part.items()):
-                parameter = parameters[number]
-                self._show(homes[parameter], entries)
+            entries = (pair for part in from_all(group, own) for pair in part.items())
+            for number, state in sorted(entries, key=itemgetter(0)):
+                self._show(homes[parameters[number]], state)
         self._states.clear()
 
-    def _show(self, home: _Home, entries: State) -> None:
+    def _show(self, home: _Home, entries: dict[str, tuple[str, Any]]) -> None:
         parameter, mine = home.parameter, self._states.get(home.parameter, {})
-        shown = self._optimizer.state[parameter]
-        cut = [(key, entry.dtype) for key, entry in entries.items() if isinstance(entry, _Cut)]
-        rows = [home.own(dtype) for _, dtype in cut]
-        self._to_shards([(home, mine.get(key)) for key, _ in cut], rows)
-        for (key, _), local in zip(cut, rows, strict=True):
-            shard = shard_like(local, parameter)
-            name_tensor(shard, f"{key} of {name_of(parameter)}")
-            shown[key] = shard
-        device = local_tensor(parameter).device
-        for key, entry in entries.items():
-            if not isinstance(entry, _Cut):
-                on_device = isinstance(entry, _OnDevice)
-                shown[key] = mine.get(key, entry.value.to(device) if on_device else entry)
+        local, shown = local_tensor(parameter), self._optimizer.state[parameter]
+        rows = {
+            key: torch.empty_like(local, dtype=value)
+            for key, (kind, value) in entries.items()
+            if kind == "cut"
+        }
+        self._move([(home, mine.get(key), own) for key, own in rows.items()], to_owners=False)
+        for key, own in rows.items():
+            shown[key] = shard_like(own, parameter)
+            name_tensor(shown[key], f"{key} of {name_of(parameter)}")
+        for key, (kind, value) in entries.items():
+            if kind != "cut":
+                there = value.to(local.device) if kind == "on device" else value
+                shown[key] = mine.get(key, there)
 
     def _forget(self) -> None:
         self._states.clear()
@@ -224,94 +209,69 @@ class WholeStep:
     @torch.no_grad()
     def _stand_ins(self, stepping: Sequence[_Home]) -> dict[torch.Tensor, torch.Tensor]:
         """Whole weights with gradients, of what this rank owns; its state becomes whole too."""
-        sent: list[tuple[_Home, torch.Tensor]] = []
-        uses: list[str | None] = []
+        spread: list[_Spread] = []
+        keys: list[str] = []
         for home in stepping:
-            parameter = home.parameter
-            sent += [(home, local_tensor(parameter)), (home, local_tensor(parameter.grad))]
-            uses += [None, None]
-            shown = self._optimizer.state.pop(parameter, {})
-            for key, value in sorted(shown.items()):
+            parameter, states = home.parameter, self._optimizer.state
+            read = {_WEIGHT: parameter, _GRADIENT: parameter.grad}
+            for key, value in (*read.items(), *sorted(states.pop(parameter, {}).items())):
                 if isinstance(value, DTensor):
-                    sent.append((home, local_tensor(value)))
-                    uses.append(key)
+                    local = local_tensor(value)
+                    spread.append((home, home.whole(local.dtype), local))
+                    keys.append(key)
                 elif home.is_here:
                     self._states.setdefault(parameter, {})[key] = value
-        found = self._to_owners(sent)
+        self._move(spread, to_owners=True)
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
-        for (home, _), key, whole in zip(sent, uses, found, strict=True):
+        for (home, whole, _), key in zip(spread, keys, strict=True):
+            parameter = home.parameter
             if whole is None:
                 continue
-            parameter = home.parameter
-            if key is not None:
-                self._states.setdefault(parameter, {})[key] = whole
-            elif parameter in stand_ins:
+            if key == _WEIGHT:
+                stand_ins[parameter] = whole
+            elif key == _GRADIENT:
                 stand_ins[parameter].grad = whole
             else:
-                stand_ins[parameter] = whole
+                self._states.setdefault(parameter, {})[key] = whole
         return stand_ins
 
-    def _to_owners(self, rows: Sequence[tuple[_Home, torch.Tensor]]) -> list[torch.Tensor | None]:
-        """Of each tensor, all of it on its owner, None elsewhere."""
-        found = [home.whole(local.dtype) if home.is_here else None for home, local in rows]
-        for group, dtype, numbers in _batches((home, local.dtype) for home, local in rows):
-            ranks = range(group.size())
-            send = [
-                [rows[n][1].reshape(-1) for n in numbers if rows[n][0].owner == r] for r in ranks
-            ]
-            here = [n for n in numbers if rows[n][0].is_here]
-            counts = [
-                [rows[n][0].spans[r][1] * rows[n][0].row_elements for n in here] for r in ranks
-            ]
-            for rank, pieces in enumerate(self._exchange(group, dtype, send, counts)):
-                for number, piece in zip(here, pieces, strict=True):
-                    home, whole = rows[number][0], found[number]
-                    assert whole is not None
-                    target = home.rows_of(whole, rank)
-                    target.copy_(piece.view(target.shape))
-        return found
-
     @torch.no_grad()
-    def _to_shards(
-        self, wholes: Sequence[tuple[_Home, torch.Tensor | None]], out: Sequence[torch.Tensor]
-    ) -> None:
-        """The reverse: every rank's rows, into `out`."""
-        for group, dtype, numbers in _batches(
-            (home, local.dtype) for (home, _), local in zip(wholes, out, strict=True)
-        ):
+    def _move(self, tensors: Iterable[_Spread], *, to_owners: bool) -> None:
+        """Between whole tensors and every rank's rows: one exchange for each group and dtype."""
+        batches: dict[tuple[dist.ProcessGroup, torch.dtype], list[_Spread]] = defaultdict(list)
+        for spread in tensors:
+            batches[spread[0].group, spread[2].dtype].append(spread)
+        for (group, dtype), batch in batches.items():
             ranks = range(group.size())
-            of_batch = (wholes[number] for number in numbers)
-            here = [(home, whole) for home, whole in of_batch if whole is not None]
-            send = [[home.rows_of(whole, r).reshape(-1) for home, whole in here] for r in ranks]
-            back = [[n for n in numbers if wholes[n][0].owner == r] for r in ranks]
-            counts = [[out[n].numel() for n in owned] for owned in back]
-            for owned, pieces in zip(back, self._exchange(group, dtype, send, counts), strict=True):
-                for number, piece in zip(owned, pieces, strict=True):
-                    out[number].copy_(piece.view(out[number].shape))
+            of_wholes = [
+                [home.rows_of(whole, rank) for home, whole, _ in batch if whole is not None]
+                for rank in ranks
+            ]
+            own = [[local for home, _, local in batch if home.owner == rank] for rank in ranks]
+            send, receive = (own, of_wholes) if to_owners else (of_wholes, own)
+            self._exchange(group, dtype, send, receive)
 
     def _exchange(
         self,
         group: dist.ProcessGroup,
         dtype: torch.dtype,
         send: list[list[torch.Tensor]],
-        counts: list[list[int]],
-    ) -> list[list[torch.Tensor]]:
-        """Flat pieces to every rank and from every rank; counts: elements of those that come."""
+        receive: list[list[torch.Tensor]],
+    ) -> None:
+        """Copy tensors of every rank into those of every rank."""
         device = local_tensor(next(iter(self._homes))).device
-        empty = torch.empty(0, dtype=dtype, device=device)
-        packed = torch.cat([empty, *(piece for pieces in send for piece in pieces)])
-        if group.size() == 1:
-            return [list(packed.split(counts[0]))] if counts[0] else [[]]
-        sizes = [sum(own) for own in counts]
-        received = packed.new_empty(sum(sizes))
-        dist.all_to_all_single(
-            received, packed, sizes, [sum(p.numel() for p in own) for own in send], group=group
-        )
-        self._publish(packed, group.size())
-        return [
-            list(part.split(own)) if own else []
-            for part, own in zip(received.split(sizes), counts, strict=True)
-        ]
+        pieces = (piece.reshape(-1) for pieces in send for piece in pieces)
+        packed = torch.cat([torch.empty(0, dtype=dtype, device=device), *pieces])
+        targets = [target for targets in receive for target in targets]
+        received = packed
+        if group.size() > 1:
+            sizes, out = ([sum(t.numel() for t in part) for part in s] for s in (receive, send))
+            received = packed.new_empty(sum(sizes))
+            dist.all_to_all_single(received, packed, sizes, out, group=group)
+            self._publish(packed, group.size())
+        for target in targets:
+            piece, received = received.tensor_split((target.numel(),))
+            target.copy_(piece.view(target.shape))
 
     def _publish(self, packed: torch.Tensor, size: int) -> None:
         owner = getattr(next(iter(self._homes)), OWNER)()
@@ -324,13 +284,12 @@ class WholeStep:
     def _find_homes(self) -> dict[torch.Tensor, _Home]:
         """Of every sharded parameter. Collective when the optimizer has got others."""
         parameters = self._parameters()
-        if [id(p) for p in parameters] != [id(p) for p in self._known]:
+        if [*map(id, parameters)] != [*map(id, self._homes)]:
             by_group: dict[dist.ProcessGroup, list[DTensor]] = defaultdict(list)
             for parameter in parameters:
                 by_group[_exchange_group(parameter)].append(parameter)
             found = {home.parameter: home for g, own in by_group.items() for home in _homes(g, own)}
             self._homes = {parameter: found[parameter] for parameter in parameters}
-            self._known = list(parameters)
         return self._homes
 
     def _parameters(self) -> list[DTensor]:
@@ -342,36 +301,14 @@ class WholeStep:
         ]
 
 
-@dataclass(frozen=True)
-class _Cut:
-    """Stands for a tensor that has its parameter's shape."""
-
-    dtype: torch.dtype
-
-
-@dataclass(frozen=True)
-class _OnDevice:
-    """A tensor that every rank gets, on its device."""
-
-    value: torch.Tensor
-
-
-def _described(value: Any, home: _Home) -> Any:
-    if not isinstance(value, torch.Tensor):
-        return value
-    if value.ndim and value.shape == home.parameter.shape:
-        return _Cut(value.dtype)
-    return value if value.device.type == "cpu" else _OnDevice(value.cpu())
-
-
-def _batches(
-    wanted: Iterable[tuple[_Home, torch.dtype]],
-) -> Iterable[tuple[dist.ProcessGroup, torch.dtype, list[int]]]:
-    """What goes together: numbers of tensors by group and dtype."""
-    found: dict[tuple[dist.ProcessGroup, torch.dtype], list[int]] = defaultdict(list)
-    for number, (home, dtype) in enumerate(wanted):
-        found[home.group, dtype].append(number)
-    return [(group, dtype, numbers) for (group, dtype), numbers in found.items()]
+def _announced(value: Any, parameter: torch.Tensor) -> tuple[str, Any]:
+    """What other ranks are given of state: how it is to be shown, and its dtype or value."""
+    if isinstance(value, torch.Tensor):
+        if value.ndim and value.shape == parameter.shape:
+            return "cut", value.dtype
+        if value.device.type != "cpu":
+            return "on device", value.cpu()
+    return "as it is", value
 
 
 def _exchange_group(parameter: DTensor) -> dist.ProcessGroup:

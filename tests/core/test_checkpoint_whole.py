@@ -18,7 +18,7 @@ from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from bench.testing.workers import ForkServer, WorkerFailure, WorkersError
 from mfsdp_core import fully_shard_model, load_checkpoint, save_checkpoint
 from mfsdp_core.errors import CheckpointError
-from mfsdp_core.state import checkpoint
+from mfsdp_core.state import safe_dcp
 from oracle.checkpoints import Layout, TrainedToy, different, toy
 from oracle.models import Block, build
 from oracle.ranks import RankFailureError, RankPool
@@ -51,7 +51,7 @@ def full_disk(folder: str) -> tuple[str, list[str], list[str], list[str]]:
     """What is said, left beside the checkpoint, and in it, after one rank cannot write."""
     source, kept = saved_then_changed(folder)
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)
-    write = checkpoint._write
+    write = safe_dcp.save_tensors
 
     def limited(*arguments: Any) -> None:
         if dist.get_rank() == 2:
@@ -61,7 +61,7 @@ def full_disk(folder: str) -> tuple[str, list[str], list[str], list[str]]:
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limit)
 
-    with patch.object(checkpoint, "_write", limited), pytest.raises(CheckpointError) as caught:
+    with patch.object(safe_dcp, "save_tensors", limited), pytest.raises(CheckpointError) as caught:
         save_checkpoint(folder, source.model, source.optimizer, overwrite=True)
     dist.barrier()
     left = sorted(path.name for path in Path(folder).parent.iterdir())

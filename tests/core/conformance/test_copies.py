@@ -145,10 +145,10 @@ def _refused_files(folder: Path, model: Any, one: dict[str, Tensor]) -> None:
     for error, words, path in (
         (CheckpointError, "expected a .safetensors file", folder / "none"),
         (CheckpointError, "expected a .safetensors file", written("empty")),
-        (StateDictError, "Missing from them: ['scale']", written("less", rest)),
+        (StateDictError, "Missing from the files: ['scale']", written("less", rest)),
         (
             StateDictError,
-            "Unexpected in them: ['more']",
+            "Unexpected there: ['more']",
             written("more", one | {"more": torch.ones(1)}),
         ),
         (StateDictError, "the files (2,)", written("shape", rest | {"scale": torch.ones(2)})),

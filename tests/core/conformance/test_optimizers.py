@@ -32,7 +32,7 @@ from mfsdp_core.errors import (
     LifecycleError,
     StateDictError,
 )
-from mfsdp_core.state.fused_adam import refuse_loss_scale
+from mfsdp_core.state.optimizer import refuse_loss_scale
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
