@@ -20,8 +20,7 @@ from reports.nccl.communicators import GroupKey, View
 from reports.nccl.hints import hints
 from reports.nccl.inspector import InspectorTimes
 from reports.nccl.job import LoggedJob, make_job
-from reports.nccl.model import Unread
-from reports.nccl.reader import Marks, read_source
+from reports.nccl.reader import Marks, Unread, read_source
 from reports.nccl.rows import CommunicatorRow, VerdictRow, rows
 from reports.nccl.source import find_sources
 

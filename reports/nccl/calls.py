@@ -13,10 +13,10 @@ from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
 from reports.nccl.communicators import GroupKey, View, Views
-from reports.nccl.job import LoggedJob
-from reports.nccl.model import (
+from reports.nccl.events import (
     ANY,
     SCALED_BY_RANKS,
+    Buffers,
     BytesAre,
     Choice,
     CollectiveCall,
@@ -25,7 +25,8 @@ from reports.nccl.model import (
     Versions,
     call_bytes,
 )
-from reports.nccl.process import MOST_BUFFERS, Buffers, Observation, Process
+from reports.nccl.job import LoggedJob
+from reports.nccl.timeline import MOST_BUFFERS, Observation, Process
 
 Phase = Literal["before", "after", ""]
 UNKNOWN_OPERATION: Final = "(operation not printed)"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from reports.nccl.model import StateChange
+from reports.nccl.events import StateChange
 
 GroupKey = tuple[object, ...]
 

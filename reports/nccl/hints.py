@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from reports.nccl.events import ANY
 from reports.nccl.job import LoggedJob, is_unknown
-from reports.nccl.model import ANY
 from reports.nccl.rows import Verdict, VerdictRow
 
 _MOST_RATIO: Final = 64

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
+from reports.nccl.events import ANY, Choice, Versions, exactly
 from reports.nccl.inspector import InspectorTimes
-from reports.nccl.model import ANY, Choice, Unread, Versions, exactly
-from reports.nccl.process import Process
-from reports.nccl.reader import StreamReader
+from reports.nccl.reader import StreamReader, Unread
+from reports.nccl.timeline import Process
 
 UNKNOWN_PROCESS: Final = "unknown process"
 """Begins the name of what stands for the lines of a device that were pasted without prefix."""
@@ -98,8 +98,9 @@ def _drop_glued(found: StreamReader) -> None:
     for name, process in list(found.processes.items()):
         ends = (found.processes.get(name[at:]) for at in range(1, len(name)))
         if any(one is not None and process.lines * _GLUED_RATIO < one.lines for one in ends):
-            for line in found.processes.pop(name).known.values():
-                found.unread.add_damaged(line.text, found.iteration or 0, 0)
+            for seen in found.processes.pop(name).observations():
+                for line in filter(None, (seen.line, seen.call_line)):
+                    found.unread.add_damaged(line.encode(), found.iteration or 0, 0)
             found.unread.damaged += process.lines
 
 
@@ -198,7 +199,7 @@ def _add_loss_remarks(job: LoggedJob) -> None:
             f"the collector left out repeated lines ({lost} by its own count), so counts are lower"
             " bounds and whole processes may be missing; Ray keeps them with RAY_DEDUP_LOGS=0"
         )
-    dropped = sum(process.dropped + process.beyond.times for process in job.processes.values())
+    dropped = sum(process.dropped for process in job.processes.values())
     if dropped:
         job.remarks.append(
             f"{dropped} state changes, TUNING and COLL lines beyond the limits were not kept"

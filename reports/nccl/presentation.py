@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from reports.nccl.audit import Audit
-from reports.nccl.grammar import SAID
+from reports.nccl.events import SAID
 from reports.nccl.inspector import TimedRow
 from reports.nccl.job import is_unknown
 from reports.nccl.reasons import COPIED, copy_engine_policy

@@ -1,49 +1,110 @@
-"""One stream into processes: the only place that runs once per line.
-
-Most lines of a log repeat, so a TUNING line that was seen before is found by one look-up of the
-whole line, and a COLL line by one of what stands around its counter and its buffers. Every other
-line is searched for prefixes, and each message is tried form by form.
-"""
+"""One stream into processes: the only place that runs once per line."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from typing import Final
 
-from reports.nccl import grammar
-from reports.nccl.grammar import Header
+from reports.nccl import events
+from reports.nccl.events import (
+    COLLECTIVES,
+    FRAGMENT,
+    HEADER,
+    MAX_QUOTE_CHARACTERS,
+    Fact,
+    StateChange,
+)
 from reports.nccl.inspector import InspectorTimes
-from reports.nccl.model import MAX_QUOTE_CHARACTERS, Choice, StateChange, Unread
-from reports.nccl.process import Fact, Line, Process, Thread
 from reports.nccl.source import LONGEST_LINE_BYTES, LogSource, StoppedError, read_lines
+from reports.nccl.timeline import Process
 
 MOST_ITERATIONS: Final = 64
+# More distinct lines of a stream than this are not known again.
 _MOST_KNOWN: Final = 40_000
-
+_MOST_SHAPES: Final = 500
+_SHOWN_CHARACTERS: Final = 160
+_SHOWN_DAMAGED: Final = 3
+_SHORTEST_CUT: Final = 3
+_WORD: Final = re.compile(r"[A-Za-z]{2,40}")
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 # What trainers print at the end of an iteration (Megatron-LM and its kin, torchtitan).
 _ITERATION: Final = re.compile(
     rb"(?<![\w.])iteration\s{1,20}(\d{1,9})\s{0,4}/\s{0,20}\d{1,12}\s{0,4}\|"
     rb"|(?<![\w.])step:\s{0,20}(\d{1,9})\s{1,20}loss:"
 )
-_BARE_VERSION: Final = re.compile(r"NCCL version (\d+\.\d+\.\d+)(?!\d)")
+_BARE_VERSION: Final = re.compile(rb"NCCL version (\d+\.\d+\.\d+)(?!\d)")
 _EVIDENCE: Final = re.compile(
     rb" Bytes -> |NCCL INFO|NCCL WARN|: opCount |\[Symmetric\]: |\[Copy Engine\]: |\[nranks=\d"
 )
 # Other people's text is most of some logs: a line without any of these is no evidence.
-_NOTABLE: Final = tuple(
-    b"NCCL,iteration,step:,Bytes ->,opCount,nranks=,[Symmetric]: ,[Copy Engine]: ".split(b",")
+_NOTABLE: Final = re.compile(
+    rb"NCCL|iteration|step:|Bytes ->|opCount|nranks=|\[Symmetric\]: |\[Copy Engine\]: "
 )
-_INSPECTOR: Final = (b'"coll', b'"n_ranks', b"coll_perf")
+_INSPECTOR: Final = re.compile(rb'"coll|"n_ranks|coll_perf')
 # Of the text and of the JSON form.
-_RAS: Final = (b"Communicators... (", b'"communicators_count"', b'"missing_ranks_count"')
+_RAS: Final = re.compile(rb'Communicators\.\.\. \(|"communicators_count"|"missing_ranks_count"')
 
 Marks = tuple[tuple[int, int], ...]
 Key = bytes | tuple[bytes, bytes]
-"""A TUNING line, or what stands before and behind the varying part of a COLL line."""
-Known = tuple[Thread, Line]
+"""A line that repeats; what stands before and behind what varies in a COLL line."""
+Known = tuple[Process, bytes, Fact, int]
+"""Of such a line: process, thread, what it states, and where the prefix begins."""
+
+
+def operations_named(text: bytes) -> set[str]:
+    """Operations that a piece of a line may be about; its first and last word may be cut."""
+    shown = text.decode("ascii", "replace").strip()
+    found: set[str] = set()
+    for match in _WORD.finditer(shown):
+        word = match.group()
+        long = len(word) >= _SHORTEST_CUT
+        first, last = long and match.start() == 0, long and match.end() == len(shown)
+        found |= {
+            one
+            for one in COLLECTIVES
+            if one == word or (first and one.endswith(word)) or (last and one.startswith(word))
+        }
+    return found
+
+
+@dataclass
+class Unread:
+    """Counts of lines that carry no fact.
+
+    ignored: text without a NCCL prefix, and NCCL messages that are known to carry no evidence.
+    damaged: pieces of lines that were cut, glued or overwritten; damaged_until: by operation that
+    such a piece names, how many iterations had ended at the last. overlong: lines beyond the
+    longest that is read. unknown: NCCL messages of other forms, by shape (numbers replaced).
+    """
+
+    ignored: int = 0
+    damaged: int = 0
+    damaged_until: dict[str, int] = field(default_factory=dict)
+    overlong: int = 0
+    unknown: Counter[str] = field(default_factory=Counter)
+    examples: dict[str, str] = field(default_factory=dict)
+    damaged_examples: list[str] = field(default_factory=list)
+
+    def add_unknown(self, message: str) -> None:
+        """Count a message by its shape."""
+        shape = _NUMBER.sub("#", message)[:_SHOWN_CHARACTERS]
+        if shape not in self.unknown and len(self.unknown) >= _MOST_SHAPES:
+            shape = "(other forms)"
+        self.unknown[shape] += 1
+        self.examples.setdefault(shape, message[:_SHOWN_CHARACTERS])
+
+    def add_damaged(self, text: bytes, iteration: int, count: int = 1) -> None:
+        """Count pieces of lines that cannot be trusted; so many iterations had ended."""
+        self.damaged += count
+        for operation in operations_named(text):
+            self.damaged_until[operation] = max(iteration, self.damaged_until.get(operation, 0))
+        shown = text[:_SHOWN_CHARACTERS].decode("utf-8", "replace")
+        self.damaged_examples += [shown] * min(count, _SHOWN_DAMAGED - len(self.damaged_examples))
 
 
 @dataclass
@@ -68,8 +129,8 @@ class StreamReader:
     hosts: set[bytes] = field(default_factory=set)
     bytes_read: int = 0
     problems: list[str] = field(default_factory=list)
-    _known: dict[Key, Known] = field(default_factory=dict)
     _begun: bytes = b""
+    _known: dict[Key, Known] = field(default_factory=dict)
     _damaged_before: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -81,23 +142,11 @@ class StreamReader:
         NUL bytes, which a truncated or sparse file is full of, are dropped. Where a very long line
         has carriage returns (progress bars), those end its lines.
         """
-        key: Key = piece
-        known, varying, whole = self._known.get(piece), None, not self._begun
-        if known is None and (varying := grammar.VARYING.search(piece)) is not None:
-            key = (piece[: varying.start()], piece[varying.end() :])
-            known = self._known.get(key)
-        if known is not None and whole:
-            thread, same = known
-            thread.add(same, varying)
-            return
         line = self._begun + piece.replace(b"\0", b"")
-        self._begun = b""
+        self.bytes_read += len(piece)
         if line.endswith(b"\n"):
-            known = self._read(line[:-1])
-            if known is None or not whole or len(self._known) >= _MOST_KNOWN:
-                return
-            if isinstance(known[1].fact, Choice) == (varying is None):
-                self._known[key] = known
+            self._begun = b""
+            self._read(line[:-1])
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
         for one in lines:
@@ -114,20 +163,17 @@ class StreamReader:
         self.times.close()
         for process in (*self.processes.values(), *self.pasted.values()):
             process.close()
-        self._doubt_pasted()
-        return self
-
-    def _doubt_pasted(self) -> None:
         damaged = self.unread.damaged > self._damaged_before
         for process in self.pasted.values():
-            for stretch in process.stretches():
-                for key, seen in list(stretch.items()):
-                    choice = seen.choice
-                    cut = choice is not None and choice.cut
-                    odd = damaged or not choice or cut or grammar.may_be_cut(choice)
+            for interval in process.intervals():
+                for key, seen in list(interval.items()):
+                    cut = seen.choice is not None and seen.choice.cut
+                    odd = damaged or cut or not seen.choice or events.may_be_cut(seen.choice)
                     if (self.processes and odd) or (damaged and cut):
-                        del stretch[key]
+                        del interval[key]
+                        process.lines -= seen.times
                         self._damage((seen.line or seen.call_line).encode(), seen.times)
+        return self
 
     def reach(self, iteration: int) -> None:
         """`iteration` iterations have ended before the next line of the stream."""
@@ -139,64 +185,70 @@ class StreamReader:
     def _damage(self, text: bytes, count: int = 1) -> None:
         self.unread.add_damaged(text, self.iteration or 0, count)
 
-    def _read(self, text: bytes) -> Known | None:
-        """One line as it stands in the stream, with all that may have happened to it.
-
-        Returns what it is when it comes again, if it is one TUNING or COLL line and nothing else.
-        """
+    def _read(self, text: bytes) -> None:
+        """One line as it stands in the stream, with all that may have happened to it."""
+        key: Key = text
+        known, buffers = self._known.get(key), None
+        if known is None and (call := events.VARYING.search(text)) is not None:
+            key, buffers = (text[: call.start()], text[call.end() :]), (call[1], call[2])
+            known = self._known.get(key)
+        if known is not None:
+            process, thread, fact, start = known
+            process.lines += 1
+            process.add(thread, fact, buffers, text[start:])
+            return
         if len(text) > LONGEST_LINE_BYTES:
             self.unread.overlong += 1
-            return None
-        if any(word in text for word in _INSPECTOR) and self.times.read(text):
-            return None
-        self.ras |= any(word in text for word in _RAS)
-        if not any(word in text for word in _NOTABLE):
+            return
+        if b'"' in text or b"(" in text:
+            if _INSPECTOR.search(text) and self.times.read(text):
+                return
+            self.ras |= _RAS.search(text) is not None
+        if not _NOTABLE.search(text):
             self.unread.ignored += 1
-            return None
-        known = None
-        pieces = grammar.plain(text).split(b"\r")
+            return
+        pieces = events.plain(text).split(b"\r")
         for piece in pieces:
-            found = list(grammar.headers(piece)) if b" NCCL " in piece else []
-            known = self._read_headed(piece, found) if found else self._read_bare(piece)
-        return known if len(pieces) == 1 else None
+            if found := list(islice(HEADER.finditer(piece), piece.count(b" NCCL "))):
+                known = self._read_headed(piece, found)
+            else:
+                self._read_bare(piece)
+        if known is not None and pieces == [text] and len(self._known) < _MOST_KNOWN:
+            self._known[key] = known
 
-    def _read_headed(self, line: bytes, found: list[Header]) -> Known | None:
-        """Each message goes from its prefix to the next one; only the last is not cut."""
-        hosts = [self._host(line, i, header) for i, header in enumerate(found)]
-        starts = [
-            header.start + len(header.host) - len(host or b"")
-            for header, host in zip(found, hosts, strict=True)
-        ]
-        whole = not grammar.is_fragment(line[: starts[0]])
-        if not whole:
+    def _read_headed(self, line: bytes, found: list[re.Match[bytes]]) -> Known | None:
+        """Each message goes from its prefix to the next one; only the last is not cut.
+
+        Behind a fragment, the end of a host counts where it is known from elsewhere. Returns what
+        the line always says, if it is one TUNING or COLL line and nothing else.
+        """
+        cut = FRAGMENT.search(line, 0, found[0].start()) is not None
+        if not cut:
+            self.hosts.add(found[0]["host"])
+        hosts = [self._known_host(header["host"]) for header in found]
+        starts = [header.end("host") - len(host) for header, host in zip(found, hosts, strict=True)]
+        if cut:
             self._damage(line[: starts[0]])
         known = None
         for header, host, end in zip(found, hosts, [*starts[1:], len(line)], strict=True):
-            text = line[header.start : end]
-            if host is None:
+            text = line[header.start() : end]
+            if not host:
                 self._damage(text)
-            else:
-                message = line[header.message : end]
-                process = self._process(header, host)
-                known = self._understand(process, header.tid, message, text, warning=header.warning)
-        return known if whole and len(found) == 1 else None
+                continue
+            name = (host + b":" + header["pid"]).decode()
+            process = self.processes.get(name)
+            if process is None:
+                process = self.processes[name] = self._begun_now(name, header["device"])
+            message, warning = line[header.end() : end], header["warning"] is not None
+            fact = self._understand(process, header["tid"], message, text, warning=warning)
+            known = None if fact is None else (process, header["tid"], fact, header.start())
+        return None if cut or len(found) > 1 else known
 
-    def _host(self, line: bytes, index: int, header: Header) -> bytes | None:
-        """The host of a prefix. Behind a fragment it must be one that is known from elsewhere."""
-        if index == 0 and not grammar.is_fragment(line[: header.start]):
-            self.hosts.add(header.host)
-        if header.host in self.hosts:
-            return header.host
-        known = [host for host in self.hosts if header.host.endswith(host)]
-        return max(known, key=len, default=None)
-
-    def _process(self, header: Header, host: bytes) -> Process:
-        """Of a prefix; `host` may be shorter than its own where lines were glued."""
-        name = (host + b":" + header.pid).decode()
-        process = self.processes.get(name)
-        if process is None:
-            process = self.processes[name] = self._begun_now(name, header.device)
-        return process
+    def _known_host(self, host: bytes) -> bytes:
+        """The longest known name at its end, "" if there is none."""
+        if host in self.hosts:
+            return host
+        return max(filter(host.endswith, self.hosts), key=len, default=b"")
 
     def _begun_now(self, name: str, device: bytes) -> Process:
         process = Process(name, self.source, device.decode())
@@ -207,63 +259,56 @@ class StreamReader:
     def _understand(
         self,
         process: Process,
-        tid: bytes,
+        thread: bytes,
         message: bytes,
         text: bytes,
         *,
         warning: bool,
-        read: Callable[[bytes], Fact | None] = grammar.fact,
-    ) -> Known | None:
-        """tid: of the thread, empty where the line has no prefix. read: a TUNING or COLL line."""
-        message, repeated = grammar.without_repetition(message)
+        read: Callable[[bytes], events.Stated | None] = events.fact,
+    ) -> Fact | None:
+        """What a TUNING or COLL line states that stands for no others.
+
+        thread: its id, empty where the line has no prefix. read: a TUNING or COLL line.
+        """
+        process.lines += 1
+        message, repeated = events.without_repetition(message)
         process.deduplicated += repeated
-        fact = None if warning else read(message)
-        if fact is not None:
-            thread, line = process.thread(tid), process.line(fact, text)
-            alone = isinstance(fact, Choice)
-            thread.add(line, None if alone else grammar.VARYING.search(text))
-            return None if repeated else (thread, line)
-        process.remarks += 1
+        if not warning and (stated := read(message)) is not None:
+            process.add(thread, *stated, text)
+            return None if repeated else stated[0]
         shown = message.decode("utf-8", "replace")
-        event = grammar.event(shown.strip(), warning=warning)
-        if event is not None:
-            said = StateChange(event[0], tid.decode(), event[1], _quoted(text))
-            (process.change if said.kind in grammar.STATE_KINDS else process.describe)(said)
+        state = events.state_of(shown.strip(), warning=warning)
+        if state is not None:
+            event = StateChange(state[0], thread.decode(), state[1], _quoted(text))
+            (process.change if event.kind in events.STATE_KINDS else process.describe)(event)
         elif _EVIDENCE.search(message) is not None:
             self._damage(text)
-        elif grammar.is_unused(shown):
+        elif events.is_unused(shown):
             self.unread.ignored += 1
         else:
             self.unread.add_unknown(shown)
         return None
 
-    def _read_bare(self, line: bytes) -> Known | None:
+    def _read_bare(self, line: bytes) -> None:
         """A line without NCCL's prefix."""
-        if b"NCCL version " in line:
-            shown = line.decode("utf-8", "replace")
-            match = _BARE_VERSION.search(shown)
-            if match is not None:
-                self.stray.describe(StateChange("version", "", match.groups(), _quoted(line)))
-                return None
-        iteration = _ITERATION.search(line)
-        if iteration is not None:
-            ended = int(iteration.group(1) or iteration.group(2))
+        if version := _BARE_VERSION.search(line):
+            values = (version[1].decode(),)
+            self.stray.describe(StateChange("version", "", values, _quoted(line)))
+        elif iteration := _ITERATION.search(line):
+            ended = int(iteration[1] or iteration[2])
             if ended <= MOST_ITERATIONS:
                 self.reach(ended)
-        elif _EVIDENCE.search(line) is not None:
-            found = grammar.headless(line)
-            if found is None:
-                self._damage(line)
-                return None
+            self.unread.ignored += 1
+        elif _EVIDENCE.search(line) is None:
+            self.unread.ignored += 1
+        elif (found := events.headless(line)) is None:
+            self._damage(line)
+        else:
             process = self.pasted.get(found.device)
             if process is None:
                 process = self.pasted[found.device] = self._begun_now("", found.device)
-            read = partial(grammar.pasted, marked=found.marked)
-            return self._understand(
-                process, b"", found.message, line, warning=found.warning, read=read
-            )
-        self.unread.ignored += 1
-        return None
+            read = partial(events.pasted, marked=found.marked)
+            self._understand(process, b"", found.message, line, warning=found.warning, read=read)
 
 
 def _quoted(text: bytes) -> str:
@@ -287,7 +332,6 @@ def read_source(
             while left and left[0][0] <= reader.bytes_read:
                 reader.reach(left.pop(0)[1])
             reader.feed(piece)
-            reader.bytes_read += len(piece)
     except StoppedError as error:
         reader.problems.append(f"{source.name}: {error}")
     return reader.finish()

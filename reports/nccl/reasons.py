@@ -14,7 +14,7 @@ from itertools import chain
 from typing import Final
 
 from reports.nccl.calls import UNKNOWN_OPERATION, CallEvidence
-from reports.nccl.model import (
+from reports.nccl.events import (
     DATATYPES,
     REDUCTIONS,
     Choice,
@@ -23,7 +23,7 @@ from reports.nccl.model import (
     Version,
     Versions,
 )
-from reports.nccl.process import Process
+from reports.nccl.timeline import Process
 
 FIRST_SYMMETRIC: Final[Version] = (2, 27, 3)
 BATCHED: Final[Version] = (2, 28, 3)

@@ -9,8 +9,8 @@ from enum import StrEnum
 
 from reports.nccl.calls import CallEvidence, CallKey, Calls
 from reports.nccl.communicators import GroupKey, View
+from reports.nccl.events import COLLECTIVES, Kind
 from reports.nccl.job import is_unknown
-from reports.nccl.model import COLLECTIVES, Kind
 from reports.nccl.reasons import Reason, why_not_symmetric
 
 

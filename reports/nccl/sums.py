@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from bench.spec import SHARDED, ResolvedRun
-from reports.nccl.model import Version, exactly
+from reports.nccl.events import Version, exactly
 from reports.nccl.reasons import FIRST_SYMMETRIC, MULTI_NODE_SCATTER
 from reports.nccl.rows import Verdict, VerdictRow
 

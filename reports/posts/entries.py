@@ -18,7 +18,7 @@ from bench.derive.metrics import (
 from bench.workload import ImportedRun, ImportedStep, Workload
 from reports.compare import logs as imported
 from reports.compare.logs import Shown
-from reports.nccl import grammar
+from reports.nccl import events
 from reports.renderers.printable import printable
 from reports.views.cells import Cell
 from reports.views.machine import entries
@@ -104,7 +104,7 @@ def of_cell(cell: Cell) -> PostEntry:
 
 def _kernel(line: str) -> tuple[str, str] | None:
     """Operation and kind of kernel that a line of NCCL tells; None for scalars and other lines."""
-    found = grammar.tuning(line.partition(" NCCL INFO ")[2].encode())
+    found = events.tuning(line.partition(" NCCL INFO ")[2].encode())
     if found is None or not found.operation or not found.kind or found.size_bytes < _LEAST_BYTES:
         return None
     return found.operation, found.kind

@@ -12,9 +12,8 @@ import zstandard
 
 from bench.errors import UsageError
 from nccl_lines import coll, info, init, reg, ring
-from reports.nccl import process, reader
+from reports.nccl import reader, timeline
 from reports.nccl.audit import audit_paths
-from reports.nccl.model import Unread
 from reports.nccl.presentation import to_data, to_junit
 from reports.nccl.requirement import judge, parse_requirements, profile
 
@@ -85,20 +84,20 @@ def test_a_repeated_line_is_no_longer_alone_once_a_call_or_a_registration_came(t
 
 @pytest.fixture
 def low_limits(monkeypatch):
-    for name in ("MOST_ITEMS", "MOST_BURSTS", "MOST_LINES"):
-        monkeypatch.setattr(process, name, 200)
+    for name in ("MOST_ITEMS", "MOST_OBSERVATIONS"):
+        monkeypatch.setattr(timeline, name, 200)
     monkeypatch.setattr(reader, "_MOST_KNOWN", 200)
 
 
 @pytest.mark.usefixtures("low_limits")
 def test_memory_does_not_grow_with_distinct_lines_beyond_the_limits():
-    stream = reader.StreamReader("log", Unread())
+    stream = reader.StreamReader("log", reader.Unread())
     tracemalloc.start()
     try:
         held = []
-        for number in range(1, 3001):
+        for number in range(1, 8001):
             stream.feed(info(ring("AllReduce", number)).encode() + b"\n")
-            if number in (1000, 3000):
+            if number in (6000, 8000):
                 held.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
@@ -139,6 +138,6 @@ def test_a_quoted_line_stood_in_the_log(tmp_path):
     log = [f'{{"log":"{info(one)}","time":"{100 + i}"}}' for i, one in enumerate(messages)]
     (tmp_path / "log").write_text("".join(f"{one}\n" for one in log))
     (one,) = audit_paths([tmp_path]).job.processes.values()
-    quotes = [seen.call_line for stretch in one.stretches() for seen in stretch.values()]
+    quotes = [seen.call_line for seen in one.observations()]
     assert len(quotes) == 2
     assert all(any(line.endswith(quote) for line in log) for quote in quotes)

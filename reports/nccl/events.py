@@ -1,0 +1,513 @@
+"""A message of NCCL becomes an event: what every version prints.
+
+A message is what follows `NCCL INFO ` or `NCCL WARN `. The forms were read in the sources of the
+release tags 2.19 to 2.30.7; NCCL documents none of them, so whatever does not match completely is
+counted and shown, never guessed at. Events are named tuples: they are keys of every tally, and a
+tuple's hash costs no Python call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Final, Literal, NamedTuple
+
+Version = tuple[int, int, int]
+
+OLDEST: Final[Version] = (0, 0, 0)
+NEWEST: Final[Version] = (99, 99, 99)
+_DOTTED: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+
+
+class Versions(NamedTuple):
+    """All versions from `low` to `high`, both included."""
+
+    low: Version = OLDEST
+    high: Version = NEWEST
+
+    def intersection(self, other: Versions) -> Versions | None:
+        """Versions in both; None where there is no such version."""
+        low, high = max(self.low, other.low), min(self.high, other.high)
+        return Versions(low, high) if low <= high else None
+
+    def all_before(self, version: Version) -> bool:
+        """Whether every version of the interval is older than `version`."""
+        return self.high < version
+
+    def all_from(self, version: Version) -> bool:
+        """Whether every version of the interval is `version` or newer."""
+        return self.low >= version
+
+    def all_in(self, other: Versions) -> bool:
+        """Whether every version of the interval is one of `other`."""
+        return self.intersection(other) == self
+
+    def __str__(self) -> str:
+        low, high = (".".join(map(str, one)) for one in (self.low, self.high))
+        if self.low == self.high:
+            return low
+        if self == ANY:
+            return "unknown"
+        if self.high == NEWEST:
+            return f"{low} or later"
+        return f"{high} or earlier" if self.low == OLDEST else f"{low} to {high}"
+
+
+ANY: Final = Versions()
+
+
+def exactly(text: str) -> Versions | None:
+    """The one version in `2.27.3`, or None for anything else."""
+    match = _DOTTED.fullmatch(text)
+    if match is None:
+        return None
+    version = (int(match[1]), int(match[2]), int(match[3]))
+    return Versions(version, version)
+
+
+COLLECTIVES: Final = (
+    "AllGather",
+    "AllGatherV",
+    "AllReduce",
+    "AlltoAll",
+    "Broadcast",
+    "Gather",
+    "Reduce",
+    "ReduceScatter",
+    "Scatter",
+)
+
+
+Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
+BytesAre = Literal["per_rank", "total", "unknown"]
+
+MAX_QUOTE_CHARACTERS: Final = 240
+
+
+class Choice(NamedTuple):
+    """One TUNING line: the kernel chosen for a call, or for `works` calls together.
+
+    kind: None where the line is cut before what tells it. operation: None where the version does
+    not print it (2.20 to 2.22). size_bytes: as printed; `bytes_are` says what that means (per_rank:
+    input of AllGather, output of ReduceScatter, whole buffer of AllReduce; total: the larger of
+    input and output; unknown: cut off). what: the kernel, "" where it is cut off. works: calls in
+    one symmetric launch, whose bytes are summed; None where the version does not print it.
+    versions: those that print this form.
+    """
+
+    kind: Kind | None
+    operation: str | None
+    size_bytes: int
+    what: str
+    versions: Versions
+    works: int | None = None
+    bytes_are: BytesAre = "per_rank"
+
+    @property
+    def cut(self) -> bool:
+        """Whether a part of the line is missing."""
+        return not self.what
+
+    @property
+    def printed_by_every_rank(self) -> bool:
+        """Symmetric lines of 2.27; every other line comes from rank 0 of the communicator alone."""
+        return self.kind == "symmetric" and self.works is None
+
+
+class CollectiveCall(NamedTuple):
+    """What one COLL line says about a call, but for its buffers. `comm` is the printed pointer."""
+
+    operation: str
+    elements: int
+    datatype: int
+    reduction: int
+    comm: str
+    ranks: int
+
+
+Fact = Choice | CollectiveCall
+Buffers = tuple[bytes, bytes]
+"""Printed addresses that a call sends from and receives in."""
+Stated = tuple[Fact, Buffers | None]
+"""What a line states, and the buffers of a COLL line."""
+
+
+class StateChange(NamedTuple):
+    """A line that changes or describes the state of its process.
+
+    kind: a name of `grammar`. thread: id of the printing thread, "" if unknown. values: the fields
+    of the line, in the order of its pattern. text: the line, for quoting.
+    """
+
+    kind: str
+    thread: str
+    values: tuple[str | None, ...]
+    text: str
+
+
+# Elements of ncclDataType_t in its order: name and bytes.
+DATATYPES: Final = (
+    ("int8", 1),
+    ("uint8", 1),
+    ("int32", 4),
+    ("uint32", 4),
+    ("int64", 8),
+    ("uint64", 8),
+    ("float16", 2),
+    ("float32", 4),
+    ("float64", 8),
+    ("bfloat16", 2),
+    ("float8_e4m3", 1),
+    ("float8_e5m2", 1),
+)
+REDUCTIONS: Final = ("sum", "prod", "max", "min", "avg")
+SCALED_BY_RANKS: Final = frozenset({"AllGather", "ReduceScatter"})
+
+
+def call_bytes(call: CollectiveCall) -> int | None:
+    """Count times element size, as TUNING lines print since 2.24; None for an unknown type."""
+    if call.datatype >= len(DATATYPES):
+        return None
+    return call.elements * DATATYPES[call.datatype][1]
+
+
+def expected_bytes(call: CollectiveCall, choice: Choice) -> int | None:
+    """What the TUNING line of `call` would print in the version of `choice`."""
+    size_bytes = call_bytes(call)
+    if size_bytes is None or choice.bytes_are == "per_rank":
+        return size_bytes
+    return size_bytes * call.ranks if call.operation in SCALED_BY_RANKS else size_bytes
+
+
+# NCCL's own prefix, wherever launchers and collectors have put it; time stamps can be any text.
+#     HOST:PID:TID [DEVICE] NCCL INFO MESSAGE
+#     HOST:PID:TID [DEVICE] FILE:LINE (FUNCTION) NCCL WARN MESSAGE
+HEADER: Final = re.compile(
+    rb"(?P<host>[A-Za-z0-9._-]{1,255}):(?P<pid>\d{1,10}):(?P<tid>\d{1,10})"
+    rb" \[(?P<device>-?\d{1,4})\]"
+    rb" (?:NCCL INFO|[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?NCCL (?P<warning>WARN)) "
+)
+# Pieces of NCCL's own messages: where they stand before a prefix, the line was cut and glued.
+FRAGMENT: Final = re.compile(
+    rb"Bytes|Algo |proto |channel\{|Kernel |nthreads|nchannels|nWorks|opCount|sendbuff|recvbuff"
+    rb"|datatype|comm 0x|NCCL |stream 0x|\[nranks=|\[Symmetric\]|\[Copy Engine\]|register "
+    rb"|(?:All|Reduce|Broadcast|Send|Recv)\w*: |\{\d+\.\."
+)
+_ESCAPES: Final = re.compile(rb"(?:\x1b|\xef\xbf\xbd|\xc2\x9b)\[[0-9;?]{0,16}[A-Za-z]")
+# Some log drivers write these characters so inside JSON strings.
+_JSON_ESCAPES: Final = (
+    (rb"\u003e", b">"),
+    (rb"\u003c", b"<"),
+    (rb"\u0026", b"&"),
+    (rb"\u001b", b"\x1b"),
+)
+_REPEATED: Final = re.compile(rb"[ \t]*\[repeated (\d{1,9})x across cluster\].*\Z", re.DOTALL)
+
+
+def plain(line: bytes) -> bytes:
+    """`line` without terminal colours and without a carriage return at its end."""
+    if rb"\u00" in line:
+        for escape, byte in _JSON_ESCAPES:
+            line = line.replace(escape, byte)
+    if b"\x1b" in line or b"\xef\xbf\xbd" in line or b"\xc2\x9b" in line:
+        line = _ESCAPES.sub(b"", line)
+    return line.rstrip(b"\r\n")
+
+
+def without_repetition(message: bytes) -> tuple[bytes, int]:
+    """The message without Ray's note that it stood for several lines, and how many those were."""
+    match = _REPEATED.search(message) if b" across cluster]" in message else None
+    return (message, 0) if match is None else (message[: match.start()], int(match[1]))
+
+
+_ALGORITHMS: Final = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
+_PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")
+_LARGEST_BYTES: Final = 2**62
+_OP = r"(?P<operation>[A-Za-z][A-Za-z0-9_]{1,40})"
+_SIZE = r"(?P<size>\d{1,19}) Bytes -> "
+_NUMERIC = (
+    r"Algo (?P<algorithm>-?\d{1,3}) proto (?P<protocol>-?\d{1,3}) time -?\d+\.\d+(?:e[+-]?\d+)?"
+)
+_NAMED = r"Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})"
+_SYMMETRIC = (
+    rf"{_OP} \[Symmetric\]: {_SIZE}Kernel (?P<kernel>\w{{2,80}}) nchannels \d{{1,6}}"
+    r" nthreads \d{1,6}"
+)
+# What a collector may append to a complete message. One that ends in a number is complete only
+# if no word follows, which may be a piece of its next field.
+_END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
+_KINDS: Final[dict[str, Kind]] = {
+    "Symmetric": "symmetric",
+    "Copy Engine": "copy_engine",
+    "Hierarchical CE": "hierarchical_ce",
+}
+"""By the words in brackets; lines without any are of regular kernels."""
+_FORMS: Final = tuple(
+    (_KINDS.get(kind, "regular"), Versions(low, high), re.compile(pattern.encode(), re.DOTALL))
+    for kind, low, high, pattern in (
+        (
+            *("", (2, 24, 3), NEWEST),
+            rf"{_OP}: {_SIZE}{_NAMED} channel\{{Lo\.\.Hi\}}=\{{-?\d+\.\.-?\d+\}}.*\Z",
+        ),
+        ("Symmetric", (2, 27, 3), (2, 27, 7), _SYMMETRIC + _END),
+        ("Symmetric", (2, 28, 3), NEWEST, _SYMMETRIC + r" nWorks (?P<works>\d{1,6})" + _END),
+        ("", (2, 23, 4), (2, 23, 4), f"{_OP}: {_SIZE}{_NUMERIC}{_END}"),
+        ("", (2, 20, 3), (2, 23, 4), _SIZE + _NUMERIC + _END),
+        (
+            *("Copy Engine", (2, 29, 2), NEWEST),
+            rf"{_OP} \[Copy Engine\]: {_SIZE}(?P<kernel>(?:cuda|hip)Memcpy\w*"
+            rf"(?:; CE synchronization with NVLS)?)(?:, numOps=\d+)?{_END}",
+        ),
+        (
+            *("Hierarchical CE", (2, 30, 7), NEWEST),
+            rf"{_OP} \[Hierarchical CE\]: {_SIZE}(?P<kernel>(?:Rail \S+ )?RMA proxy \+ CE){_END}",
+        ),
+    )
+)
+
+
+@lru_cache(maxsize=4096)
+def tuning(message: bytes) -> Choice | None:
+    """The choice that a TUNING line states; None if it is another line or an incomplete one."""
+    forms = ((kind, of, pattern.match(message)) for kind, of, pattern in _FORMS)
+    kind, versions, match = next((one for one in forms if one[2]), (None, ANY, None))
+    if match is None:
+        return None
+    found = {name: text.decode() for name, text in match.groupdict().items() if text is not None}
+    size_bytes, works = int(found["size"]), found.get("works")
+    if size_bytes > _LARGEST_BYTES or (works and int(works) == 0):
+        return None
+    return Choice(
+        kind,
+        found.get("operation"),
+        size_bytes,
+        found.get("kernel")
+        or f"{_name(_ALGORITHMS, found['algorithm'])} {_name(_PROTOCOLS, found['protocol'])}",
+        versions,
+        None if works is None else int(works),
+        "total" if versions.all_before((2, 24, 3)) else "per_rank",
+    )
+
+
+def _name(table: Sequence[str], text: str) -> str:
+    """`RING` of `Ring`, or of its number in the versions that print numbers."""
+    if not text.lstrip("-").isdecimal():
+        return text.upper()
+    return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
+
+
+_POINTER = r"(0x[0-9a-fA-F]{1,16}|\(nil\))"
+_VARYING = rf": opCount [0-9a-f]{{1,16}} sendbuff {_POINTER} recvbuff {_POINTER} "
+VARYING: Final = re.compile(_VARYING.encode())
+"""What differs between repetitions of a COLL line: its counter and its buffers."""
+_CALL: Final = re.compile(
+    (
+        rf"{_OP}{_VARYING}count (\d{{1,19}}) datatype (\d{{1,3}}) op (\d{{1,10}}) root -?\d+ comm"
+        rf" {_POINTER} \[nranks=(\d{{1,7}})\] stream (?:0x[0-9a-fA-F]{{1,16}}|\(nil\)){_END}"
+    ).encode(),
+    re.DOTALL,
+)
+
+
+def fact(message: bytes) -> Stated | None:
+    """What a TUNING or COLL line states; None if it is another line or an incomplete one."""
+    if b" Bytes -> " in message:
+        choice = tuning(message)
+        return None if choice is None else (choice, None)
+    match = _CALL.match(message) if b": opCount " in message else None
+    if match is None:
+        return None
+    operation, send, receive, count, datatype, reduction, comm, ranks = match.groups()
+    call = CollectiveCall(
+        operation.decode(), int(count), int(datatype), int(reduction), comm.decode(), int(ranks)
+    )
+    return call, (send, receive)
+
+
+_MARK: Final = re.compile(rb"NCCL (INFO|WARN) ")
+_SEARCHED_BYTES: Final = 400
+# What a page puts in front of a line that was pasted.
+_LEAD: Final = re.compile(rb"\A[\s>*+`'\"-]*")
+# What is left of a prefix in front of the mark, behind any decoration.
+_LEFT: Final = re.compile(
+    rb"(?:(?<!\S)\[(\d{1,4})\] )?(?:[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?)?\Z"
+)
+_LEFT_OF_INFO: Final = re.compile(rb"(?<!\S)\[(\d{1,4})\] \Z")
+# The end of HOST:PID:TID [DEVICE], which no time stamp is.
+_END_OF_PREFIX: Final = re.compile(
+    rb"(?:\A|:)\d{1,10} \Z|\A\d{0,4}\] \Z|:\d{1,10} \[\d{1,4}\] \Z|[^\s>*+`'\"-]\Z"
+)
+_CLOCK: Final = re.compile(rb"(?:\A|[\sT\[(])\d\d:\d\d:\d\d \Z")
+# Lines whose end is lost: the kind stands in front, then the bytes, then the kernel.
+_CUT: Final = re.compile(
+    rb"(?P<operation>[A-Za-z]{2,40})(?: \[(?P<kind>Symmetric|Copy Engine|Hierarchical CE)\])?:"
+    rb"(?: (?P<size>\d{1,19}) Bytes(?: -> (?:Kernel (?P<kernel>\w{2,80})(?=\s)"
+    rb"|Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})(?=\s))?)?)?"
+    rb"(?P<rest>[^:>]{0,80})\Z",
+    re.DOTALL,
+)
+_ELLIPSIS: Final = re.compile(rb"(?:[.]{3}|\xe2\x80\xa6)[\])>]?\s*\Z")
+
+
+class Headless(NamedTuple):
+    """A message without HOST:PID:TID. device: "" where it is missing too. marked: as NCCL's."""
+
+    device: bytes
+    message: bytes
+    warning: bool = False
+    marked: bool = True
+
+
+def headless(line: bytes) -> Headless | None:
+    """The message of a line that lacks the prefix of its process; None if it may be a cut one."""
+    mark = _MARK.search(line)
+    if mark is None:
+        return Headless(b"", _LEAD.sub(b"", line), marked=False)
+    warning = mark[1] == b"WARN"
+    before = line[max(0, mark.start() - _SEARCHED_BYTES) : mark.start()]
+    left = (_LEFT if warning else _LEFT_OF_INFO).search(before)
+    decoration = before[: left.start()] if left else before
+    cut = _END_OF_PREFIX.search(decoration) and not _CLOCK.search(decoration)
+    if cut or FRAGMENT.search(decoration):
+        return None
+    return Headless((left[1] if left else None) or b"", line[mark.end() :], warning)
+
+
+def pasted(message: bytes, *, marked: bool) -> Stated | None:
+    """What a message states that was pasted, with its end or without."""
+    found = fact(message) or _cut(message.rstrip(b"`'\" \r"), marked)
+    return found if found is not None and found[0].operation in COLLECTIVES else None
+
+
+def _cut(message: bytes, marked: bool) -> Stated | None:
+    """As far as a line tells that ends too early; of `AllGather: ...` not even which line it is."""
+    match = _CUT.match(message)
+    if match is None:
+        return None
+    size, kind = match["size"], match["kind"]
+    if not _ELLIPSIS.search(match["rest"]) and (size is None or not (marked or kind)):
+        return None
+    named = (2, 24, 3) if match["algorithm"] else OLDEST
+    chosen = (match["algorithm"] or b"").upper(), (match["protocol"] or b"").upper()
+    choice = Choice(
+        _KINDS[kind.decode()] if kind else None if size is None else "regular",
+        match["operation"].decode(),
+        0 if size is None else min(int(size), _LARGEST_BYTES),
+        (match["kernel"] or b" ".join(filter(None, chosen))).decode(),
+        Versions((2, 27, 3) if kind == b"Symmetric" else named),
+        bytes_are="unknown" if size is None else "per_rank",
+    )
+    return choice, None
+
+
+def may_be_cut(choice: Choice) -> bool:
+    """Whether the operation is the end of another one's name, as `Reduce` is of `AllReduce`."""
+    own = choice.operation or ""
+    return any(name != own and name.endswith(own) for name in COLLECTIVES)
+
+
+_COMM = r"comm (0x[0-9a-fA-F]{1,16})"
+REFUSED: Final = "window_refused"
+STATE_KINDS: Final = frozenset(
+    ("init", "nodes", "destroy", "register", "not_supported", "p2p", REFUSED)
+)
+"""Lines that change what later lines of the process mean; all others describe it as a whole."""
+SAID: Final = (REFUSED, "offsets", "shared_gpu", "mismatch", "nvls", "nvls_failed", "gin")
+"""Kinds that say something of the process and decide no verdict by themselves."""
+_EVENTS: Final = tuple(
+    (kind, re.compile(pattern, re.DOTALL))
+    for kind, pattern in (
+        (
+            "init",
+            r"(?:\[Rank \d+\] )?(?:\w+ )?"
+            + _COMM
+            # commId stands before the parent from 2.31 on, at the end before.
+            + r" rank (\d+) nranks (\d+) cudaDev (-?\d+)(?: nvmlDev -?\d+)? busId \w+"
+            r"(?=(?:.* commId (0x[0-9a-fA-F]+))?)(?: commId 0x[0-9a-fA-F]+)?"
+            r"(?: parent (\S+))?(?: (?:splitCount|childCount) (\d+))?(?: color (-?\d+))?"
+            r"(?: key -?\d+)?(?: commId 0x[0-9a-fA-F]+)? ?- Init (START|COMPLETE)",
+        ),
+        (
+            "nodes",
+            _COMM + r" rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank (\d+)"
+            r" MNNVL (\d+)",
+        ),
+        (
+            "destroy",
+            _COMM + r" rank (\d+) nranks (\d+) cudaDev -?\d+ busId \w+ - (?:Destroy|Abort)",
+        ),
+        ("register", r"register " + _COMM + r" buffer (0x[0-9a-fA-F]+) size (\d{1,19})(?!\d)"),
+        ("not_supported", r"Symmetric memory is not supported\.(.*)"),
+        ("not_supported", r"symmetricSupport 0(,.*)"),
+        (
+            "p2p",
+            r"Check P2P Type (?:isAllDirectP2p|intraNodeP2pSupport) (\d) directMode (\d)"
+            r"(?: isAllCudaP2p (\d))?",
+        ),
+        (
+            REFUSED,  # it follows the registration that it is about
+            r"(?:buffer \S+ .*does not satisfy symmetric registration requirements"
+            r"|Window address must be suitably aligned"
+            r"|Window registration of addresses that span multiple physical segments"
+            r"|Allocation failed\. No suitable space found to accommodate)",
+        ),
+        ("version", r"NCCL version (\d+\.\d+\.\d+)(?!\d)"),
+        ("env", r"(NCCL_\w+) set by environment to (.*?)\.?\s*\Z"),
+        ("env", r"Parsed environment variable (NCCL_\w+)=(.*?)\.?\s*\Z"),
+        ("cta_policy", r"Comm config CTA policy flags set to (\d+)"),
+        ("cta_policy", r"Comm config CTAPolicy reset to NCCL_CTA_POLICY=(\d+)"),
+        ("window", r"Inserted window (\S+) into address map, ret=(-?\d+)"),
+        ("window", r"(?:NVLS|IPC) symmetric alloc (?:mc )?buffer (.*)"),
+        ("copy_engine_ready", r"Init CE, rank (\d+)"),
+        ("nvls", r"NVLS multicast support is (available|not available) on dev (\d+)"),
+        ("nvls_failed", r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory"),
+        ("gin", r"(Assigned GIN plugin \S+|GIN/Plugin: Could not find: \S+)"),
+        (
+            "classic_registration",
+            r"rank \d+ (?:successfully registered NVLS|reuse registered NVLS|failed to NVLS reg"
+            r"|- IPC (?:registering|register|reuse)|- NET (?:register|reuse))",
+        ),
+        ("classic_registration", r"(?:COLLNET|NET) (?:register|reuse)|Skipping registration"),
+        ("unsupported", r"Communicator does not support symmetric memory"),
+        ("no_kernel", r"Error: no symmetric kernel available for function (\S+)"),
+        ("offsets", r"Coll (\S+) size (\d{1,19}) symmetric registration check failed"),
+        ("shared_gpu", r"Multiple Ranks are using the same GPU"),
+        ("mismatch", r"Mismatched NCCL (?:version|git versions) detected"),
+    )
+)
+
+# Beginnings of messages that are well known and carry no evidence.
+_UNUSED_STARTS: Final = tuple(
+    """Channel,Trees,Tree ,Ring ,Rings,Connected,Using ,NET,Bootstrap,BOOTSTRAP,P2P,SHM,NVLS,MNNVL,
+    GIN,DMA-BUF,PROFILER,TUNER,Plugin,RAS,Setting affinity,Init timings,Init START,NCCL git,
+    threadThresholds,cudaDriverVersion,Enabled NCCL,Launch mode,Symmetric VA,Binding multicast,
+    Allocated,Intra,Pattern,GPU,CPU,NVLink,=,Topology,Failed to open libibverbs,Assigned NET,
+    Initialized NET,Successfully loaded external,No Device,CC Off,CollNet,COLLNET,Comm config,
+    MAX_,Max NThreads,Algorithm,Protocol,AllReduce |,AllGather |,ReduceScatter |,Broadcast |,
+    Reduce |,ReduceScatter_RailA2A,DL Cuda,Cuda ,Loading,NCCL_,Cross-clique,LSA extended,
+    Check P2P,Memory,Mem ,comm 0x,ncclComm,Rank,rank,TIME,Trace,Threads,MSCCL,RCCL,rocm,Hipify,
+    ROCm,Dmabuf,transport,[Proxy,New proxy,Proxy,proxy,Received,Sent,Closing,Ipc,IPC,Kernel,
+    Socket,socket,isAll,Skipping""".replace("\n", "")
+    .replace("    ", "")
+    .split(",")
+)
+_COUNTS: Final = re.compile(r"\d+ coll channels|\S+:\d+ (?:\(\w+\) )?-> -?\d+")
+
+
+def is_unused(message: str) -> bool:
+    """Whether the message is a known one without evidence."""
+    stripped = message.lstrip()
+    return stripped.startswith(_UNUSED_STARTS) or _COUNTS.match(stripped) is not None
+
+
+def state_of(message: str, *, warning: bool) -> tuple[str, tuple[str | None, ...]] | None:
+    """Kind and fields of a line about the state of its process.
+
+    A refusal is a warning, and no other change of state is.
+    """
+    for kind, pattern in _EVENTS:
+        match = pattern.match(message)
+        if match and (kind not in STATE_KINDS or warning == (kind == REFUSED)):
+            return kind, match.groups()
+    return None
