@@ -143,7 +143,7 @@ def of_thread(engine: str, check: str, says: str, **settings: Any) -> Wrong:
     return Wrong(case, check, (says,))
 
 
-#: Bugs of public threads, as the table of docs/validate.md has them.
+#: Bugs of public threads, with what the validator says of each.
 THREADS = {
     "Megatron-LM#7566": of_thread("not_averaged", GRADIENTS, "own contribution"),
     "verl#7493": of_thread("fsdp_size_of_one", GRADIENTS, "own contribution"),

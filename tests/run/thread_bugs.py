@@ -1,6 +1,6 @@
 """Bugs of public threads as tiny engines: each is its class of mistake, in no code of theirs.
 
-docs/validate.md has the table: which thread, and what the plug-in says of it.
+docs/validate.md lists the threads; tests/run/test_validate_engines.py has what the plug-in says.
 """
 
 from __future__ import annotations
