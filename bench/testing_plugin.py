@@ -229,7 +229,7 @@ class Oracle:
     def _case(self, check: Check) -> tuple[str, str]:
         """What is wrong, and why it does not apply; "" for neither."""
         from bench.validate.session import DEFAULT_CASE_SECONDS, WorkerSettings, verdicts
-        from reports.renderers.validation_text import failure_text
+        from reports.sections.validation import failure_text
 
         settings = replace(
             WorkerSettings.of_this_machine(self._ranks, DEFAULT_CASE_SECONDS), sets=1

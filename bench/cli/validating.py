@@ -78,7 +78,7 @@ def exit_code(record: ValidationRecord) -> int:
 
 def of_validation(record: ValidationRecord) -> Answer:
     """A validation as it was kept."""
-    from reports.renderers.validation_text import to_terminal
+    from reports.sections.validation import to_terminal
 
     return Answer(lambda: record.model_dump(mode="json"), lambda: to_terminal(record))
 

@@ -5,15 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from reports.renderers.table import Table
+from reports.renderers.table import Table, folded
+
+Tone = Literal["plain", "note", "warning", "lead"]
 
 
 @dataclass(frozen=True)
 class Paragraph:
-    """Prose; `tone` sets a remark, a warning or the sentence to take away off from the rest."""
+    """Prose; `tone` sets a remark, a warning or the sentence to take away off from the rest.
+
+    title: words before it that stand out.
+    """
 
     text: str
-    tone: Literal["plain", "note", "warning", "lead"] = "plain"
+    tone: Tone = "plain"
+    title: str = ""
 
 
 @dataclass(frozen=True)
@@ -22,6 +28,7 @@ class Bullets:
 
     items: tuple[tuple[str, str], ...]
     below: tuple[tuple[str, ...], ...] = ()
+    title: str = ""
 
     @property
     def lists(self) -> list[tuple[str, str, tuple[str, ...]]]:
@@ -65,9 +72,10 @@ class Details:
 
 @dataclass(frozen=True)
 class Code:
-    """Commands to copy."""
+    """Literal lines to copy; language: what Markdown calls them."""
 
     text: str
+    language: str = "sh"
 
 
 @dataclass(frozen=True)
@@ -97,3 +105,20 @@ class Document:
     subtitle: str
     sections: tuple[Section, ...]
     footer: str
+
+
+def note(text: str) -> Paragraph:
+    """A remark."""
+    return Paragraph(text, "note")
+
+
+def warning(text: str) -> Paragraph:
+    """What a reader must not miss."""
+    return Paragraph(text, "warning")
+
+
+def folded_blocks(table: Table, each: str = "row", caption: str = "") -> list[Block]:
+    """The table, behind one sentence on the columns that say the same of `each`."""
+    shown, alike = folded(table)
+    said: list[Block] = [Paragraph(f"In every {each}: {alike}.")] if alike else []
+    return [*said, TableBlock(shown, caption)]

@@ -61,15 +61,12 @@ def code_block(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def render(document: Document) -> str:
+def document(of: Document) -> str:
     """The whole report; figures are links to `figures/<name>.svg`."""
-    parts = [f"# {escape(document.title)}"]
-    if document.subtitle:
-        parts.append(escape(document.subtitle))
-    for section in document.sections:
-        parts.append(f"## {escape(section.title)}")
-        parts.append(blocks(section.blocks))
-    parts.append(f"---\n\n{escape(document.footer)}")
+    parts = [f"# {escape(of.title)}", *([escape(of.subtitle)] if of.subtitle else [])]
+    for section in of.sections:
+        parts += [f"## {escape(section.title)}", blocks(section.blocks)]
+    parts.append(f"---\n\n{escape(of.footer)}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -80,26 +77,31 @@ def blocks(of: Iterable[Block]) -> str:
 
 def _block(block: Block) -> str:
     match block:
-        case Paragraph(text, tone):
+        case Paragraph(text, tone, title):
             marks = {"plain": "{}", "lead": "**{}**"}
-            shown = marks.get(tone, "> {}").format(escape(text))
+            shown = _title(title, " ") + marks.get(tone, "> {}").format(escape(text))
         case Heading(text):
             shown = f"### {escape(text)}"
         case Bullets():
-            shown = "\n".join(_item(*item) for item in block.lists)
+            items = "\n".join(_item(*item) for item in block.lists)
+            shown = _title(block.title, "\n") + items
         case Facts(items):
             shown = table(Table.of(("", " "), items, left=2))
         case TableBlock(data, caption):
             shown = table(data) + (f"\n\n{escape(caption)}" if caption else "")
         case Figure(name, _, caption):
             shown = f"![{escape(caption)}](figures/{name}.svg)"
-        case Code(text):
-            shown = code_block("\n".join(map(printable, text.splitlines())), "sh")
+        case Code(text, language):
+            shown = code_block("\n".join(map(printable, text.splitlines())), language)
         case Details(title, text, inner):
             summary = html_escape(printable(title))
             body = blocks(inner) if inner else code_block(text, "json")
             shown = f"<details><summary>{summary}</summary>\n\n{body}\n\n</details>"
     return shown
+
+
+def _title(title: str, end: str) -> str:
+    return f"**{escape(title)}**{end}" if title else ""
 
 
 def _item(name: str, text: str, below: Iterable[str]) -> str:

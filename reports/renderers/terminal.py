@@ -6,11 +6,11 @@ one line per row, as long as it needs to be.
 
 from __future__ import annotations
 
-import io
-import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextvars import ContextVar
-from textwrap import wrap
+from itertools import zip_longest
+
+from rich.cells import cell_len
 
 from reports.renderers.document import (
     Block,
@@ -23,7 +23,7 @@ from reports.renderers.document import (
     TableBlock,
 )
 from reports.renderers.printable import printable
-from reports.renderers.table import Align, RowKind, Table
+from reports.renderers.table import RowKind, Table
 
 _MARKS: dict[RowKind, str] = {"plain": " ", "reference": "*", "bad": "!", "unsteady": "~"}
 _FOLDED = "(folded; Markdown and JSON have them)"
@@ -75,97 +75,68 @@ def _item(name: str, text: str, below: Iterable[str]) -> str:
 
 def table(data: Table) -> str:
     """The table with a rule under its head, and what the marks before its rows mean."""
-    width = _width_of_terminal.get()
-    text = _fitted(data, width) if width is not None else None
-    return "\n".join([text or _plain(data), *_legend(data)])
-
-
-def _legend(data: Table) -> list[str]:
+    titles = [printable(column.title) for column in data.columns]
+    grid = [[printable(cell) for cell in row.cells] for row in data.rows]
+    # A title breaks into lines rather than making its column wider than numbers need.
+    widths = _fitted(
+        data, [[*title.split(), *(row[at] for row in grid)] for at, title in enumerate(titles)]
+    )
+    head = [_wrapped(title, width) for title, width in zip(titles, widths, strict=True)]
+    height = max(map(len, head), default=1)
+    lines = [*_lines(" ", [[""] * (height - len(title)) + title for title in head], widths, data)]
+    lines.append("  " + "  ".join("-" * width for width in widths))
+    for row, cells in zip(data.rows, grid, strict=True):
+        wrapped = [_wrapped(cell, width) for cell, width in zip(cells, widths, strict=True)]
+        lines += _lines(_MARKS[row.kind], wrapped, widths, data)
     used = {row.kind for row in data.rows}
     known = {"reference": "the reference", "bad": data.bad, "unsteady": _UNSTEADY}
     meanings = [f"{_MARKS[kind]} {text}" for kind, text in known.items() if kind in used]
-    return ["", ";  ".join(meanings)] if meanings else []
+    return "\n".join([*lines, *(["", ";  ".join(meanings)] if meanings else [])])
 
 
-def _fitted(data: Table, width: int) -> str | None:
-    """By `rich`: texts wrap between words, and within them where there is no other way.
+def _lines(
+    mark: str, cells: Sequence[Sequence[str]], widths: Sequence[int], data: Table
+) -> Iterator[str]:
+    """Lines of one row whose cells have several each; the mark stands before the first."""
+    for number, texts in enumerate(zip_longest(*cells, fillvalue="")):
+        padded = []
+        for text, width, column in zip(texts, widths, data.columns, strict=True):
+            fill = " " * (width - cell_len(text))
+            padded.append(text + fill if column.align == "left" else fill + text)
+        yield f"{' ' if number else mark} {'  '.join(padded)}".rstrip()
 
-    None where not even that fits: then lines are as long as they are.
-    """
-    indices = range(len(data.columns))
-    needed = [_needed(data, index) for index in indices]
-    if sum(needed) + 2 * len(needed) + 2 > width:
-        texts = [data.columns[index].align == "left" for index in indices]
-        folded = [
-            min(one, _NARROWEST_TEXT) if text else one
-            for one, text in zip(needed, texts, strict=True)
-        ]
-        if sum(folded) + 2 * len(folded) + 2 > width:
-            return None
-        needed = folded
-    from rich.box import SIMPLE_HEAD
+
+def _wrapped(text: str, width: int) -> list[str]:
+    """Lines of at most `width`: broken between words, and within one where it is longer."""
+    if cell_len(text) <= width:
+        return [text]
     from rich.console import Console
-    from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
-    drawn.add_column("", width=1)
-    for column, least in zip(data.columns, needed, strict=True):
-        drawn.add_column(
-            Text(printable(column.title)),
-            justify=column.align,
-            min_width=least,
-            overflow="fold",
-        )
-    for row in data.rows:
-        drawn.add_row(_MARKS[row.kind], *(Text(printable(cell)) for cell in row.cells))
-    stream = io.StringIO()
-    Console(file=stream, width=width, color_system=None, highlight=False).print(drawn)
-    return "\n".join(line.rstrip() for line in stream.getvalue().rstrip().split("\n"))
+    lines = Text(text).wrap(Console(width=width), width, overflow="fold")
+    return [line.plain.rstrip() for line in lines]
 
 
-def _needed(data: Table, index: int) -> int:
-    """Columns of the terminal that a column cannot do without: its numbers, its longest word."""
-    column = data.columns[index]
-    cells = [printable(row.cells[index]) for row in data.rows]
-    whole = cells if column.align == "right" else [word for cell in cells for word in cell.split()]
-    return max(map(_width, [*whole, *column.title.split(), " "]))
+def _fitted(data: Table, columns: Sequence[Sequence[str]]) -> list[int]:
+    """A width for each column of texts, none of which may wrap in a column of numbers.
 
-
-def _plain(data: Table) -> str:
-    grid = [[printable(cell) for cell in row.cells] for row in data.rows]
-    aligns = [column.align for column in data.columns]
-    # A title breaks into lines rather than making its column wider than numbers need.
-    titles: list[list[str]] = []
-    for index, column in enumerate(data.columns):
-        needed = max((_width(cells[index]) for cells in grid), default=0)
-        longest_word = max(map(_width, column.title.split()), default=0)
-        titles.append(wrap(column.title, max(needed, longest_word, 1)) or [""])
-    widths = [
-        max(_width(text) for text in [*title, *(cells[index] for cells in grid)])
-        for index, title in enumerate(titles)
+    All that is needed where it fits or no terminal is asked for, or where nothing helps; else texts
+    wrap between words, and within them where there is no other way.
+    """
+    room = _width_of_terminal.get()
+    needed = [max(map(cell_len, [*texts, ""])) for texts in columns]
+    words = [
+        max(cell_len(word) for text in [*texts, " x"] for word in text.split()) for texts in columns
     ]
-    height = max((len(title) for title in titles), default=1)
-    padded = [[""] * (height - len(title)) + title for title in titles]
-    lines = ["  " + _line(list(words), widths, aligns) for words in zip(*padded, strict=True)]
-    lines.append("  " + "  ".join("-" * width for width in widths))
-    for row, cells in zip(data.rows, grid, strict=True):
-        lines.append(f"{_MARKS[row.kind]} " + _line(cells, widths, aligns))
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def _line(cells: list[str], widths: list[int], aligns: list[Align]) -> str:
-    return "  ".join(_padded(*item) for item in zip(cells, widths, aligns, strict=True))
-
-
-def _padded(text: str, width: int, align: Align) -> str:
-    fill = " " * (width - _width(text))
-    return text + fill if align == "left" else fill + text
-
-
-def _width(text: str) -> int:
-    """Columns that a terminal uses: wide East Asian characters take two, combining ones none."""
-    return sum(
-        0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1
-        for c in text
-    )
+    for longest in (max(words, default=0), _NARROWEST_TEXT):
+        least = [
+            min(word, longest) if column.align == "left" else all_of_it
+            for word, all_of_it, column in zip(words, needed, data.columns, strict=True)
+        ]
+        found = list(needed)
+        while room is not None and sum(found) + 2 * len(found) > room and found != least:
+            wider = [at for at, width in enumerate(found) if width > least[at]]
+            found[max(wider, key=found.__getitem__)] -= 1
+        if room is None or sum(found) + 2 * len(found) <= room:
+            return found
+    return needed

@@ -6,11 +6,11 @@ What all cells share is said once; of each cell only what differs follows.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from reports.findings import Findings
-from reports.renderers.document import Block, Details, Heading, Section
+from reports.renderers.document import Block, Details, Heading
 from reports.renderers.quantity import counted
 from reports.views.cells import Cell, Run
 
@@ -18,31 +18,31 @@ from reports.views.cells import Cell, Run
 _VOLATILE = ("collected_utc", "argv", "set_by_launch", "load_average_before")
 # What the engine is and what meters cost belongs to the cell, not to the machine.
 _OF_THE_CELL = ("meters", "start", "numa_nodes", "engine", "engine_code_path", "code_proof")
+_OF_THE_STATUS = {"state", "started_utc", "ended_utc", "code", "code_proof"}
 
 
-def appendix(findings: Findings) -> Section:
+def appendix(findings: Findings) -> Iterator[Block]:
     """The shared configuration, each cell's own; the shared environment, and who differs."""
-    blocks: list[Block] = [Heading("Configuration")]
-    blocks.extend(_configurations(findings.cells))
-    runs = [(cell, run) for cell in findings.cells for run in cell.runs]
+    yield Heading("Configuration")
+    resolved = [cell.resolved.model_dump(mode="json") for cell in findings.cells]
+    shared, own = shared_and_own(resolved) if len(resolved) > 1 else ({}, resolved)
+    if len(resolved) > 1:
+        yield Details("Shared by all cells", _json(shared))
+    title = "differs_in" if len(resolved) > 1 else "resolved"
+    for cell, different in zip(findings.cells, own, strict=True):
+        yield Details(cell.name, _json({title: different, **_history(cell)}))
+    runs = [(cell.name, _environment(run)) for cell in findings.cells for run in cell.runs]
     if runs:
-        blocks.append(Heading("Environment"))
-        blocks.extend(_environments(runs))
-    return Section("appendix", "Appendix", tuple(blocks))
-
-
-def _configurations(cells: Sequence[Cell]) -> list[Details]:
-    resolved = [cell.resolved.model_dump(mode="json") for cell in cells]
-    if len(cells) <= 1:
-        return [
-            Details(cell.name, _json({"resolved": whole, **_history(cell)}))
-            for cell, whole in zip(cells, resolved, strict=True)
-        ]
-    shared, own = shared_and_own(resolved)
-    details = [Details("Shared by all cells", _json(shared))]
-    for cell, different in zip(cells, own, strict=True):
-        details.append(Details(cell.name, _json({"differs_in": different, **_history(cell)})))
-    return details
+        yield Heading("Environment")
+        shared, own = shared_and_own([environment for _, environment in runs])
+        yield Details("Environment of every cell", _json(shared))
+        cells_by_difference: dict[str, dict[str, None]] = {}
+        for (name, _), different in zip(runs, own, strict=True):
+            if different:
+                cells_by_difference.setdefault(_json(different), {})[name] = None
+        for text, names in cells_by_difference.items():
+            who = f"{counted(len(names), 'cell')}: {', '.join(names)}"
+            yield Details(f"Only in the environment of {who}", text)
 
 
 def _history(cell: Cell) -> dict[str, Any]:
@@ -50,11 +50,7 @@ def _history(cell: Cell) -> dict[str, Any]:
     runs = [
         {
             "run": run.record.run_id,
-            "state": run.record.status.state,
-            "started_utc": run.record.status.started_utc,
-            "ended_utc": run.record.status.ended_utc,
-            "code": run.record.status.code,
-            "code_proof": run.record.status.code_proof,
+            **run.record.status.model_dump(include=_OF_THE_STATUS),
             "summary_formula": run.summary.formula,
             "steady": None if run.summary.steady is None else run.summary.steady.model_dump(),
             "notes": list(run.summary.notes),
@@ -64,19 +60,6 @@ def _history(cell: Cell) -> dict[str, Any]:
         for run in cell.runs
     ]
     return {"config_hash": cell.resolved.config_hash, "runs": runs}
-
-
-def _environments(runs: Sequence[tuple[Cell, Run]]) -> list[Details]:
-    shared, own = shared_and_own([_environment(run) for _, run in runs])
-    details = [Details("Environment of every cell", _json(shared))]
-    cells_by_difference: dict[str, dict[str, None]] = {}
-    for (cell, _), different in zip(runs, own, strict=True):
-        if different:
-            cells_by_difference.setdefault(_json(different), {})[cell.name] = None
-    for text, names in cells_by_difference.items():
-        who = f"{counted(len(names), 'cell')}: {', '.join(names)}"
-        details.append(Details(f"Only in the environment of {who}", text))
-    return details
 
 
 def _environment(run: Run) -> dict[str, Any]:
@@ -104,20 +87,16 @@ def shared_and_own(
     """
     shared: dict[str, Any] = {}
     own: list[dict[str, Any]] = [{} for _ in documents]
-    keys = dict.fromkeys(key for document in documents for key in document)
-    for key in keys:
+    for key in dict.fromkeys(key for document in documents for key in document):
         values = [document.get(key, _ABSENT) for document in documents]
+        rests = [{} if value is _ABSENT else {key: value} for value in values]
         if all(isinstance(value, Mapping) and value for value in values):
-            inner, rests = shared_and_own(values)
-            if inner:
-                shared[key] = inner
-            for rest, mine in zip(rests, own, strict=True):
-                if rest:
-                    mine[key] = rest
+            inner, inner_rests = shared_and_own(values)
+            shared |= {key: inner} if inner else {}
+            rests = [{key: rest} if rest else {} for rest in inner_rests]
         elif all(value == values[0] and type(value) is type(values[0]) for value in values):
             shared[key] = values[0]
-        else:
-            for value, mine in zip(values, own, strict=True):
-                if value is not _ABSENT:
-                    mine[key] = value
+            continue
+        for mine, rest in zip(own, rests, strict=True):
+            mine.update(rest)
     return shared, own

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from bench.derive.metrics import LEDGER_PEAK, MEMORY_PEAKS, METRICS, Metric
@@ -10,86 +10,72 @@ from reports.findings import Findings
 from reports.plots.step_time import MOST_CELLS, step_time_figure
 from reports.plots.style import looks
 from reports.renderers import quantity
-from reports.renderers.document import Block, Figure, Paragraph, Section, TableBlock
-from reports.renderers.table import Row, RowKind, Table, folded
+from reports.renderers.document import Block, Figure, Paragraph, folded_blocks, note
+from reports.renderers.table import Row, Table
 from reports.sections.nccl import proofs
 from reports.views.cells import Cell
 
 _BEST = "Bold: the best of its column among cells with a time."
 
 
-def cells_section(findings: Findings) -> Section:
+def cells_section(findings: Findings) -> Iterator[Block]:
     """Every cell with a finished run."""
-    if not findings.finished:
-        return Section("cells", "Cells", (Paragraph("No cell has a finished run."),))
-    table, constant = folded(cell_table(findings))
-    blocks: list[Block] = []
-    if constant:
-        blocks.append(Paragraph(f"In every cell: {constant}."))
-    blocks += [
-        TableBlock(table, _BEST if any(row.best for row in table.rows) else ""),
-        Paragraph(
-            "Step time, tokens/s and TFLOP/s are medians over the steady steps of a run, and over "
-            "runs where a cell has several; nine of ten steady steps stay within p90. A step takes "
-            "as long as its slowest rank. Tokens/s and "
-            "bytes sent are sums over ranks; TFLOP/s is per device, which on a CPU is a rank. "
-            "Memory is that of the largest rank, the ledger that of rank 0.",
-            tone="note",
-        ),
-    ]
-    at_most = dict.fromkeys(
-        cell.resolved.engine.name
-        for cell in findings.finished
-        if cell.ledger and not cell.ledger_is_measured
+    finished = findings.finished
+    if not finished:
+        yield Paragraph("No cell has a finished run.")
+        return
+    table = cell_table(findings)
+    yield from folded_blocks(table, "cell", _BEST if any(row.best for row in table.rows) else "")
+    yield note(
+        "Step time, tokens/s and TFLOP/s are medians over the steady steps of a run, and over "
+        "runs where a cell has several; nine of ten steady steps stay within p90. A step takes "
+        "as long as its slowest rank. Tokens/s and "
+        "bytes sent are sums over ranks; TFLOP/s is per device, which on a CPU is a rank. "
+        "Memory is that of the largest rank, the ledger that of rank 0."
     )
-    if at_most:
-        text = (
+    bounds = [cell for cell in finished if cell.ledger and not cell.ledger_is_measured]
+    if at_most := dict.fromkeys(cell.resolved.engine.name for cell in bounds):
+        yield note(
             "Ledger peaks are what rank 0 held at one moment of a step. Where no ledger was "
             "followed through a step, they are an upper bound (<=), the sum of what each category "
             f"holds at most: {', '.join(at_most)}. Changes compare no bound with a peak."
         )
-        blocks.append(Paragraph(text, tone="note"))
-    unsteady = [cell.name for cell in findings.finished if not cell.n]
-    if unsteady:
-        text = (
+    if unsteady := [cell.name for cell in finished if not cell.n]:
+        yield note(
             f"Without a time, for the reason under Not measured: {', '.join(unsteady)}. Losses, "
             "memory and bytes count."
         )
-        blocks.append(Paragraph(text, tone="note"))
     caption = (
         "Time of every step, first run of each cell, all panels on one scale; the scale is "
         "logarithmic where the slowest cell would flatten the others."
     )
-    if len(findings.finished) > MOST_CELLS:
-        caption += f" The first {MOST_CELLS} of {len(findings.finished)} cells are shown."
-    svg = step_time_figure(findings.finished, looks(findings.cells))
-    blocks.append(Figure("step-times", svg, caption))
-    return Section("cells", "Cells", tuple(blocks))
+    if len(finished) > MOST_CELLS:
+        caption += f" The first {MOST_CELLS} of {len(finished)} cells are shown."
+    yield Figure("step-times", step_time_figure(finished, looks(findings.cells)), caption)
 
 
 def cell_table(findings: Findings) -> Table:
     """One row per finished cell, references set off; memory that no cell has is left out."""
+    cells = findings.finished
     metrics = [
         metric
         for metric in METRICS
         if metric.column
-        and (
-            metric not in MEMORY_PEAKS
-            or any(cell.value(metric) is not None for cell in findings.finished)
-        )
+        and (metric not in MEMORY_PEAKS or any(cell.value(metric) is not None for cell in cells))
     ]
     proved = {name: proof.text for name, proof in proofs(findings).items()}
     kernels = ("NCCL kernels by log",) if proved else ()
-    names = ("cell", "engine", "strategy", "dtypes", *kernels)
-    titles = (*names, "n", *(metric.title for metric in metrics))
-    rows = [_row(cell, metrics, findings, proved) for cell in findings.finished]
-    first = len(titles) - len(metrics)
-    best: dict[int, set[int]] = {}
-    for column, metric in enumerate(metrics, start=first):
-        for index in best_cells(findings.finished, metric):
-            best.setdefault(index, set()).add(column)
-    with_best = (replace(row, best=frozenset(best.get(at, ()))) for at, row in enumerate(rows))
-    return Table.of(titles, with_best, left=len(names))
+    names = ("cell", "engine", "strategy", "dtypes", *kernels, "n")
+    best = [best_cells(cells, metric) for metric in metrics]
+    rows = (
+        replace(
+            _row(cell, metrics, findings, proved),
+            best=frozenset(at for at, of in enumerate(best, len(names)) if place in of),
+        )
+        for place, cell in enumerate(cells)
+    )
+    titles = (*names, *(metric.title for metric in metrics))
+    return Table.of(titles, rows, left=len(names) - 1)
 
 
 def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
@@ -98,27 +84,20 @@ def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
     Only of metrics with a better direction: a loss is not better for being lower. Nor is a bound
     better than a peak that was measured.
     """
-    kinds = {cell.ledger_is_measured for cell in cells if cell.ledger}
-    if metric is LEDGER_PEAK and len(kinds) > 1:
+    is_mixed = len({cell.ledger_is_measured for cell in cells if cell.ledger}) > 1
+    direction = "both" if metric.rule is None else metric.rule.direction
+    if direction == "both" or (metric is LEDGER_PEAK and is_mixed):
         return []
-    if metric.rule is None or metric.rule.direction == "both":
-        return []
-    values = {
-        index: value
-        for index, cell in enumerate(cells)
-        if cell.n and (value := cell.value(metric)) is not None
-    }
+    found = {at: cell.value(metric) for at, cell in enumerate(cells) if cell.n}
+    values = {at: value for at, value in found.items() if value is not None}
     if len(set(values.values())) <= 1:
         return []
-    choose = min if metric.rule.direction == "lower_is_better" else max
-    target = choose(values.values())
-    return [index for index, value in values.items() if value == target]
+    target = (min if direction == "lower_is_better" else max)(values.values())
+    return [at for at, value in values.items() if value == target]
 
 
 def _row(cell: Cell, metrics: list[Metric], findings: Findings, proved: Mapping[str, str]) -> Row:
     engine = cell.resolved.engine
-    plain: RowKind = "plain" if cell.n else "unsteady"
-    kind: RowKind = "reference" if findings.is_reference(cell) else plain
     texts = (
         cell.name,
         engine.name,
@@ -128,13 +107,14 @@ def _row(cell: Cell, metrics: list[Metric], findings: Findings, proved: Mapping[
         str(cell.n),
         *(_number(cell, metric) for metric in metrics),
     )
-    return Row(texts, kind)
+    if findings.is_reference(cell):
+        return Row(texts, "reference")
+    return Row(texts, "plain" if cell.n else "unsteady")
 
 
 def _number(cell: Cell, metric: Metric) -> str:
     """The cell's number, or in words why there is none."""
-    value = cell.value(metric)
-    if value is None and cell.n:
-        reasons = [text for run in cell.measured if (text := metric.missing(run.summary))]
-        return reasons[0] if reasons else quantity.MISSING
+    if cell.value(metric) is None and cell.n:
+        reasons = (metric.missing(run.summary) for run in cell.measured)
+        return next(filter(None, reasons), quantity.MISSING)
     return cell.text(metric)

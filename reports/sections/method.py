@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterator
 from pathlib import PurePath
 
 from bench.derive.flops import FORMULA, HYBRID_FORMULA
@@ -14,11 +14,11 @@ from bench.record import RunRecord
 from reports.compare.change import SPEED_THRESHOLD, threshold
 from reports.findings import Findings
 from reports.renderers import quantity
-from reports.renderers.document import Block, Bullets, Code, Facts, Paragraph, Section
+from reports.renderers.document import Block, Bullets, Code, Facts, warning
 from reports.views.machine import describe_code, distinct, entries
 
 
-def method(_: Findings) -> Section:
+def method(_: Findings) -> Iterator[Block]:
     """Fixed text, with the constants that were in force."""
     items = (
         (
@@ -63,53 +63,49 @@ def method(_: Findings) -> Section:
             f"({quantity.share(threshold(RSS), 0)} of a resident set).",
         ),
     )
-    return Section("method", "How to read the numbers", (Bullets(items),))
+    yield Bullets(items)
 
 
 _MOST_COMMANDS = 5
 
 
-def reproduce(findings: Findings) -> Section | None:
-    """None where no run left a record."""
-    records = sorted(
-        (run.record for cell in findings.cells for run in cell.runs),
-        key=lambda record: record.status.started_utc,
-    )
+def reproduce(findings: Findings) -> Iterator[Block]:
+    """Nothing where no run left a record."""
+    runs = [run.record for cell in findings.cells for run in cell.runs]
+    records = sorted(runs, key=lambda record: record.status.started_utc)
     if not records:
-        return None
+        return
     sources = [sweep.source for sweep in findings.sweeps if sweep.source]
-    facts = [
-        ("Commit", distinct(describe_code(record) for record in records)),
-        ("Sweep file", ", ".join(sources) or "not recorded"),
-        ("CPU governor", distinct(map(_governors, records))),
-        ("CPU affinity", distinct(map(_affinity, records))),
-    ]
-    blocks: list[Block] = [Facts(tuple(facts))]
+    yield Facts(
+        (
+            ("Commit", distinct(map(describe_code, records))),
+            ("Sweep file", ", ".join(sources) or "not recorded"),
+            ("CPU governor", distinct(map(_governors, records))),
+            ("CPU affinity", distinct(map(_affinity, records))),
+        )
+    )
     if any(entries(record.environment, "git").get("dirty") for record in records):
-        text = "Files were changed on top of the commit: the commit alone does not repeat this."
-        blocks.append(Paragraph(text, tone="warning"))
-    blocks.append(Code("\n".join(_commands(records))))
-    return Section("reproduce", "Reproduce", tuple(blocks))
+        yield warning(
+            "Files were changed on top of the commit: the commit alone does not repeat this."
+        )
+    commands = list(dict.fromkeys(filter(None, map(_command, records))))
+    lines = commands[:_MOST_COMMANDS] or ["(the command was not recorded)"]
+    if (more := len(commands) - _MOST_COMMANDS) > 0:
+        lines.append(f"# and {quantity.counted(more, 'more command')}: see Appendix")
+    yield Code("\n".join(lines))
 
 
-def _commands(records: Iterable[RunRecord]) -> list[str]:
-    """What was typed, in order of time, behind the environment variables that were set by hand."""
-    known: dict[str, None] = {}
-    for record in records:
-        argv = [str(word) for word in record.environment.get("argv") or ()]
-        if argv:
-            command = [PurePath(argv[0]).name, *argv[1:]]
-            variables = entries(record.environment, "variables")
-            settings = [
-                f"{name}={shlex.quote(str(value))}"
-                for name, value in variables.items()
-                if not name.startswith("SLURM_")  # of the job, set by nobody's hand
-            ]
-            known[" ".join([*settings, shlex.join(command)])] = None
-    lines = list(known) or ["(the command was not recorded)"]
-    more = len(lines) - _MOST_COMMANDS
-    hidden = quantity.counted(more, "more command")
-    return lines[:_MOST_COMMANDS] + ([f"# and {hidden}: see Appendix"] if more > 0 else [])
+def _command(record: RunRecord) -> str:
+    """What was typed, behind the environment variables that were set by hand; "" if not known."""
+    argv = [str(word) for word in record.environment.get("argv") or ()]
+    if not argv:
+        return ""
+    settings = [
+        f"{name}={shlex.quote(str(value))}"
+        for name, value in entries(record.environment, "variables").items()
+        if not name.startswith("SLURM_")  # of the job, set by nobody's hand
+    ]
+    return " ".join([*settings, shlex.join([PurePath(argv[0]).name, *argv[1:]])])
 
 
 def _governors(record: RunRecord) -> str:

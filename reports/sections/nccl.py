@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import NamedTuple
 
 from bench.errors import NothingMeasuredError
 from reports.findings import Findings
@@ -19,8 +19,9 @@ from reports.renderers.document import (
     Details,
     Heading,
     Paragraph,
-    Section,
     TableBlock,
+    note,
+    warning,
 )
 from reports.renderers.table import Table
 from reports.views.cells import Cell
@@ -28,8 +29,7 @@ from reports.views.cells import Cell
 _MOST_ROWS = 200
 
 
-@dataclass(frozen=True)
-class Proof:
+class Proof(NamedTuple):
     """What a log proves of a cell's kernels, in a few words, and what was asked for in vain."""
 
     text: str
@@ -43,20 +43,18 @@ def proofs(findings: Findings) -> dict[str, Proof]:
     """
     found: dict[str, Proof] = {}
     for cell, source, audit in audits(findings):
-        if source is None and not expectations_of(cell.resolved):
-            continue
-        text = "no log" if audit is None else verdict_text(audit)
-        found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
+        if source is not None or expectations_of(cell.resolved):
+            text = "no log" if audit is None else verdict_text(audit)
+            found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
     return found
 
 
 def audits(findings: Findings) -> Iterator[tuple[Cell, Cell | None, Audit | None]]:
     """Every cell, the cell whose runs logged what it does, and the first log that can be read."""
-    runs = findings.store.root / "runs"
     logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
     for cell in findings.cells:
         source = logged.get(_workload(cell))
-        read = [] if source is None else [_audited(runs / r.record.run_id) for r in source.runs]
+        read = [] if source is None else _audits_of(findings, source)
         yield cell, source, next((one for one in read if isinstance(one, Audit)), None)
 
 
@@ -65,9 +63,13 @@ def _workload(cell: Cell) -> str:
     resolved = cell.resolved
     train = resolved.train.model_copy(update={"steps": 1})
     measure = resolved.measure.model_copy(update={"nccl": "none", "counts": False})
-    arm = cell.arm or ""
     same = resolved.model_copy(update={"train": train, "measure": measure})
-    return f"{arm} {same.canonical_json()}"
+    return f"{cell.arm or ''} {same.canonical_json()}"
+
+
+def _audits_of(findings: Findings, cell: Cell) -> list[Audit | str]:
+    runs = findings.store.root / "runs"
+    return [_audited(runs / run.record.run_id) for run in cell.runs]
 
 
 @lru_cache(maxsize=64)
@@ -79,64 +81,54 @@ def _audited(run: Path) -> Audit | str:
         return str(error)
 
 
-def nccl_section(findings: Findings) -> Section | None:
-    """One part per cell with an evidence run; None where no cell has one."""
+def nccl_section(findings: Findings) -> Iterator[Block]:
+    """One part per cell with an evidence run; nothing where no cell has one."""
     cells = [cell for cell in findings.cells if cell.resolved.measure.nccl == "evidence"]
-    if not cells:
-        return None
-    blocks: list[Block] = [
-        Paragraph(
+    if cells:
+        yield note(
             "Evidence runs are short, log every collective and are not compared in time. A verdict "
-            "is what NCCL's own lines prove; where none tells, it is NO_EVIDENCE.",
-            tone="note",
+            "is what NCCL's own lines prove; where none tells, it is NO_EVIDENCE."
         )
-    ]
     for cell in cells:
-        blocks += _cell(cell, findings.store.root / "runs")
-    return Section("nccl", "NCCL kernels", tuple(blocks))
+        yield Heading(cell.name)
+        for audit in _audits_of(findings, cell):
+            if isinstance(audit, str):
+                yield Paragraph(audit[0].upper() + audit[1:] + ".")
+            else:
+                yield from _of_audit(audit)
 
 
-def _cell(cell: Cell, runs: Path) -> list[Block]:
-    blocks: list[Block] = [Heading(cell.name)]
-    for run in cell.runs:
-        audit = _audited(runs / run.record.run_id)
-        if isinstance(audit, str):
-            blocks.append(Paragraph(audit[0].upper() + audit[1:] + "."))
-            continue
-        if not audit.rows:
-            blocks.append(Paragraph("No line of the logs tells which kernel ran.", tone="warning"))
-        else:
-            table = rows_table(audit)
-            blocks.append(TableBlock(bytes_table(audit)))
-            blocks.append(TableBlock(Table(table.columns, table.rows[:_MOST_ROWS])))
-        reasons = reason_lines(audit)
-        if reasons:
-            blocks.append(Bullets(tuple((one.title, one.text) for one in reasons)))
-            quotes = "\n".join(d for one in reasons for d in one.details)
-            blocks.append(Details("Lines that prove it, and what is missing", quotes))
-        blocks.append(Details("What was read", "\n".join(reading_facts(audit))))
-    return blocks
+def _of_audit(audit: Audit) -> Iterator[Block]:
+    if audit.rows:
+        table = rows_table(audit)
+        yield TableBlock(bytes_table(audit))
+        yield TableBlock(Table(table.columns, table.rows[:_MOST_ROWS]))
+    else:
+        yield warning("No line of the logs tells which kernel ran.")
+    if reasons := reason_lines(audit):
+        yield Bullets(tuple((one.title, one.text) for one in reasons))
+        quotes = "\n".join(text for one in reasons for text in one.details)
+        yield Details("Lines that prove it, and what is missing", quotes)
+    yield Details("What was read", "\n".join(reading_facts(audit)))
 
 
-def gradient_sums_section(findings: Findings) -> Section | None:
-    """None where no finished cell sends gradients in 16 bits through NCCL."""
+def gradient_sums_section(findings: Findings) -> Iterator[Block]:
+    """Nothing where no finished cell sends gradients in 16 bits through NCCL."""
     rows = []
     for cell, _, audit in audits(findings):
-        if not cell.finished:
-            continue
-        version = cell.finished[0].record.runtime.get("nccl")
-        logged = [] if audit is None else steady_rows(audit)
-        sums = gradient_sums(cell.resolved, version if isinstance(version, str) else None, logged)
-        rows += [
-            (cell.name, str(version or "unknown"), s.axis, s.text, s.sent, s.summed, s.why)
-            for s in sums
-        ]
-    if not rows:
-        return None
-    introduction = (
-        "NCCL adds up gradients that travel in 16 bits in FP32 only in symmetric kernels: within "
-        "one NVLink domain from 2.27.3 on, reduce-scatter over several nodes from 2.29.7 on, "
-        "all-reduce over several nodes never. Unknown is an answer."
-    )
-    table = Table.of("cell | NCCL | axis | reduction | sent as | summed in | why", rows, left=7)
-    return Section("sums", "Gradient sums", (Paragraph(introduction), TableBlock(table)))
+        if cell.finished:
+            version = cell.finished[0].record.runtime.get("nccl")
+            known = version if isinstance(version, str) else None
+            logged = [] if audit is None else steady_rows(audit)
+            rows += [
+                (cell.name, str(version or "unknown"), s.axis, s.text, s.sent, s.summed, s.why)
+                for s in gradient_sums(cell.resolved, known, logged)
+            ]
+    if rows:
+        yield Paragraph(
+            "NCCL adds up gradients that travel in 16 bits in FP32 only in symmetric kernels: "
+            "within one NVLink domain from 2.27.3 on, reduce-scatter over several nodes from "
+            "2.29.7 on, all-reduce over several nodes never. Unknown is an answer."
+        )
+        titles = "cell | NCCL | axis | reduction | sent as | summed in | why"
+        yield TableBlock(Table.of(titles, rows, left=7))

@@ -10,20 +10,13 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
 from statistics import fmean
 
 from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.compare.cause import causes
-from reports.compare.change import (
-    Change,
-    change_between,
-    memory_metric,
-    threshold,
-)
+from reports.compare.change import Change, change_between, memory_metric, threshold
 from reports.compare.judge import Judgement, Verdicts, case_of, judge_intervals
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup
@@ -39,94 +32,71 @@ from reports.views.machine import busiest_start
 
 _NONE = "No recommendation: "
 _Reasons = list[tuple[str, str]]
+_Advice = tuple[str, _Reasons, str]
+"""A sentence; what it rests on and how sure that is, by name; the command that shows the numbers
+behind it or decides what is open, "" for none."""
 
 
-@dataclass(frozen=True)
-class Recommendation:
-    """What a reader takes away.
-
-    lead: one short sentence. reasons: what it rests on, and how sure that is, by name. command:
-    shows the numbers behind it, or decides what is open; "" for none.
-    """
-
-    lead: str
-    reasons: tuple[tuple[str, str], ...] = ()
-    command: str = ""
-
-    @property
-    def blocks(self) -> list[Block]:
-        """The sentence, its command, its reasons."""
-        found: list[Block] = [Paragraph(self.lead, tone="lead")]
-        found += [Bullets(self.reasons)] if self.reasons else []
-        return found + ([Code(self.command)] if self.command else [])
-
-
-def recommendation(findings: Findings) -> Recommendation:
-    """Of arms by the gate, else of cells by their runs."""
+def recommendation(findings: Findings) -> list[Block]:
+    """Of arms by the gate, else of cells by their runs: a sentence, its reasons, its command."""
     if findings.judged:
-        return _of_arms(findings)
-    if not findings.measured and not findings.finished:
-        return Recommendation(_NONE + "nothing was measured.")
-    return _of_cells(findings)
+        lead, reasons, command = _of_arms(findings)
+    elif findings.finished:
+        lead, reasons, command = _of_cells(findings)
+    else:
+        lead, reasons, command = f"{_NONE}nothing was measured.", [], ""
+    blocks: list[Block] = [Paragraph(lead, "lead")]
+    blocks += [Bullets(tuple(reasons))] if reasons else []
+    return blocks + ([Code(command)] if command else [])
 
 
-def _of_arms(findings: Findings) -> Recommendation:
-    judged, arm = findings.judged, partial(_arm, findings)
+def _of_arms(findings: Findings) -> _Advice:
+    judged = findings.judged
+    heads = {id(one): _arm(findings, one.sides.head) for one in judged}
     better = [one for one in judged if one.passed and _improved(one)]
+    faster = [one for one in judged if _is_faster_at_a_price(one)]
+    best = min(better or faster or [max(judged, key=_mean_log_time)], key=_mean_log_time)
+    others = [heads[id(one)] for one in (better or faster) if one is not best]
+    head, base, command = heads[id(best)], _arm(findings, best.sides.base), _gate_command(best)
+    reasons: _Reasons = []
     if better:
-        best = min(better, key=_mean_log_time)
-        reasons = _decided(best)
-        others = [arm(one.sides.head) for one in better if one is not best]
+        lead = f"Recommended: {head} in the place of {base}."
+        reasons += _decided(best)
         if others:
             text = f"{', '.join(others)} improved too; heads are not judged against each other"
             reasons.append(("other arms", text))
-        lead = f"Recommended: {arm(best.sides.head)} in the place of {arm(best.sides.base)}."
-        return Recommendation(lead, tuple(reasons), _gate_command(findings, best))
-    faster = [one for one in judged if _is_faster_at_a_price(one)]
-    if faster:
-        best = min(faster, key=_mean_log_time)
-        reasons = _by_metric(best, _times(best)) + _by_metric(best, best.of("regressed"))
+    elif faster:
+        lead = f"{_NONE}{head} is faster than {base}, at a price."
+        reasons += _by_metric(best, _times(best)) + _by_metric(best, best.of("regressed"))
         reasons += [("open", "not everything was measured")] if best.failed else []
-        reasons += [
-            ("faster at a price too", arm(one.sides.head)) for one in faster if one is not best
-        ]
-        reasons += [(arm(one.sides.head), _why_not(one)) for one in judged if one not in faster]
-        lead = f"{_NONE}{arm(best.sides.head)} is faster than {arm(best.sides.base)}, at a price."
-        return Recommendation(lead, tuple(reasons), _gate_command(findings, best))
-    worst = max(judged, key=_mean_log_time)
-    if all(one.regressed for one in judged):
-        lead = f"Recommended: {arm(worst.sides.base)}, since {arm(worst.sides.head)} regressed."
-        return Recommendation(lead, tuple(_decided(worst)), _gate_command(findings, worst))
-    if len(judged) == 1:
-        lead = f"{_NONE}{arm(worst.sides.head)} is not decided."
-        if not (worst.failed or worst.regressed or worst.undecided):
-            lead = f"{_NONE}{arm(worst.sides.head)} is equivalent in all that is required."
-            return Recommendation(lead, (), _gate_command(findings, worst))
-        needed = smallest_deciding_n(DEFAULT_ALPHA, paired=True, tests=len(worst.sides.pairs))
-        more = _with_repeats(findings, needed) if worst.undecided and not worst.failed else ""
-        command = more or _gate_command(findings, worst)
-        return Recommendation(lead, (("why", _why_not(worst)),), command)
-    reasons = [(arm(one.sides.head), _why_not(one)) for one in judged]
-    return Recommendation(f"{_NONE}no arm passed and improved.", tuple(reasons))
+        reasons += [("faster at a price too", other) for other in others]
+        reasons += [(heads[id(one)], _why_not(one)) for one in judged if one not in faster]
+    elif all(one.regressed for one in judged):
+        lead, reasons = f"Recommended: {base}, since {head} regressed.", _decided(best)
+    elif len(judged) > 1:
+        lead, command = f"{_NONE}no arm passed and improved.", ""
+        reasons += [(heads[id(one)], _why_not(one)) for one in judged]
+    elif best.failed or best.undecided:
+        lead, reasons = f"{_NONE}{head} is not decided.", [("why", _why_not(best))]
+        if not best.failed:
+            needed = smallest_deciding_n(DEFAULT_ALPHA, paired=True, tests=len(best.sides.pairs))
+            command = _with_repeats(findings, needed) or command
+    else:
+        lead = f"{_NONE}{head} is equivalent in all that is required."
+    return lead, reasons, command
 
 
 def _arm(findings: Findings, side: str) -> str:
-    """A side by its arm alone, where the report is on one sweep."""
-    if len(findings.sweeps) > 1:
-        return side
-    return f"arm {side.removeprefix(f'{findings.sweeps[0].id} [').removesuffix(']')}"
+    """A side, `SWEEP [arm]`, by its arm alone, where the report is on one sweep."""
+    arm = side.rpartition(" [")[2].removesuffix("]")
+    return side if len(findings.sweeps) > 1 else f"arm {arm}"
 
 
-def _gate_command(findings: Findings, judged: Verdicts) -> str:
-    """What prints the verdicts of `judged`; "" where its sweep is not one of the report's."""
-    for sweep in findings.sweeps:
-        arms = [
-            name.removeprefix(f"{sweep.id} [") for name in (judged.sides.base, judged.sides.head)
-        ]
-        base, head = (arm.removesuffix("]") for arm in arms)
-        if {base, head} <= set(sweep.arms):
-            return shlex.join(["mfsdp-bench", "gate", sweep.id, "--base", base, "--head", head])
-    return ""
+def _gate_command(judged: Verdicts) -> str:
+    """What prints its verdicts."""
+    sweep, _, base = judged.sides.base.removesuffix("]").rpartition(" [")
+    head = judged.sides.head.removesuffix("]").rpartition(" [")[2]
+    return shlex.join(["mfsdp-bench", "gate", sweep, "--base", base, "--head", head])
 
 
 def _improved(result: Verdicts) -> list[Judgement]:
@@ -139,10 +109,10 @@ def _times(result: Verdicts) -> list[Judgement]:
 
 def _is_faster_at_a_price(result: Verdicts) -> bool:
     """With the losses of the base: what a metric that regressed is worth, nobody has said."""
-    worse = {one.metric for one in result.of("regressed")} - {STEP_TIME.name}
-    slower = [one for one in result.of("regressed") if one.metric == STEP_TIME.name]
-    losses = [one.verdict for one in result.judgements if one.metric in CURVES]
-    return bool(_times(result) and worse) and not slower and {*losses} == {"equivalent"}
+    worse = {one.metric for one in result.of("regressed")}
+    losses = {one.verdict for one in result.judgements if one.metric in CURVES}
+    is_faster = bool(_times(result) and worse) and STEP_TIME.name not in worse
+    return is_faster and losses == {"equivalent"}
 
 
 def _mean_log_time(result: Verdicts) -> float:
@@ -161,20 +131,18 @@ def _decided(result: Verdicts) -> _Reasons:
 
 def _by_metric(result: Verdicts, wanted: Sequence[Judgement]) -> _Reasons:
     """What improved or regressed, by metric, each with the cell whose change is smallest."""
-    by_metric: dict[str, list[Judgement]] = {}
-    for one in wanted:
-        by_metric.setdefault(one.metric, []).append(one)
     cells = len({one.cell for one in result.judgements})
     reasons = []
-    for metric, found in by_metric.items():
+    for metric in dict.fromkeys(one.metric for one in wanted):
+        found = [one for one in wanted if one.metric == metric]
         least = min(found, key=lambda one: abs(one.change or 0.0))
         many = f"{len(found)} of {quantity.counted(cells, 'cell')}"
         where = f", least in {least.cell}" if len(found) > 1 else ""
-        reasons.append((metric, f"{least.verdict} in {many}{where}: {_of_judgement(least)}"))
+        reasons.append((metric, f"{least.verdict} in {many}{where}: {_change_text(least)}"))
     return reasons
 
 
-def _of_judgement(one: Judgement) -> str:
+def _change_text(one: Judgement) -> str:
     runs = quantity.counted(one.n_head, "block") if one.paired else f"n={one.n_head}"
     if one.time_ratio is None or one.throughput_ratio is None:
         return f"{quantity.change(one.change, 2, exact=True)}, {runs}"
@@ -187,47 +155,36 @@ def _of_judgement(one: Judgement) -> str:
 
 
 def _why_not(result: Verdicts) -> str:
+    undecided = result.of("inconclusive")
     if result.failed:
         return "not everything was measured"
     if result.regressed:
         return "; ".join(f"{metric} {text}" for metric, text in _decided(result))
-    open_cells = result.of("inconclusive")
-    if open_cells:
-        cells = quantity.counted(len({one.cell for one in result.judgements}), "cell")
-        first = open_cells[0]
-        return (
-            f"{len(open_cells)} of {cells} undecided; {first.cell}, {first.metric}: {first.reason}"
-        )
-    return "equivalent in all that is required"
+    if not undecided:
+        return "equivalent in all that is required"
+    first, cells = undecided[0], len({one.cell for one in result.judgements})
+    many = f"{len(undecided)} of {quantity.counted(cells, 'cell')} undecided"
+    return f"{many}; {first.cell}, {first.metric}: {first.reason}"
 
 
-def _of_cells(findings: Findings) -> Recommendation:
-    compared = [row for group in findings.parity for row in group.compared]
-    agreeing = [row for row in compared if row.verdict == "parity"]
-    if not agreeing:
-        why = (
-            "no loss is that of its reference"
-            if compared
-            else "no two cells are of one dtype policy"
-        )
-        return Recommendation(f"{_NONE}{why}.")
-    changes = _in_parity(findings, _of_one_policy(findings))
+def _of_cells(findings: Findings) -> _Advice:
+    compared = [row.verdict for group in findings.parity for row in group.compared]
+    if "parity" not in compared:
+        others = "no loss is that of its reference" if compared else ""
+        return f"{_NONE}{others or 'no two cells are of one dtype policy'}.", [], ""
+    changes = _in_parity(findings)
     if changes and not _is_single(changes):
         return _of_intervals(findings, changes)
-    return _of_single_runs(findings, len(agreeing), len(compared))
-
-
-def _of_single_runs(findings: Findings, agreeing: int, compared: int) -> Recommendation:
-    """Losses, memory and bytes repeat from run to run: one run decides them, and no time."""
-    needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=compared)
-    of_all = f"{agreeing} of {quantity.counted(compared, 'cell')}"
+    # Losses, memory and bytes repeat from run to run: one run decides them, and no time.
+    needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(compared))
+    of_all = f"{compared.count('parity')} of {quantity.counted(len(compared), 'cell')}"
     reasons = [
         ("losses", f"those of {of_all} agree with the reference's"),
         *((f"memory, {g.label}", text) for g in findings.parity if (text := _least_memory(g))),
         ("step times", f"not decided: {needed} runs of each cell could"),
     ]
     lead = "One run of each cell decides losses, memory and bytes, and no step time."
-    return Recommendation(lead, tuple(reasons), _with_repeats(findings, needed))
+    return lead, reasons, _with_repeats(findings, needed)
 
 
 def _with_repeats(findings: Findings, repeats: int) -> str:
@@ -239,7 +196,7 @@ def _with_repeats(findings: Findings, repeats: int) -> str:
         return ""
     if "--repeat" in words[:-1]:
         at = words.index("--repeat")
-        words = words[:at] + words[at + 2 :]
+        del words[at : at + 2]
     return shlex.join(["mfsdp-bench", *words, "--repeat", str(repeats)])
 
 
@@ -251,14 +208,12 @@ def _least_memory(group: ParityGroup) -> str:
         return ""
     least = min(alike, key=lambda cell: cell.value(metric) or math.inf)
     change = change_between(group.reference, least)
-    if not _memory_saved(change):
+    if not _saves_memory(change):
         return f"no cell needs less than {group.reference.name}"
     sent = change.others.get(WIRE_BYTES.name)
-    return (
-        f"{least.name} needs least: {metric.title} {quantity.change(change.memory_change)} against "
-        f"{group.reference.name}"
-        + (f", for bytes sent {quantity.change(sent)}" if sent is not None else "")
-    )
+    bytes_sent = "" if sent is None else f", for bytes sent {quantity.change(sent)}"
+    memory = f"{metric.title} {quantity.change(change.memory_change)}"
+    return f"{least.name} needs least: {memory} against {group.reference.name}{bytes_sent}"
 
 
 def fastest_so_far(findings: Findings) -> list[str]:
@@ -266,38 +221,39 @@ def fastest_so_far(findings: Findings) -> list[str]:
 
     Nothing either where the machine was busy with other work.
     """
-    changes = _in_parity(findings, _of_one_policy(findings))
+    changes = _in_parity(findings)
     is_busy = busiest_start(run.record for cell in findings.cells for run in cell.runs)
     if findings.judged or is_busy or not _is_single(changes):
         return []
-    by_base: dict[str, list[Change]] = {}
-    for change in changes:
-        by_base.setdefault(change.base.name, []).append(change)
-    best = (max(members, key=lambda c: c.throughput_ratio or 0.0) for members in by_base.values())
-    return [_so_far(one) for one in best]
+    sentences = []
+    for base in dict.fromkeys(change.base.name for change in changes):
+        of_base = [change for change in changes if change.base.name == base]
+        best = max(of_base, key=lambda change: change.throughput_ratio or 0.0)
+        which = f"none was faster than {base}; the nearest was {best.head.name}"
+        if (best.time_change or 0.0) < 0:
+            which = f"the fastest was {best.head.name}, against {base}"
+        sentences.append(
+            f"{best.base.dtypes}, not decided: {which}: time {quantity.change(best.time_change)}, "
+            f"throughput {quantity.change(best.throughput_change)}, throughput ratio "
+            f"{quantity.ratio(best.throughput_ratio)} ({best.sample_note})."
+        )
+    return sentences
 
 
-def _so_far(best: Change) -> str:
-    if (best.time_change or 0.0) < 0:
-        which = f"the fastest was {best.head.name}, against {best.base.name}"
-    else:
-        which = f"none was faster than {best.base.name}; the nearest was {best.head.name}"
-    return (
-        f"{best.base.dtypes}, not decided: {which}: time {quantity.change(best.time_change)}, "
-        f"throughput {quantity.change(best.throughput_change)}, throughput ratio "
-        f"{quantity.ratio(best.throughput_ratio)} ({best.sample_note})."
-    )
+def _in_parity(findings: Findings) -> list[Change]:
+    """Changes of time within a dtype policy, of cells with the losses of its reference.
 
-
-def _of_one_policy(findings: Findings) -> list[Change]:
-    """Changes of time within a dtype policy, against its own reference or the one that is named."""
+    Against the policy's own reference, or the one that is named.
+    """
     found = findings.changes if findings.reference_was_named else findings.within_policy
-    return [c for c in found if c.time_change is not None and c.base.dtypes == c.head.dtypes]
-
-
-def _in_parity(findings: Findings, changes: Sequence[Change]) -> list[Change]:
-    rows = {row.cell.name: row.verdict for group in findings.parity for row in group.rows}
-    return [change for change in changes if rows.get(change.head.name) in ("parity", "reference")]
+    verdicts = {row.cell.name: row.verdict for group in findings.parity for row in group.rows}
+    return [
+        change
+        for change in found
+        if change.time_change is not None
+        and change.base.dtypes == change.head.dtypes
+        and verdicts.get(change.head.name) in ("parity", "reference")
+    ]
 
 
 def _is_single(changes: Sequence[Change]) -> bool:
@@ -305,7 +261,7 @@ def _is_single(changes: Sequence[Change]) -> bool:
 
 
 def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgement]:
-    """The step time of every head, with its interval; runs of two cells are never in turn."""
+    """The step time of every head, with its interval; runs of two cells are never interleaved."""
     policy = Policy()
     rule = policy.rules[STEP_TIME.name]
     pairs = [
@@ -320,47 +276,47 @@ def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgemen
     return judge_intervals(cases, STEP_TIME, rule, policy.alpha)
 
 
-def _of_intervals(findings: Findings, changes: Sequence[Change]) -> Recommendation:
-    both = list(zip(changes, _step_times(changes, findings.store), strict=True))
-    by_verdict: dict[str, list[tuple[Change, Judgement]]] = {}
-    for pair in sorted(both, key=lambda pair: pair[1].ratio or math.inf):
-        by_verdict.setdefault(pair[1].verdict, []).append(pair)
-    if faster := by_verdict.get("improved"):
+def _of_intervals(findings: Findings, changes: Sequence[Change]) -> _Advice:
+    judged = list(zip(changes, _step_times(changes, findings.store), strict=True))
+    judged.sort(key=lambda pair: pair[1].ratio or math.inf)
+    faster, undecided, equal = (
+        [pair for pair in judged if pair[1].verdict == verdict]
+        for verdict in ("improved", "inconclusive", "equivalent")
+    )
+    smaller = [pair for pair in equal if _saves_memory(pair[0])]
+    if faster:
         return _in_place(*faster[0])
-    if undecided := by_verdict.get("inconclusive"):
+    if undecided:
         change, one = undecided[0]
         needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(changes))
+        command = _with_repeats(findings, max(needed, one.n_head + 1))
         lead = f"{_NONE}{change.head.name} against {change.base.name} is not decided."
-        repeats = max(needed, one.n_head + 1)
-        return Recommendation(lead, (("why", one.reason),), _with_repeats(findings, repeats))
-    equal = by_verdict.get("equivalent", [])
-    smaller = [pair for pair in equal if _memory_saved(pair[0])]
+        return lead, [("why", one.reason)], command
     if smaller:
         return _in_place(*min(smaller, key=lambda pair: pair[0].memory_change or 0.0))
     if equal:
         many = quantity.counted(len(equal), "cell")
-        return Recommendation(f"{_NONE}{many} as fast as the reference, in as much memory.")
+        return f"{_NONE}{many} as fast as the reference, in as much memory.", [], ""
     bases = ", ".join(dict.fromkeys(change.base.name for change in changes))
-    change, one = min(both, key=lambda pair: pair[1].ratio or math.inf)
+    change, one = judged[0]
     lead = f"Recommended: {bases}. The nearest, {change.head.name}, is slower."
-    return Recommendation(lead, (("step time", _of_judgement(one)),))
+    return lead, [("step time", _change_text(one))], ""
 
 
-def _in_place(change: Change, one: Judgement) -> Recommendation:
+def _in_place(change: Change, one: Judgement) -> _Advice:
     """Head recommended: by its time, or by its memory at equal time."""
-    memory = [("memory", text)] if (text := _memory(change)) else []
-    time = ("step time", f"{one.verdict}: {_of_judgement(one)}")
-    losses = ("losses", "those of the reference")
+    time = ("step time", f"{one.verdict}: {_change_text(one)}")
+    memory = [("memory", text)] if (text := _memory_text(change)) else []
     lead = f"Recommended: {change.head.name} in the place of {change.base.name}."
-    return Recommendation(lead, (time, *memory, losses))
+    return lead, [time, *memory, ("losses", "those of the reference")], ""
 
 
-def _memory(change: Change) -> str:
+def _memory_text(change: Change) -> str:
     metric, moved = change.memory_metric, change.memory_change
     if metric is None or moved is None or abs(moved) < threshold(metric):
         return ""
     return f"{metric.title} {quantity.change(moved)}"
 
 
-def _memory_saved(change: Change) -> bool:
-    return bool(_memory(change)) and (change.memory_change or 0.0) < 0
+def _saves_memory(change: Change) -> bool:
+    return bool(_memory_text(change)) and (change.memory_change or 0.0) < 0

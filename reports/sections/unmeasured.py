@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from reports.findings import Findings
 from reports.renderers import quantity
-from reports.renderers.document import Block, Bullets, Heading, Paragraph, Section, TableBlock
+from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock, note
 from reports.renderers.table import Row, Table
 from reports.views.cells import Cell, Run
 from reports.views.no_number import why_no_time
@@ -18,81 +20,50 @@ _MEANING = {
 }
 
 
-def unmeasured(findings: Findings) -> Section:
+def unmeasured(findings: Findings) -> Iterator[Block]:
     """Failed, damaged, unsteady and running runs; pruned, merged and missing cells; damage."""
-    blocks: list[Block] = [*_runs(findings), *_pruned(findings), *_others(findings)]
-    if not blocks:
-        blocks = [Paragraph("Every planned cell was measured.")]
-    return Section("not-measured", "Not measured", tuple(blocks))
+    runs = [(cell, run) for cell in findings.cells for run in cell.runs if run.kind != "measured"]
+    pruned = [cell for sweep in findings.sweeps for cell in sweep.pruned]
+    left_out = tuple(_left_out(findings))
+    problems = dict.fromkeys(text for sweep in findings.sweeps for text in sweep.problems)
+    if runs:
+        yield Heading("Runs without a time")
+        titles = "cell | class | state | reason | run | steps | rank"
+        yield TableBlock(Table.of(titles, (_row(*one) for one in runs), left=5))
+        kinds = dict.fromkeys(run.kind for _, run in runs)
+        meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
+        yield note(meanings[0].upper() + meanings[1:] + ".")
+    if pruned:
+        yield Heading("Pruned when planned")
+        rows = ((cell.id, cell.rule, cell.reason) for cell in pruned)
+        yield TableBlock(Table.of("cell | rule | reason", rows, left=3))
+    if left_out:
+        yield Heading("Left out or missing")
+        yield Bullets(left_out)
+    if problems:
+        yield Heading("Damaged files")
+        yield Bullets(tuple(("", text) for text in problems))
+    if not (runs or pruned or left_out or problems):
+        yield Paragraph("Every planned cell was measured.")
 
 
-def _runs(findings: Findings) -> list[Block]:
-    rows = []
-    kinds: dict[str, None] = {}
-    for cell in findings.cells:
-        for run in cell.runs:
-            if run.kind != "measured":
-                kinds[run.kind] = None
-                rows.append(_run_row(cell, run))
-    if not rows:
-        return []
-    meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
-    return [
-        Heading("Runs without a time"),
-        TableBlock(Table.of("cell | class | state | reason | run | steps | rank", rows, left=5)),
-        Paragraph(meanings[0].upper() + meanings[1:] + ".", tone="note"),
-    ]
-
-
-def _run_row(cell: Cell, run: Run) -> Row:
-    record = run.record
-    status = record.status
+def _row(cell: Cell, run: Run) -> Row:
+    record, status = run.record, run.record.status
     steps = min((len(samples) for samples in record.steps.values()), default=0)
     rank = quantity.MISSING if status.failed_rank is None else str(status.failed_rank)
-    texts = (
-        cell.name,
-        run.kind,
-        status.state,
-        why_no_time(run),
-        record.run_id,
-        f"{steps} of {record.resolved.train.steps}",
-        rank,
-    )
+    of_all = f"{steps} of {record.resolved.train.steps}"
+    texts = (cell.name, run.kind, status.state, why_no_time(run), record.run_id, of_all, rank)
     return Row(texts, "unsteady" if run.kind in ("unsteady", "stopped", "running") else "bad")
 
 
-def _pruned(findings: Findings) -> list[Block]:
-    pruned = [cell for sweep in findings.sweeps for cell in sweep.pruned]
-    if not pruned:
-        return []
-    rows = ((cell.id, cell.rule, cell.reason) for cell in pruned)
-    table = Table.of("cell | rule | reason", rows, left=3)
-    return [Heading("Pruned when planned"), TableBlock(table)]
-
-
-def _others(findings: Findings) -> list[Block]:
-    items: list[tuple[str, str]] = []
+def _left_out(findings: Findings) -> Iterator[tuple[str, str]]:
     for sweep in findings.sweeps:
-        items += [(name, "planned, but has no run yet") for name in sweep.not_run]
-        items += [(name, f"the same run as {other}, listed there") for name, other in sweep.merged]
+        yield from ((name, "planned, but has no run yet") for name in sweep.not_run)
+        yield from ((n, f"the same run as {other}, listed there") for n, other in sweep.merged)
         if sweep.stale:
             runs = quantity.counted(sweep.stale, "run")
-            items.append((sweep.id, f"{runs} of configurations no longer planned, left out"))
-    items += [
-        (
-            cell.name,
-            f"{quantity.counted(cell.superseded, 'older run')} left out (other code, retried)",
-        )
-        for cell in findings.cells
-        if cell.superseded
-    ]
-    problems = dict.fromkeys(text for sweep in findings.sweeps for text in sweep.problems)
-    blocks: list[Block] = []
-    if items:
-        blocks += [Heading("Left out or missing"), Bullets(tuple(items))]
-    if problems:
-        blocks += [
-            Heading("Damaged files"),
-            Bullets(tuple(("", text) for text in problems)),
-        ]
-    return blocks
+            yield sweep.id, f"{runs} of configurations no longer planned, left out"
+    for cell in findings.cells:
+        if cell.superseded:
+            runs = quantity.counted(cell.superseded, "older run")
+            yield cell.name, f"{runs} left out (other code, retried)"

@@ -307,8 +307,7 @@ def found_with_log(
 
 def warnings(findings: Findings) -> list[str]:
     """What the first section of a report warns of."""
-    blocks = what_ran(findings).blocks
-    return [b.text for b in blocks if isinstance(b, Paragraph) and b.tone == "warning"]
+    return [b.text for b in what_ran(findings) if isinstance(b, Paragraph) and b.tone == "warning"]
 
 
 def sample(step: int, milliseconds: float = 100.0, **changes: Any) -> StepSample:

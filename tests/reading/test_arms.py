@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from bench.derive.hardware import hardware_key
 from bench.store import ResultsStore
 from reports.build import write_report
 from reports.findings import find
-from reports.renderers.document import Bullets, Facts, Section, TableBlock
+from reports.renderers.document import Block, Bullets, Facts, TableBlock
 from reports.sections.comparison import arms_section
 from reports.sections.what_ran import what_ran
 from reports.views.sweep_view import load_sweeps
@@ -41,9 +42,8 @@ def found_in(store: ResultsStore, *sweeps: str, reference: str | None = None):
     return find(store, views, reference)
 
 
-def tables(section: Section | None) -> list[list[tuple[str, ...]]]:
-    assert section is not None
-    return [[r.cells for r in b.table.rows] for b in section.blocks if isinstance(b, TableBlock)]
+def tables(blocks: Iterable[Block]) -> list[list[tuple[str, ...]]]:
+    return [[r.cells for r in b.table.rows] for b in blocks if isinstance(b, TableBlock)]
 
 
 def test_html_and_markdown_hold_what_compare_prints(raced, tmp_path):
@@ -59,12 +59,12 @@ def test_html_and_markdown_hold_what_compare_prints(raced, tmp_path):
 def test_a_damaged_calibration_does_not_cost_the_report(raced):
     record = load_sweeps(raced, ["gate"])[0].cells[0].runs[0].record
     raced.noise.write(hardware_key(record).slug, '{"noise_version": 1}')
-    section = arms_section(found_in(raced))
-    times, others = tables(section)
+    blocks = list(arms_section(found_in(raced)))
+    times, others = tables(blocks)
     assert [(row[0], row[2]) for row in times] == [("ddp", "improved"), ("zero3", "improved")]
     assert all(" to " in row[4] for row in times)
     assert ("zero3", "memory (ledger peak)", "regressed") in [row[:3] for row in others]
-    (remarks,) = [b for b in section.blocks if isinstance(b, Bullets)]
+    (remarks,) = [b for b in blocks if isinstance(b, Bullets)]
     assert any("calibration" in text for name, text in remarks.items if name == "left out")
 
 
@@ -98,7 +98,7 @@ def test_arms_are_counted_in_the_order_of_the_plan_and_one_that_never_ran_is_nam
     (view,) = load_sweeps(store, ["gate"])
     assert view.arms == ("torch", "ours")
     assert view.not_run == ("ddp [ours]", "zero3 [ours]")
-    (facts,) = [b for b in what_ran(find(store, [view])).blocks if isinstance(b, Facts)]
+    (facts,) = [b for b in what_ran(find(store, [view])) if isinstance(b, Facts)]
     assert facts.items[0] == ("Measured", "2 of 4 arms of cells, 1 pruned")
     record_arms(store, {"b": Arm(), "a": Arm()}, sweep="order", blocks=1, cells=TWO)
     plan = store.read_plan("order")

@@ -82,8 +82,8 @@ def test_devices_and_parts_of_steps_are_shown_with_retries_and_drift(store):
     environment = {"runtime": {"devices": [report, report]}}
     record = replace(run.record, steps=steps, environment=environment)
     cell = replace(findings.cells[0], runs=(type(run).of(record),))
-    section = phases_section(replace(findings, cells=[cell]))
-    parts, devices = (b.table.rows[0].cells for b in section.blocks if isinstance(b, TableBlock))
+    blocks = phases_section(replace(findings, cells=[cell]))
+    parts, devices = (b.table.rows[0].cells for b in blocks if isinstance(b, TableBlock))
     assert parts == ("one", "31.00", "60.00", "101.0", "40.00")
     steady = cell.measured[0].summary.steady
     assert devices == (

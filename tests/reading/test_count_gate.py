@@ -17,7 +17,6 @@ from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
 from reports.compare.sides import samples_of, sides_of_baseline
 from reports.compare.text import to_terminal, verdicts
-from reports.renderers.document import TableBlock
 from reports.sections.steps import counts_section
 
 RATES = Rates(
@@ -173,8 +172,7 @@ def test_a_side_without_counts_is_named(store, tmp_path, head, text, copies):
 
 def test_a_report_says_what_a_step_does_where_it_was_counted(store):
     cells = {"counted": Recorded(CELLS["zero3"], counts=BASE), "plain": Recorded(CELLS["ddp"])}
-    section = counts_section(findings_of(store, cells))
-    (table,) = (block.table for block in section.blocks if isinstance(block, TableBlock))
+    (table,) = (block.table for block in counts_section(findings_of(store, cells)))
     assert [(row.cells[0], row.cells[-1]) for row in table.rows] == [("counted", "83.33")]
 
 

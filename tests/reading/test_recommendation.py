@@ -19,6 +19,7 @@ from recorded_runs import (
 from bench.spec import EngineSpec
 from reports.build import build_document
 from reports.findings import find
+from reports.renderers.document import Bullets, Code
 from reports.sections.recommendation import fastest_so_far, recommendation
 from reports.views.sweep_view import load_sweeps
 
@@ -34,9 +35,13 @@ def found(store, *sweeps: str, reference: str | None = None):
 
 def said(findings) -> str:
     """The whole recommendation as a text: its sentence, its reasons, its command."""
-    one = recommendation(findings)
-    reasons = [f"{name}: {text}" for name, text in one.reasons]
-    return "\n".join([one.lead, *reasons, *([f"$ {one.command}"] if one.command else [])])
+    lines = []
+    for block in recommendation(findings):
+        if isinstance(block, Bullets):
+            lines += [f"{name}: {text}" for name, text in block.items]
+        else:
+            lines.append(f"$ {block.text}" if isinstance(block, Code) else block.text)
+    return "\n".join(lines)
 
 
 def measure(store, cells, runs: int = 6) -> None:
@@ -64,7 +69,7 @@ def test_single_runs_decide_losses_memory_and_bytes_and_say_how_many_decide_time
         "$ mfsdp-bench run 'my sweep.yaml' --repeat 6",
     ]
     first = build_document(found(store)).sections[0].blocks
-    assert first[:3] == tuple(recommendation(found(store)).blocks)
+    assert first[:3] == tuple(recommendation(found(store)))
     fp32, bf16 = fastest_so_far(found(store))
     assert fp32.startswith("fp32, not decided: none was faster than ddp-fp32; the nearest was ")
     assert bf16.startswith("bf16, main fp32, ")

@@ -12,8 +12,8 @@ from recorded_runs import quickstart_cells, recorded_cell
 
 from bench.derive.metrics import LOSS, STEP_TIME, THROUGHPUT
 from reports.renderers import markdown, quantity, terminal
-from reports.renderers.html import _breakable
 from reports.renderers.printable import printable
+from reports.renderers.render import breakable
 from reports.renderers.table import Row, Table, folded
 from reports.sections.cell_table import best_cells
 
@@ -204,7 +204,7 @@ def test_quantities_are_written_with_their_unit(shown, expected):
     ],
 )
 def test_a_name_may_be_broken_at_its_joints_and_stays_escaped(text: str, shown: str) -> None:
-    assert str(_breakable(text)) == shown
+    assert str(breakable(text)) == shown
 
 
 def test_a_column_that_says_the_same_everywhere_is_said_once():

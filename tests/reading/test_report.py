@@ -16,7 +16,7 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports import build
 from reports.build import write_report
-from reports.renderers.document import Paragraph, Section
+from reports.renderers.document import Paragraph
 
 HOSTILE = '<script>alert("x")</script>|`$\\alpha$`\x1b[31m'
 
@@ -253,9 +253,9 @@ def test_an_out_folder_that_is_a_file_is_a_usage_error(quickstart_root, tmp_path
 
 def test_a_section_is_a_function_in_one_list(store, tmp_path, monkeypatch):
     def toy(findings):
-        return Section("toy", "Toy", (Paragraph(f"{len(findings.cells)} cells of a toy"),))
+        yield Paragraph(f"{len(findings.cells)} cells of a toy")
 
-    monkeypatch.setattr(build, "SECTIONS", [*build.SECTIONS, toy])
+    monkeypatch.setattr(build, "SECTIONS", [*build.SECTIONS, ("toy", "Toy", toy)])
     record_run(store, Recorded(resolved_run(), cell="a"))
     write_plan(store, [("a", resolved_run())])
     paths = write_report(store, ["quickstart"], tmp_path)

@@ -75,7 +75,7 @@ def test_cells_that_differ_in_one_switch_are_held_to_what_it_may_change(
     assert [row.kind for row in table.rows] == ["plain", kind]
     (row,) = [row.cells for row in table.rows if row.cells[0] == other.cell.name]
     assert {*shown} <= {*row, *table.rows[1].cells}
-    *_, sentences = [b for b in what_ran(found).blocks if isinstance(b, Bullets)]
+    *_, sentences = [b for b in what_ran(found) if isinstance(b, Bullets)]
     assert sentence is None or ("", sentence) in sentences.items
 
 

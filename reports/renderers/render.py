@@ -1,0 +1,59 @@
+"""One way out: blocks as text for a terminal or Markdown, a document as Markdown or a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from reports.renderers import markdown, terminal
+from reports.renderers.document import Block, Document
+from reports.renderers.printable import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
+
+Form = Literal["terminal", "md", "html"]
+_JOINT = re.compile(r"([_:-])(?=\w)")
+
+
+def render(content: Document | Iterable[Block], form: Form, *, opened: bool = True) -> str:
+    """Text in the form that is asked for.
+
+    html: one page that needs nothing from anywhere else, of documents only. Everything in it is
+    escaped but the figures, which this program has drawn itself. opened: whether a terminal shows
+    what is folded away too, and not its title alone.
+    """
+    if not isinstance(content, Document):
+        blocks = tuple(content)
+        return markdown.blocks(blocks) if form == "md" else terminal.blocks(blocks, opened=opened)
+    return _page().render(document=content) if form == "html" else markdown.document(content)
+
+
+def breakable(text: str) -> Markup:
+    """Escaped text that may be broken after the joints of a name, so that tables stay narrow."""
+    from markupsafe import Markup, escape
+
+    # A plain str: joining pieces of Markup would escape them again.
+    return Markup(_JOINT.sub(r"\1<wbr>", str(escape(printable(text)))))
+
+
+@cache
+def _page() -> Template:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    # matplotlib escapes text in the figures; see the tests with hostile names.
+    environment.filters |= {"plain": printable, "breakable": breakable, "figure": Markup}
+    environment.filters["kind"] = lambda block: type(block).__name__
+    return environment.get_template("report.html.j2")
