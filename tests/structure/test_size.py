@@ -36,13 +36,13 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "reports: compare": (6037, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4943, (
+    "reports: report": (4563, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "examples/engines": (852, ("examples/",)),
     "tools": (1432, ("tools/",)),
-    "tests": (45253, ("tests/",)),
+    "tests": (45252, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
