@@ -15,7 +15,6 @@ import os
 import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import bench
@@ -27,25 +26,12 @@ CORE = _ROOT / "mfsdp_core"
 PATCHES = _ROOT / "tests" / "core" / "patches"
 
 
-@dataclass(frozen=True)
-class Bug:
-    """One bug, and the patch that puts it into the core."""
-
-    id: str
-    patch: Path
-
-    @classmethod
-    def of(cls, patch: Path) -> Bug:
-        """The bug in a patch file, which has the file's name."""
-        return cls(patch.stem, patch)
-
-
-#: In the order of their numbers.
-BUGS = tuple(Bug(f"R{n}", PATCHES / "historical" / f"R{n}.patch") for n in range(1, 24))
-UNLISTED = tuple(map(Bug.of, sorted(PATCHES.glob("unlisted/*.patch"))))
+#: Patches in the order of their numbers.
+BUGS = tuple(PATCHES / "historical" / f"R{number}.patch" for number in range(1, 24))
+UNLISTED = tuple(sorted(PATCHES.glob("unlisted/*.patch")))
 #: Seen by tests alone.
-OWN_BUGS = tuple(map(Bug.of, sorted(PATCHES.glob("*.patch"))))
-BUG_BY_ID = {bug.id: bug for bug in (*BUGS, *UNLISTED, *OWN_BUGS)}
+OWN_BUGS = tuple(sorted(PATCHES.glob("*.patch")))
+BUG_BY_ID = {patch.stem: patch for patch in (*BUGS, *UNLISTED, *OWN_BUGS)}
 
 
 def copy_of_core(folder: Path, patch: Path | None = None) -> Path:
@@ -91,14 +77,14 @@ def inject(name: str, folder: Path) -> Path:
     Raises:
         UsageError: an unknown bug, a patch that does not fit, or a folder that exists.
     """
-    bug = BUG_BY_ID.get(name) or Bug.of(Path(name))
-    if not bug.patch.is_file():
+    patch = BUG_BY_ID.get(name, Path(name))
+    if not patch.is_file():
         raise UsageError(f"expected FILE.patch or its name in {PATCHES}, as R1; found {name}")
     try:
         folder.mkdir(parents=True)
     except OSError as error:
         raise UsageError(f"cannot make the folder {folder}: {error.strerror}") from error
-    return copy_of_core(folder, bug.patch)
+    return copy_of_core(folder, patch)
 
 
 def main(arguments: list[str]) -> int:

@@ -16,7 +16,6 @@ import contextlib
 import json
 import os
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -24,6 +23,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final, Literal
@@ -169,53 +169,41 @@ def stream(
     seconds: float,
     on_line: Callable[[str], None],
     *,
+    log: Path,
     environment: dict[str, str] | None = None,
-    grace_seconds: float = GRACE_SECONDS,
 ) -> tuple[int | None, str]:
-    """Run `command` and hand over each line as it comes, for at most `seconds`.
+    """Run `command`, which prints to `log`, and hand over each line, for at most `seconds`.
 
     Then it is interrupted, its last lines are read, and all that it has started is killed. Returns
     the exit code; at the limit None, and the beginning of a line that was not complete.
     """
     options: dict[str, Any] = {"cwd": ROOT, "env": environment, "stdin": subprocess.DEVNULL}
-    options |= {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "start_new_session": True}
-    with subprocess.Popen(command, **options) as process:
-        rest = unfinished = b""
+    options |= {"stderr": subprocess.STDOUT, "start_new_session": True}
+    rest = unfinished = b""
+    with (
+        log.open("wb") as out,
+        log.open("rb") as printed,
+        subprocess.Popen(command, stdout=out, **options) as process,
+    ):
         try:
-            for limit, ends in ((seconds, False), (grace_seconds, True)):
-                if ends:
+            for limit, is_over in ((seconds, False), (GRACE_SECONDS, True)):
+                if is_over:
                     unfinished = rest
                     process.send_signal(signal.SIGINT)
-                for chunk in _chunks(process, limit):
-                    *lines, rest = (rest + chunk).split(b"\n")
+                end, ended = time.monotonic() + limit, False
+                while not ended and time.monotonic() < end:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        process.wait(_LOOK_SECONDS)
+                    ended = process.poll() is not None
+                    *lines, rest = (rest + printed.read()).split(b"\n")
                     for line in lines:
                         on_line(line.decode(errors="replace"))
-                if process.poll() is not None:
+                if ended:
                     break
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-    return None if ends else process.returncode, unfinished.decode(errors="replace")
-
-
-def _chunks(process: subprocess.Popen[Any], seconds: float) -> Iterator[bytes]:
-    """What `process` prints until it ends; a child of its own may keep the pipe open."""
-    assert process.stdout is not None
-    end = time.monotonic() + seconds
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ)
-        while (left := end - time.monotonic()) > 0:
-            ended = process.poll() is not None
-            if selector.select(0 if ended else min(left, _LOOK_SECONDS)):
-                chunk = os.read(process.stdout.fileno(), 1 << 16)
-                yield chunk
-                if chunk:
-                    continue
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(left)
-                return
-            if ended:
-                return
+    return None if is_over else process.returncode, unfinished.decode(errors="replace")
 
 
 _CASE = re.compile(
@@ -252,14 +240,9 @@ def run_part(name: str, device: Device, ranks: int, out: Path, seconds: float) -
     if {"run", "validate"} & {*command}:
         command += ["--results", str(records.resolve())]
     findings.keep(ranks=ranks, device=device, command=command, **origin())
-    with (out / f"{name}.log").open("w") as log:
-
-        def on_line(line: str) -> None:
-            log.write(f"{line}\n")
-            log.flush()
-            note_line(line, findings)
-
-        code, unfinished = stream(command, seconds, on_line, environment=environment(device))
+    log = out / f"{name}.log"
+    noted = partial(note_line, findings=findings)
+    code, unfinished = stream(command, seconds, noted, log=log, environment=environment(device))
     if "run" in command:
         for finding in judged(part, records):
             findings.note(*finding)
@@ -268,7 +251,7 @@ def run_part(name: str, device: Device, ranks: int, out: Path, seconds: float) -
         findings.note(name, "ended at its limit", f"{seconds:g} s{doing}")
     elif code and ("run" not in command or not findings.states):
         # A sweep whose runs are too short for a time exits with 3; its runs are judged above.
-        findings.note(name, "failed", f"exit code {code}; see {out / name}.log")
+        findings.note(name, "failed", f"exit code {code}; see {log}")
     elif not findings.states:
         findings.note(name, "passed", "exit code 0")
     return findings.states

@@ -47,7 +47,7 @@ from bench.validate.fuzz import rank as program_rank
 from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.matrix import AnyCase, cases
 from bench.validate.session import MODULES, WorkerSettings, verdicts
-from tools.bug_in_a_copy import BUG_BY_ID, CORE, Bug, copy_of_core
+from tools.bug_in_a_copy import BUG_BY_ID, CORE, copy_of_core
 from tools.executed_lines import Lines, executed
 from tools.mutants import Mutant, sample
 
@@ -123,14 +123,14 @@ def _family(one: str) -> str:
     return one.partition("[")[0] if "::" in one else "/".join(one.split("/")[:3])
 
 
-def of_patch(bug: Bug) -> Change:
+def of_patch(patch: Path) -> Change:
     """The change that a patch makes."""
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
-        core = copy_of_core(Path(folder), bug.patch)
+        core = copy_of_core(Path(folder), patch)
         found = {str(path.relative_to(core)): path.read_text() for path in core.rglob("*.py")}
     originals = {str(path.relative_to(CORE)): path.read_text() for path in CORE.rglob("*.py")}
     changed = {file: new for file, new in sorted(found.items()) if originals.get(file) != new}
-    return Change.of(bug.id, True, changed)
+    return Change.of(patch.stem, True, changed)
 
 
 def of_mutant(mutant: Mutant) -> Change:
@@ -176,7 +176,7 @@ def _statements(source: str) -> Iterator[tuple[int, int]]:
 def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Change]:
     """All patches, and mutants of every room in turn; of `folder` its patches alone."""
     if folder is not None:
-        return [of_patch(Bug.of(patch)) for patch in sorted(folder.glob("*.patch"))]
+        return [of_patch(patch) for patch in sorted(folder.glob("*.patch"))]
     return [*map(of_patch, BUG_BY_ID.values()), *map(of_mutant, sample(seed, mutants))]
 
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from bench.testing.hang_clock import stretched
-from tools.bug_in_a_copy import BUGS, OWN_BUGS, Bug, copy_of_core
+from tools.bug_in_a_copy import BUGS, OWN_BUGS, copy_of_core
 
 TESTS = Path(__file__).parent
 _ROOT = TESTS.parents[1]
@@ -49,22 +49,22 @@ SEEN_BY_TESTS = {
     ),
 }
 #: Those of the table, and every bug that `validate` does not see.
-TESTED = (*(bug for bug in BUGS if bug.id in SEEN_BY_TESTS), *OWN_BUGS)
+TESTED = (*(bug for bug in BUGS if bug.stem in SEEN_BY_TESTS), *OWN_BUGS)
 
 
-def is_noticed(bug: Bug, folder: Path) -> bool:
+def is_noticed(bug: Path, folder: Path) -> bool:
     """Whether the tests of the table fail on a copy of the core with the bug, in `folder`."""
-    file, names = SEEN_BY_TESTS[bug.id]
+    file, names = SEEN_BY_TESTS[bug.stem]
     return is_noticed_by(file, names, bug, folder)
 
 
-def is_noticed_by(file: str, names: str, bug: Bug, folder: Path) -> bool:
+def is_noticed_by(file: str, names: str, bug: Path, folder: Path) -> bool:
     """Whether tests of `file`, chosen by a part of their names, fail on a copy with the bug.
 
     Raises:
         RuntimeError: the copy could not be tested, which proves nothing.
     """
-    copy_of_core(folder, bug.patch)
+    copy_of_core(folder, bug)
     shutil.copytree(TESTS, folder / "tests" / "core")
     shutil.copytree(_ROOT / "tools", folder / "tools")
     for name in ("conftest.py", "optional.py"):
@@ -82,5 +82,5 @@ def is_noticed_by(file: str, names: str, bug: Bug, folder: Path) -> bool:
         check=False,
     )
     if result.returncode not in (0, _TESTS_FAILED):
-        raise RuntimeError(f"{bug.id}: {result.stdout}{result.stderr}")
+        raise RuntimeError(f"{bug.stem}: {result.stdout}{result.stderr}")
     return result.returncode == _TESTS_FAILED

@@ -11,7 +11,7 @@ import pytest
 
 from bench.testing.hang_clock import stretched
 from mutants import SEEN_BY_TESTS, TESTED, TESTS, is_noticed
-from tools.bug_in_a_copy import BUG_BY_ID, BUGS, OWN_BUGS, Bug, copy_of_core
+from tools.bug_in_a_copy import BUG_BY_ID, BUGS, OWN_BUGS, copy_of_core
 
 #: A rank whose gradient is 1 + 4 x its rank everywhere prints its rows of the reduced one.
 RANK = """
@@ -31,7 +31,7 @@ dist.destroy_process_group()
 
 @pytest.mark.processes
 def test_r1_adds_the_mean_to_what_a_rank_contributed_to_it(tmp_path: Path) -> None:
-    core = copy_of_core(tmp_path, BUG_BY_ID["R1"].patch)
+    core = copy_of_core(tmp_path, BUG_BY_ID["R1"])
     commands = [[sys.executable, "-c", RANK, str(tmp_path / "store"), rank] for rank in "01"]
     ranks = [
         subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True)
@@ -43,13 +43,13 @@ def test_r1_adds_the_mean_to_what_a_rank_contributed_to_it(tmp_path: Path) -> No
 
 def test_every_known_bug_has_a_test() -> None:
     # R10 is the validator's alone.
-    assert SEEN_BY_TESTS.keys() == {bug.id for bug in (*BUGS, *OWN_BUGS)} - {"R10"}
+    assert SEEN_BY_TESTS.keys() == {bug.stem for bug in (*BUGS, *OWN_BUGS)} - {"R10"}
     for file, names in SEEN_BY_TESTS.values():
         assert names.partition(" and ")[0] in (TESTS / file).read_text()
 
 
 @pytest.mark.nightly
 @pytest.mark.processes
-@pytest.mark.parametrize("bug", TESTED, ids=lambda bug: bug.id)
-def test_a_test_notices_the_bug(bug: Bug, tmp_path: Path) -> None:
+@pytest.mark.parametrize("bug", TESTED, ids=lambda bug: bug.stem)
+def test_a_test_notices_the_bug(bug: Path, tmp_path: Path) -> None:
     assert is_noticed(bug, tmp_path)

@@ -83,7 +83,7 @@ def test_without_a_bug_numbers_are_the_oracles(ranks: RankPool, case: Case):
 )
 def test_a_bug_of_order_changes_numbers(bug: str, fork_server: ForkServer, tmp_path: Path) -> None:
     case = (FOUND | KNOWN)[bug]
-    patch = FOLDER / f"{bug}.patch" if bug in FOUND else BUG_BY_ID[bug].patch
+    patch = FOLDER / f"{bug}.patch" if bug in FOUND else BUG_BY_ID[bug]
     core, differences = copy_of_core(tmp_path, patch).parent, []
     difference_of = from_punctual if case is CAST else from_oracle
     with fork_server.workers(WORLD, core=core, prepare=enter_world) as ranks:
@@ -100,7 +100,7 @@ def test_no_stream_reads_main_weights_while_an_optimizer_step_writes_them(
     """What was gathered ahead is gathered again after the step, so no number tells of the bug."""
     assert not any(ranks.run(unordered_steps, AHEAD, 0))
     bug = BUG_BY_ID["an-optimizer-steps-while-a-gather-ahead-reads-its-weights"]
-    core = copy_of_core(tmp_path, bug.patch).parent
+    core = copy_of_core(tmp_path, bug).parent
     with fork_server.workers(WORLD, core=core, prepare=enter_world) as others:
         found = others.run(call_once, FunctionCall.of(unordered_steps, (AHEAD, 0)), seconds=60.0)
     assert any(one.value for one in found)

@@ -12,7 +12,7 @@ import pytest
 from tools import gpu_check
 from tools.gpu_check import DEVICE_TESTS, PARTS, ROOT, Findings, Part, note_line, run_part, stream
 
-#: Prints, and ends neither by itself nor when it is interrupted; its child keeps the pipe open.
+#: Prints, and ends neither by itself nor when it is interrupted; its child goes on.
 NEVER_ENDS = """
 import signal, subprocess, sys, time
 signal.signal(signal.SIGINT, lambda *_: print("interrupted", flush=True))
@@ -51,22 +51,23 @@ def own(command, **changes):
     return Part("?", ("-c", command), ("-c", command), **changes)
 
 
-def test_a_subprocess_that_never_ends_is_ended_and_its_lines_are_known(clock):
+def test_a_subprocess_that_never_ends_is_ended_and_its_lines_are_known(clock, tmp_path):
     lines = []
 
     def on_line(line):
         lines.append(line)
         clock.on_line(line)
 
-    found = stream((sys.executable, "-c", NEVER_ENDS), 3.0, on_line)
+    found = stream((sys.executable, "-c", NEVER_ENDS), 3.0, on_line, log=tmp_path / "log")
     assert found == (None, "a.py::two[a b] ")
     assert lines[0] == "a.py::one PASSED [ 50%]"
     assert lines[-1].endswith("interrupted")
 
 
-def test_a_child_that_keeps_the_pipe_open_does_not_hold_up_a_part_that_has_ended():
+def test_a_child_that_goes_on_does_not_hold_up_a_part_that_has_ended(tmp_path):
     code = NEVER_ENDS.partition("while True")[0] + "sys.exit(4)"
-    assert stream((sys.executable, "-c", code), 300.0, [].append) == (4, "")
+    found = stream((sys.executable, "-c", code), 300.0, [].append, log=tmp_path / "log")
+    assert found == (4, "")
 
 
 def test_what_a_part_found_before_its_limit_is_kept_and_the_next_part_runs(

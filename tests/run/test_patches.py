@@ -10,25 +10,25 @@ import pytest
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.matrix import cases
-from tools.bug_in_a_copy import BUG_BY_ID, BUGS, CORE, PATCHES, UNLISTED, Bug, apply, copy_of_core
+from tools.bug_in_a_copy import BUG_BY_ID, BUGS, CORE, PATCHES, UNLISTED, apply, copy_of_core
 from tools.kill_matrix import on_cases
 
 SEEN_FROM_OUTSIDE = (*BUGS, *UNLISTED)
 QUICK = cases("mfsdp", full=False)
-R1 = BUG_BY_ID["R1"].patch
+R1 = BUG_BY_ID["R1"]
 
 
 def test_every_file_of_the_folder_is_a_bug_with_a_title() -> None:
-    assert {bug.patch for bug in BUG_BY_ID.values()} == set(PATCHES.rglob("*.*"))
-    titles = [bug.patch.read_text().partition("\n\n")[0] for bug in BUG_BY_ID.values()]
+    assert {*BUG_BY_ID.values()} == set(PATCHES.rglob("*.*"))
+    titles = [bug.read_text().partition("\n\n")[0] for bug in BUG_BY_ID.values()]
     assert [one for one in titles if not one or one.startswith(("diff", "---"))] == []
 
 
-@pytest.mark.parametrize("bug", BUG_BY_ID.values(), ids=lambda bug: bug.id)
-def test_a_patch_still_fits_the_source(bug: Bug, tmp_path: Path) -> None:
-    core = copy_of_core(tmp_path, bug.patch)
+@pytest.mark.parametrize("bug", BUG_BY_ID.values(), ids=lambda bug: bug.stem)
+def test_a_patch_still_fits_the_source(bug: Path, tmp_path: Path) -> None:
+    core = copy_of_core(tmp_path, bug)
     changed = [f for f in core.rglob("*.py") if f.read_bytes() != original(f, core)]
-    named = set(re.findall(r"^\+\+\+ b/mfsdp_core/(\S+)", bug.patch.read_text(), re.MULTILINE))
+    named = set(re.findall(r"^\+\+\+ b/mfsdp_core/(\S+)", bug.read_text(), re.MULTILINE))
     assert {str(file.relative_to(core)) for file in changed} == named
     for file in changed:
         compile(file.read_text(), str(file), "exec")
@@ -65,14 +65,14 @@ def test_cases_notice_a_patch_and_nothing_else(fork_server: ForkServer, tmp_path
         (tmp_path / name).mkdir()
     copy_of_core(tmp_path / "plain")
     assert first_failure(tmp_path / "plain", ids) == {}
-    copy_of_core(tmp_path / "R2", BUG_BY_ID["R2"].patch)
+    copy_of_core(tmp_path / "R2", BUG_BY_ID["R2"])
     assert first_failure(tmp_path / "R2", [case.id for case in QUICK])["check"] == "gradients"
 
 
 @pytest.mark.nightly
 @pytest.mark.processes
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("bug", SEEN_FROM_OUTSIDE, ids=lambda bug: bug.id)
-def test_cases_notice_every_patch(fork_server: ForkServer, bug: Bug, tmp_path: Path) -> None:
-    copy_of_core(tmp_path, bug.patch)
+@pytest.mark.parametrize("bug", SEEN_FROM_OUTSIDE, ids=lambda bug: bug.stem)
+def test_cases_notice_every_patch(fork_server: ForkServer, bug: Path, tmp_path: Path) -> None:
+    copy_of_core(tmp_path, bug)
     assert on_cases(fork_server, QUICK)(tmp_path, [case.id for case in QUICK])
