@@ -64,7 +64,7 @@ class MegatronFsdpEngine(StockEngine):
             mixed_precision_policy=dtype_policy(self._package, resolved.dtypes),
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device),
-            **switches(self.settings),
+            **self.settings.arguments(),
         )
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._sharded(
@@ -154,14 +154,6 @@ class MegatronFsdpInspection(StockInspection):
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Not offered."""
         raise lacks(f"loads sharded checkpoints, not {len(weights)} whole tensors")
-
-
-def switches(settings: MegatronFsdpSettings) -> dict[str, Any]:
-    """Under the names of the package."""
-    return settings.arguments() | {
-        "disable_bucketing": settings.disable_bucketing,
-        "maxpool_double_buffer": settings.max_pool,
-    }
 
 
 def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:

@@ -80,7 +80,7 @@ class MfsdpEngine(StockEngine):
             init_model_with_meta_device=on_meta,
             sync_model_each_microbatch=not self._accumulates,
             **_mesh_arguments(resolved.engine, device, model),
-            **_switches(switches),
+            **switches.arguments(),
         )
         if initial is not None:
             self.model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
@@ -329,15 +329,3 @@ def _gather_group(mesh: DeviceMesh, engine: EngineSpec) -> dist.ProcessGroup | N
     groups: list[dist.ProcessGroup] = [dist.new_group(ranks) for ranks in inner_axes]
     own = next(index for index, ranks in enumerate(inner_axes) if dist.get_rank() in ranks)
     return groups[own]
-
-
-def _switches(engine: MfsdpSettings) -> dict[str, Any]:
-    """The allocator and the remaining switches, under the names of the core's functions."""
-    return engine.arguments() | {
-        "transport": engine.transport,
-        "manual_registration": engine.manual_registration,
-        "calculate_per_token_loss": engine.per_token_loss,
-        "allocator": engine.allocator,
-        "cuda_graph_mode": engine.cuda_graph,
-        "pool_slots": engine.pool_slots,
-    }

@@ -136,6 +136,21 @@ class EngineRow:
                 )
 
 
+#: Settings as `fully_shard_model` calls them, where it has another name.
+_ARGUMENTS: Final = {
+    "double_buffer": "fsdp_double_buffer",
+    "persistent_fallback": "fsdp_db_use_persist_buf_on_alloc_fail",
+    "fine_grained_gather": "enable_fine_grained_param_gather",
+    "decoupled_grad": "use_decoupled_grad",
+    "nan_check": "report_nan_in_param_grad",
+    "max_pool": "maxpool_double_buffer",
+    "per_token_loss": "calculate_per_token_loss",
+    "cuda_graph": "cuda_graph_mode",
+}
+#: Settings that are not arguments: they say what other arguments are made of.
+_NO_ARGUMENTS: Final = {"separate_gather_group", "recipe", "gather_precision"}
+
+
 class MegatronSwitches(EngineSettings):
     """What megatron-fsdp and this project's core can both be told, under the core's names."""
 
@@ -161,19 +176,15 @@ class MegatronSwitches(EngineSettings):
     """Look for NaN and Inf in every gradient of a parameter as it comes."""
 
     def arguments(self) -> dict[str, Any]:
-        """Under the names of `fully_shard_model`, which both have."""
-        return {
-            "overlap_param_gather": self.overlap_param_gather,
-            "overlap_grad_reduce": self.overlap_grad_reduce,
-            "average_in_collective": self.average_in_collective,
-            "nccl_ub": self.nccl_ub,
-            "disable_symmetric_registration": not self.symmetric_registration,
-            "fsdp_double_buffer": self.double_buffer,
-            "fsdp_db_use_persist_buf_on_alloc_fail": self.persistent_fallback,
-            "enable_fine_grained_param_gather": bool(self.fine_grained_gather),
-            "use_decoupled_grad": self.decoupled_grad,
-            "report_nan_in_param_grad": self.nan_check,
+        """Of `fully_shard_model`, which both have."""
+        values = {
+            _ARGUMENTS.get(name, name): value
+            for name, value in self.model_dump(exclude=_NO_ARGUMENTS).items()
         }
+        # The core chooses nothing: null is resolved, and False for engines without a rule.
+        values["enable_fine_grained_param_gather"] = bool(self.fine_grained_gather)
+        values["disable_symmetric_registration"] = not values.pop("symmetric_registration")
+        return values
 
 
 class MfsdpSettings(MegatronSwitches):

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mfsdp_core
-from bench.engines.megatron_fsdp import MegatronFsdpEngine, switches
+from bench.engines.megatron_fsdp import MegatronFsdpEngine
 from bench.engines.optimizer import build_optimizer
 from bench.models.build import build_model
 from bench.resolve import engine_rules
@@ -88,13 +88,13 @@ def test_the_call_fits_the_package_that_is_installed(world_of_one, strategy):
 
 
 def test_every_setting_reaches_the_package_under_its_own_name():
-    assert set(switches(MegatronFsdpSettings())) <= set(
+    assert set(MegatronFsdpSettings().arguments()) <= set(
         inspect.signature(mfsdp_core.fully_shard_model).parameters
     )
     for name in MegatronFsdpSettings.model_fields:
         default = getattr(MegatronFsdpSettings(), name)
-        changed = switches(MegatronFsdpSettings(**{name: not default}))
-        differing = [k for k, v in switches(MegatronFsdpSettings()).items() if changed[k] != v]
+        changed = MegatronFsdpSettings(**{name: not default}).arguments()
+        differing = [k for k, v in MegatronFsdpSettings().arguments().items() if changed[k] != v]
         assert len(differing) == 1, name
 
 

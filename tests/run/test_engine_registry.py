@@ -14,7 +14,6 @@ import torch
 from optional import param
 
 from bench.engines.fsdp2 import gathered_at_once
-from bench.engines.mfsdp import _switches
 from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine, engine_factory
 from bench.engines.stock import autocast
@@ -140,7 +139,7 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         cuda_graph=True,
         per_token_loss=True,
     )
-    assert _switches(changed) == {
+    assert changed.arguments() == {
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
         "average_in_collective": True,
