@@ -21,12 +21,15 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, autocast, scaled_backward
-from bench.errors import UnsupportedError
 from bench.models.initialisation import initial_values, materialise, takes_meta
 from bench.spec import ResolvedDtypes, ResolvedRun
 
 Reduction = torch.futures.Future[Tensor]
 CommHook = Callable[[dist.ProcessGroup, GradBucket], Reduction]
+_COMPRESSING: dict[torch.dtype, CommHook] = {
+    torch.bfloat16: default_hooks.bf16_compress_hook,
+    torch.float16: default_hooks.fp16_compress_hook,
+}
 
 
 @takes_meta
@@ -91,27 +94,13 @@ def _counted(dtypes: ResolvedDtypes, ring: RingBytes) -> CommHook:
     Holds neither engine nor model: the reducer, which is C++, holds the hook, and Python's
     collector cannot see a cycle through it.
     """
-    hook = _communication_hook(dtypes)
-    element_bytes = TORCH_DTYPES[dtypes.grad_comm].itemsize
+    wire = TORCH_DTYPES[dtypes.grad_comm]
+    hook = default_hooks.allreduce_hook if wire == main_dtype(dtypes) else _COMPRESSING[wire]
 
     # DDP checks the annotations of a hook at registration, so they cannot be strings.
     def counted(group: dist.ProcessGroup, bucket: GradBucket) -> Reduction:
-        ring.all_reduce(bucket.buffer().numel() * element_bytes)
+        ring.all_reduce(bucket.buffer().numel() * wire.itemsize)
         return hook(group, bucket)
 
     counted.__annotations__ = {"bucket": GradBucket, "return": Reduction}
     return counted
-
-
-def _communication_hook(dtypes: ResolvedDtypes) -> CommHook:
-    comm = TORCH_DTYPES[dtypes.grad_comm]
-    if comm == main_dtype(dtypes):
-        return default_hooks.allreduce_hook
-    if comm == torch.bfloat16:
-        return default_hooks.bf16_compress_hook
-    if comm == torch.float16:
-        return default_hooks.fp16_compress_hook
-    raise UnsupportedError(
-        "ddp_grad_comm_dtype",
-        f"ddp's hooks send gradients in their own dtype, bf16 or fp16, not in {dtypes.grad_comm}",
-    )

@@ -30,7 +30,6 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
-from bench.errors import UnsupportedError
 from bench.models.initialisation import materialise, takes_meta
 from bench.models.sharding import DATA, OUTER, mesh_of, tensor_mesh, units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
@@ -49,9 +48,8 @@ class Fsdp2Engine(StockEngine):
     """
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
-        self._reshard_after_forward: bool | int = _reshard_after_forward(resolved.strategy)
-        if isinstance(part := resolved.engine.setting("reshard_after_forward"), int):
-            self._reshard_after_forward = part
+        part = resolved.engine.setting("reshard_after_forward")
+        self._reshard_after_forward: bool | int = part or _RESHARD_AFTER_FORWARD[resolved.strategy]
         outer = resolved.engine.outer_size
         self._ring = RingBytes(resolved.data_parallel)
         self._all_gather = CountedAllGather(self._ring)
@@ -128,15 +126,6 @@ def gathered_at_once(layers: Sequence[int], reshard_after_forward: bool | int) -
         return sum(layers)
     kept = 0 if reshard_after_forward is True else sum(layers) // reshard_after_forward
     return max(map(sum, pairwise(layers)), default=sum(layers)) + kept
-
-
-def _reshard_after_forward(strategy: StrategyName) -> bool:
-    if strategy not in _RESHARD_AFTER_FORWARD:
-        raise UnsupportedError(
-            "fsdp2_strategy",
-            f"fsdp2 offers {' and '.join(_RESHARD_AFTER_FORWARD)}, not {strategy}",
-        )
-    return _RESHARD_AFTER_FORWARD[strategy]
 
 
 def _policy(dtypes: ResolvedDtypes) -> MixedPrecisionPolicy:

@@ -121,22 +121,17 @@ class MfsdpEngine(StockEngine):
         """`iteration`, captured at its fifth call and then replayed; None without graphs."""
         if not self.model.cuda_graph_mode:
             return None
-        captured: Callable[..., Any] = mfsdp_core.CapturedStep(
-            self.model, self.optimizer, iteration
-        )
-        return captured
+        return mfsdp_core.CapturedStep(self.model, self.optimizer, iteration)
 
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
         if not self._accumulates:
             return nullcontext()
-        cycle: AbstractContextManager[None] = self.model.sync() if is_last else self.model.no_sync()
-        return cycle
+        return self.model.sync() if is_last else self.model.no_sync()
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """The core's own norm over shards."""
         self._divide_by_tokens()
-        norm: Tensor = mfsdp_core.clip_grad_norm_(self.model, max_norm)
-        return norm
+        return mfsdp_core.clip_grad_norm_(self.model, max_norm)
 
     def _divide_by_tokens(self) -> None:
         """Once in a step: before the norm, where there is one."""
@@ -162,7 +157,7 @@ class MfsdpEngine(StockEngine):
         Where one whole copy serves as main and compute weights, the ledger calls all of it compute
         weights. Here the rows that the optimizer updates are main weights, as for other engines.
         """
-        categories: dict[str, int] = self.model.ledger.peak_bytes_by_category()
+        categories = self.model.ledger.peak_bytes_by_category()
         if categories["main_weights"]:
             return categories
         updated = sum(local_tensor(p.data).nbytes for p in self.model.parameters())
@@ -171,28 +166,23 @@ class MfsdpEngine(StockEngine):
 
     def pool_plan(self) -> dict[str, Any] | None:
         """The core's own plan, with the slots that units have now."""
-        plan: dict[str, Any] = self.model.pool_plan
-        return plan
+        return self.model.pool_plan
 
     def buffer_registration(self) -> dict[str, Any] | None:
         """What NCCL has registered, group by group; None where nothing was to be."""
-        registration: dict[str, Any] | None = self.model.buffer_registration
-        return registration
+        return self.model.buffer_registration
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, and why no better transport does."""
-        transports: dict[str, str] = self.model.transports
-        return transports
+        return self.model.transports
 
     def ledger(self) -> LedgerView:
         """The core's own; see `bench.engines.protocol.LedgerView`."""
-        ledger: LedgerView = self.model.ledger
-        return ledger
+        return self.model.ledger
 
     def wire_bytes(self) -> int | None:
         """Sum over the core's log of collectives, padding included."""
-        sent: int = self.model.wire_log.sent_bytes
-        return sent
+        return self.model.wire_log.sent_bytes
 
     def gathered_bytes(self) -> dict[str, int] | None:
         """From the core's log of collectives."""
@@ -200,7 +190,7 @@ class MfsdpEngine(StockEngine):
 
     def issued(self) -> int:
         """Collectives so far."""
-        return self.model.wire_log.issued  # type: ignore[no-any-return]
+        return self.model.wire_log.issued
 
     def latest_collectives(self, number: int) -> list[tuple[int, str]]:
         """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
@@ -217,8 +207,7 @@ class MfsdpEngine(StockEngine):
         self, begin: Callable[[str], Any], end: Callable[[Any], object]
     ) -> AbstractContextManager[None]:
         """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
-        ranges: AbstractContextManager[None] = mfsdp_core.annotated(self.model, begin, end)
-        return ranges
+        return mfsdp_core.annotated(self.model, begin, end)
 
     def code_path(self) -> str:
         """The package under test."""

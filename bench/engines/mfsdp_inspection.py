@@ -58,8 +58,7 @@ class MfsdpInspection(StockInspection):
 
     def held_bytes(self) -> dict[str, int]:
         """The core's ledger."""
-        held: dict[str, int] = self._model.ledger.bytes_by_category()
-        return held
+        return self._model.ledger.bytes_by_category()
 
     def gather_ahead(self) -> None:
         """`start_param_sync`."""

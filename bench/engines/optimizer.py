@@ -59,46 +59,33 @@ def build_optimizer(
     """
     if train.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
+    shared: dict[str, Any] = train.model_dump(include={"lr", "eps", "weight_decay"})
+    shared["betas"] = (train.beta1, train.beta2)
+    state_dtype = TORCH_DTYPES[train.state_dtype]
     if train.optimizer == "precision_aware_adamw":
         return PrecisionAwareAdamW(
             parameters,
-            train.lr,
-            betas=(train.beta1, train.beta2),
-            eps=train.eps,
-            weight_decay=train.weight_decay,
-            state_dtype=TORCH_DTYPES[train.state_dtype],
+            state_dtype=state_dtype,
             master_weights=train.master_weights,
             store_remainders=train.store_remainders,
+            **shared,
         )
     if train.optimizer == "fused_adam":
-        return _fused_adam(parameters, train, decoupled)
-    rate = train.lr if capturable_on is None else torch.tensor(train.lr, device=capturable_on)
-    return torch.optim.AdamW(
-        parameters,
-        lr=rate,
-        capturable=capturable_on is not None,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-    )
-
-
-def _fused_adam(parameters: Any, train: TrainSpec, decoupled: bool) -> torch.optim.Optimizer:
-    """Transformer Engine's. Remainders are kept in place of the low half of its own weights."""
-    module = importlib.import_module("transformer_engine.pytorch.optimizers")
-    made: torch.optim.Optimizer = module.FusedAdam(
-        parameters,
-        lr=train.lr,
-        betas=(train.beta1, train.beta2),
-        eps=train.eps,
-        weight_decay=train.weight_decay,
-        master_weights=train.master_weights or train.store_remainders,
-        store_param_remainders=train.store_remainders,
-        exp_avg_dtype=TORCH_DTYPES[train.state_dtype],
-        exp_avg_sq_dtype=TORCH_DTYPES[train.state_dtype],
-        use_decoupled_grad=decoupled,
-    )
-    return made
+        # Remainders are kept in place of the low half of its own weights.
+        module = importlib.import_module("transformer_engine.pytorch.optimizers")
+        made: torch.optim.Optimizer = module.FusedAdam(
+            parameters,
+            master_weights=train.master_weights or train.store_remainders,
+            store_param_remainders=train.store_remainders,
+            exp_avg_dtype=state_dtype,
+            exp_avg_sq_dtype=state_dtype,
+            use_decoupled_grad=decoupled,
+            **shared,
+        )
+        return made
+    if capturable_on is not None:
+        shared |= {"lr": torch.tensor(train.lr, device=capturable_on), "capturable": True}
+    return torch.optim.AdamW(parameters, **shared)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
