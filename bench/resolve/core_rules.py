@@ -7,9 +7,8 @@ pool whose slots exist from the start, used one after the other (double bufferin
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
-from bench.resolve.engine_choice import core_switches
+from bench.resolve.engine_choice import changed_settings, core_switches
 from bench.resolve.machine import Machine
 from bench.spec import POOLS, LaunchSpec, MfsdpSettings, ResolvedRun
 
@@ -44,7 +43,7 @@ def user_buffers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str
 def nccl_settings(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """They are NCCL's, and a setting that nobody reads would mislabel a cell."""
     launch, setting = run.launch, run.engine.setting
-    named = _changed(launch, LaunchSpec(), "copy_engine", "nvls", "collnet")
+    named = changed_settings(launch, LaunchSpec(), "copy_engine", "nvls", "collnet")
     if named and launch.device != "cuda":
         yield (
             "nccl-settings-need-cuda",
@@ -77,25 +76,20 @@ def pools(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
             f"pool_slots={core.pool_slots} counts the slots of a pool; found allocator"
             f" {core.allocator}: use {_POOLS}",
         )
-    wants_slots = _changed(core, defaults, "double_buffer", "persistent_fallback")
+    wants_slots = changed_settings(core, defaults, "double_buffer", "persistent_fallback")
     if not has_slots and wants_slots:
         yield (
             "double-buffer-needs-pool",
             f"{' and '.join(wants_slots)} is about the slots of a pool; found allocator"
             f" {core.allocator}: use {_POOLS}",
         )
-    named = _changed(core, defaults, "symmetric_registration", "manual_registration")
+    named = changed_settings(core, defaults, "symmetric_registration", "manual_registration")
     if named and not core.nccl_ub:
         yield (
             "registration-needs-nccl-ub",
             f"{' and '.join(named)} is about NCCL user buffers: set nccl_ub to true, or leave it"
             " out",
         )
-
-
-def _changed(found: Any, defaults: Any, *names: str) -> list[str]:
-    pairs = ((name, getattr(found, name)) for name in names)
-    return [f"{name}={value}" for name, value in pairs if value != getattr(defaults, name)]
 
 
 #: Calls before the first replay: see `mfsdp_core.captured_step`.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from bench.spec import EngineSpec, MfsdpSettings, RunSpec, known_engine
 from mfsdp_core.plan.recipes import QuantisedWeights, gathers_by_module
@@ -21,6 +21,12 @@ def core_settings(engine: EngineSpec) -> MfsdpSettings | None:
 def core_switches(engine: EngineSpec) -> MfsdpSettings:
     """As `core_settings`; for any other engine the defaults, which ask for nothing."""
     return core_settings(engine) or MfsdpSettings()
+
+
+def changed_settings(given: Any, defaults: Any, *names: str) -> list[str]:
+    """Those of `names` that differ from their defaults, as `nvls=on`."""
+    pairs = ((name, getattr(given, name)) for name in names)
+    return [f"{name}={value}" for name, value in pairs if value != getattr(defaults, name)]
 
 
 def codec_of(engine: EngineSpec) -> QuantisedWeights | None:

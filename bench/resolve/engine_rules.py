@@ -7,7 +7,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Final
 
-from bench.resolve.engine_choice import PRECISION_AWARE, core_settings, core_switches
+from bench.resolve.engine_choice import (
+    PRECISION_AWARE,
+    changed_settings,
+    core_settings,
+    core_switches,
+)
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
@@ -74,9 +79,7 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         if switch in row.settings.model_fields
     }
     if not known_engine(engine.name).outer_axis:
-        outer = [(name, getattr(engine, name)) for name in ("outer_strategy", "outer_size")]
-        defaults = EngineSpec()
-        found = [f"{name}={value}" for name, value in outer if value != getattr(defaults, name)]
+        found = changed_settings(engine, EngineSpec(), "outer_strategy", "outer_size")
         unknown = found + unknown
         owners |= {row.name for row in engine_rows() if found and row.outer_axis}
     if not unknown:
@@ -210,7 +213,8 @@ def optimizers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             "fused-adam-needs-cuda",
             "fused_adam has no moments in fp64: set train.state_dtype to fp32, bf16 or fp16",
         )
-    changed = _changed_state(train)
+    names = ("state_dtype", "master_weights", "store_remainders")
+    changed = changed_settings(train, TrainSpec(), *names)
     if changed and train.optimizer not in PRECISION_AWARE:
         yield (
             "optimizer-has-no-such-state",
@@ -229,15 +233,6 @@ def optimizers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             "store_remainders keeps what BF16 main weights lack to FP32; found main_params"
             f" {main}: set dtypes.main_params to bf16",
         )
-
-
-def _changed_state(train: TrainSpec) -> list[str]:
-    defaults, names = TrainSpec(), ("state_dtype", "master_weights", "store_remainders")
-    return [
-        f"{name}={getattr(train, name)}"
-        for name in names
-        if getattr(train, name) != getattr(defaults, name)
-    ]
 
 
 def _those(wanted: Callable[[AxisPlacements], bool]) -> str:

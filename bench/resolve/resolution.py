@@ -6,6 +6,7 @@ dtypes that a spec leaves open, by the rules of the core's own policy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Final
 
 from bench.errors import ConfigError, UnsupportedError
@@ -39,36 +40,86 @@ def check_spec(spec: RunSpec, shape: ModelShape | None, data_parallel: int) -> N
         ConfigError: a batch that does not divide, a warm-up longer than the run, a vocabulary too
             small for text, axes that do not fit.
     """
-    _check_batch(spec, data_parallel)
-    _check_warmup(spec)
-    _check_data(spec, shape)
-    _check_depths(spec, shape)
-    check_launch(spec)
-    _check_experts(spec, data_parallel)
+    for holds, message in (
+        *_of_training(spec, data_parallel),
+        *_of_data(spec, shape),
+        *_of_axes(spec, data_parallel),
+    ):
+        if holds:
+            raise ConfigError(message)
 
 
-def _check_depths(spec: RunSpec, shape: ModelShape | None) -> None:
-    hybrid = None if shape is None else shape.hybrid
-    depths = 0 if hybrid is None else hybrid.pattern.count(PREDICTION)
-    if spec.train.seq_len <= depths:
-        raise ConfigError(
-            f"train.seq_len: {spec.train.seq_len} tokens leave nothing to predict {depths} tokens"
-            f" ahead (model.pattern); expected at least {depths + 1}"
+_Refusals = Iterator[tuple[object, str]]
+"""Whether something is wrong, and what then is said, with a way out."""
+
+
+def _of_training(spec: RunSpec, data_parallel: int) -> _Refusals:
+    train = spec.train
+    per_step = data_parallel * train.micro_batch
+    rest = train.global_batch % per_step
+    lower = train.global_batch - rest
+    near = " or ".join(str(size) for size in (lower, lower + per_step) if size > 0)
+    yield (
+        rest,
+        f"train.global_batch: {train.global_batch} sequences cannot be split over {data_parallel}"
+        f" data-parallel ranks x micro_batch {train.micro_batch} = {per_step} sequences; the"
+        f" nearest that can: {near}",
+    )
+    yield (
+        train.warmup_steps > train.steps,
+        f"train.warmup_steps: a warm-up of {train.warmup_steps} steps is longer than the run of"
+        f" {train.steps}; lower it, or raise train.steps",
+    )
+
+
+def _of_data(spec: RunSpec, shape: ModelShape | None) -> _Refusals:
+    data = spec.data
+    if shape is None:
+        yield (
+            data != DataSpec(),
+            "data: a model.factory makes its own batches; leave the section out, or choose a"
+            " preset",
         )
+        return
+    yield (
+        data.kind == "text" and shape.vocab < _BYTE_VALUES,
+        f"data.kind: text is read as bytes and needs a vocabulary of at least {_BYTE_VALUES};"
+        f" found {shape.vocab}: raise model.vocab, or use markov data",
+    )
+    yield (
+        data.path is not None and data.kind != "text",
+        f"data.path: {data.kind} data is generated and reads no file; remove the path, or"
+        " use data.kind: text",
+    )
+    yield (
+        "\0" in (data.path or ""),
+        "data.path: holds a NUL character; expected the path of a file or folder",
+    )
+    depths = 0 if shape.hybrid is None else shape.hybrid.pattern.count(PREDICTION)
+    yield (
+        spec.train.seq_len <= depths,
+        f"train.seq_len: {spec.train.seq_len} tokens leave nothing to predict {depths} tokens"
+        f" ahead (model.pattern); expected at least {depths + 1}",
+    )
 
 
-def check_launch(spec: RunSpec) -> None:
-    """Refuse ranks that nodes or axes do not divide.
-
-    Raises:
-        ConfigError: with the numbers that do.
-    """
-    ranks, nodes, outer = spec.launch.ranks, spec.launch.nodes, spec.engine.outer_size
+def _of_axes(spec: RunSpec, data_parallel: int) -> _Refusals:
+    """Ranks that nodes or axes do not divide, with the numbers that do."""
+    ranks, nodes, engine = spec.launch.ranks, spec.launch.nodes, spec.engine
+    of_data, outer, experts = (
+        ranks // engine.tensor_parallel,
+        engine.outer_size,
+        engine.expert_parallel,
+    )
     found = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
-    _check_divides("launch.nodes", nodes, ranks, found)
-    of_data = ranks // spec.engine.tensor_parallel
+    yield _does_not_divide("launch.nodes", nodes, ranks, found)
     found = f"{of_data} ranks cannot be split into {outer} equal groups"
-    _check_divides("engine.outer_size", outer, of_data, found)
+    yield _does_not_divide("engine.outer_size", outer, of_data, found)
+    inner = data_parallel // outer
+    found = (
+        f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {experts}"
+    )
+    yield _does_not_divide("engine.expert_parallel", experts, inner, found)
 
 
 def data_parallel_ranks(spec: RunSpec) -> int:
@@ -81,66 +132,15 @@ def data_parallel_ranks(spec: RunSpec) -> int:
         return 1
     ranks, size = spec.launch.ranks, spec.engine.tensor_parallel
     found = f"{ranks} ranks cannot be split into groups of {size}"
-    _check_divides("engine.tensor_parallel", size, ranks, found)
+    wrong, message = _does_not_divide("engine.tensor_parallel", size, ranks, found)
+    if wrong:
+        raise ConfigError(message)
     return ranks // size
 
 
-def _check_experts(spec: RunSpec, data_parallel: int) -> None:
-    inner, size = data_parallel // spec.engine.outer_size, spec.engine.expert_parallel
-    found = f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {size}"
-    _check_divides("engine.expert_parallel", size, inner, found)
-
-
-def _check_batch(spec: RunSpec, data_parallel: int) -> None:
-    train = spec.train
-    per_step = data_parallel * train.micro_batch
-    rest = train.global_batch % per_step
-    if not rest:
-        return
-    lower = train.global_batch - rest
-    near = " or ".join(str(size) for size in (lower, lower + per_step) if size > 0)
-    raise ConfigError(
-        f"train.global_batch: {train.global_batch} sequences cannot be split over {data_parallel}"
-        f" data-parallel ranks x micro_batch {train.micro_batch} = {per_step} sequences; the"
-        f" nearest that can: {near}"
-    )
-
-
-def _check_warmup(spec: RunSpec) -> None:
-    train = spec.train
-    if train.warmup_steps > train.steps:
-        raise ConfigError(
-            f"train.warmup_steps: a warm-up of {train.warmup_steps} steps is longer than the run of"
-            f" {train.steps}; lower it, or raise train.steps"
-        )
-
-
-def _check_data(spec: RunSpec, shape: ModelShape | None) -> None:
-    if shape is None:
-        if spec.data != DataSpec():
-            raise ConfigError(
-                "data: a model.factory makes its own batches; leave the section out, or choose a"
-                " preset"
-            )
-        return
-    if spec.data.kind == "text" and shape.vocab < _BYTE_VALUES:
-        raise ConfigError(
-            f"data.kind: text is read as bytes and needs a vocabulary of at least {_BYTE_VALUES};"
-            f" found {shape.vocab}: raise model.vocab, or use markov data"
-        )
-    if spec.data.path is not None and spec.data.kind != "text":
-        raise ConfigError(
-            f"data.path: {spec.data.kind} data is generated and reads no file; remove the path, or"
-            " use data.kind: text"
-        )
-    if spec.data.path is not None and "\0" in spec.data.path:
-        raise ConfigError("data.path: holds a NUL character; expected the path of a file or folder")
-
-
-def _check_divides(name: str, size: int, ranks: int, found: str) -> None:
-    if ranks % size:
-        fitting = [count for count in range(1, ranks + 1) if ranks % count == 0]
-        raise ConfigError(f"{name}: {found}; choose one of {fitting}")
+def _does_not_divide(name: str, size: int, ranks: int, found: str) -> tuple[bool, str]:
+    fitting = [count for count in range(1, ranks + 1) if ranks % count == 0]
+    return ranks % size > 0, f"{name}: {found}; choose one of {fitting}"
 
 
 #: Iteration 1 runs before buffers are registered, so that the second is the first that counts; a
