@@ -11,7 +11,11 @@ _NEMOTRON3_NANO: Final = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 _NANO_1B: Final = "MEMEM*EMEMEM*EM"
 _TINY: Final = "MEM*EMEM*E"
 
-# preset, layers, hidden, ffn_hidden, heads, kv_heads, head_dim, vocab, tie_embeddings, and more
+_NAMES: Final = (
+    *("preset", "layers", "hidden", "ffn_hidden", "heads", "kv_heads", "head_dim", "vocab"),
+    "tie_embeddings",
+)
+#: By these names, and more.
 _ROWS: Final[tuple[tuple[str, int, int, int, int, int, int, int, bool, dict[str, Any]], ...]] = (
     # Small enough for a test: 1,049,728 parameters; the vocabulary is the 256 byte values.
     ("debug", 4, 128, 512, 4, 2, 32, 256, False, {}),
@@ -70,18 +74,8 @@ _HYBRIDS: Final = {
 
 
 PRESETS: dict[str, ModelShape] = {
-    preset: ModelShape(
-        preset=preset,
-        layers=layers,
-        hidden=hidden,
-        ffn_hidden=ffn_hidden,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        vocab=vocab,
-        tie_embeddings=tied,
-        hybrid=_HYBRIDS.get(preset),
-        **more,
+    row[0]: ModelShape.model_validate(
+        {**dict(zip(_NAMES, row, strict=False)), **row[-1], "hybrid": _HYBRIDS.get(row[0])}
     )
-    for preset, layers, hidden, ffn_hidden, heads, kv_heads, head_dim, vocab, tied, more in _ROWS
+    for row in _ROWS
 }
