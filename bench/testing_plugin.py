@@ -136,7 +136,7 @@ def _checks(engine: str, *, full: bool, programs: int, seed: int) -> list[Check]
 
 
 def _checked(engine: str) -> None:
-    from bench.cli.validating import checked_engines
+    from bench.cli.validate import checked_engines
     from bench.errors import UsageError
 
     try:

@@ -1,14 +1,11 @@
-"""The parser, made of the classes that say what each verb takes (`bench.cli.verbs`).
-
-The module that runs a verb is imported when it runs, so that `--help` stays fast.
-"""
+"""The parser, made of the classes of the verbs (`bench.cli.verb`)."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import platform
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import GenericAlias
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
@@ -16,9 +13,7 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 import typer
 
 from bench.cli import console
-from bench.cli.console import Answer
-from bench.cli.options import VERBS, Verb
-from bench.cli.verbs import check, judge, measure, read
+from bench.cli.verb import Verb
 
 
 def _print_version(asked: bool) -> None:
@@ -52,58 +47,37 @@ def _root(
     """Benchmark and validate fully sharded data parallel training."""
 
 
-def _parameter(name: str, kind: Any, default: Any, read: Any) -> inspect.Parameter:
-    """A parameter of a command. One that may be given more than once is a list for the parser."""
-    if get_origin(kind) is tuple:
-        kind = GenericAlias(list, get_args(kind)[:1])
-        kind, default = (kind, default) if default is dataclasses.MISSING else (kind | None, None)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=inspect.Parameter.empty if default is dataclasses.MISSING else default,
-        annotation=Annotated[kind, read],
-    )
+_PLACES = {"results": 1, "as_json": 2}
+"""Options that stand at the end of the help of every verb that has them."""
 
 
 def _parameters(takes: type[Any]) -> Iterator[inspect.Parameter]:
-    """Those of the class; a field that is such a class gives its own in its place."""
+    """Those of a command. What may be given more than once is a list for the parser."""
     hints = get_type_hints(takes)
-    for field in dataclasses.fields(takes):
-        if "typer" in field.metadata:
-            yield _parameter(field.name, hints[field.name], field.default, field.metadata["typer"])
-        else:
-            yield from _parameters(hints[field.name])
+    for field in sorted(dataclasses.fields(takes), key=lambda one: _PLACES.get(one.name, 0)):
+        kind, empty = hints[field.name], inspect.Parameter.empty
+        if get_origin(kind) is tuple:
+            kind = GenericAlias(list, get_args(kind)[:1])
+        yield inspect.Parameter(
+            field.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=empty if field.default is dataclasses.MISSING else field.default,
+            annotation=Annotated[kind, field.metadata["typer"]],
+        )
 
 
-def _request(takes: type[Any], given: Mapping[str, Any]) -> Any:
-    """An object of the class, of what the parser has read."""
-    hints = get_type_hints(takes)
-    values = {}
-    for field in dataclasses.fields(takes):
-        if "typer" not in field.metadata:
-            values[field.name] = _request(hints[field.name], given)
-        elif get_origin(hints[field.name]) is tuple:
-            values[field.name] = tuple(given[field.name] or ())
-        else:
-            values[field.name] = given[field.name]
-    return takes(**values)
+def _command(takes: type[Verb]) -> Callable[..., Verb]:
+    """What the parser calls: it makes the verb, which is not run yet."""
 
+    def command(**given: Any) -> Verb:
+        values: dict[str, Any] = {
+            n: tuple(one) if isinstance(one, list) else one for n, one in given.items()
+        }
+        return takes(**values)
 
-def _command(verb: Verb) -> Callable[..., Answer]:
-    """What the parser calls."""
-
-    def command(*, as_json: bool, **given: Any) -> Answer:
-        module, _, function = verb.runs.partition(".")
-        run = getattr(import_module(f"bench.cli.{module}"), function)
-        answer: Answer = run(_request(verb.takes, given))
-        return dataclasses.replace(answer, as_json=as_json)
-
-    json_too = typer.Option("--json", help="Print JSON to stdout.")
-    command.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [*_parameters(verb.takes), _parameter("as_json", bool, False, json_too)]
-    )
+    command.__signature__ = inspect.Signature([*_parameters(takes)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
-    command.__doc__ = verb.takes.__doc__
+    command.__doc__ = takes.__doc__
     return command
 
 
@@ -121,12 +95,12 @@ _baseline_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_ORDER = [room.__name__ for room in (measure, read, judge, check)]
-for _verb in sorted(VERBS, key=lambda verb: _ORDER.index(verb.takes.__module__)):
-    _group, _, _name = _verb.name.rpartition(" ")
+_MODULES = "plan fit run status report import_ export compare gate noise baseline validate nccl"
+for _module in (*_MODULES.split(), "doctor", "schema"):  # in the order of the help
+    import_module(f"bench.cli.{_module}")
+for _name, _examples, _verb in Verb.ALL:
+    _group, _, _name = _name.rpartition(" ")
     # `\b` keeps the line breaks.
-    _examples = "\n".join(
-        ["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in _verb.examples)]
-    )
-    (_baseline_app if _group else app).command(_name, epilog=_examples)(_command(_verb))
+    _epilog = "\n".join(["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in _examples)])
+    (_baseline_app if _group else app).command(_name, epilog=_epilog)(_command(_verb))
 app.add_typer(_baseline_app, name="baseline")

@@ -6,12 +6,7 @@ from pathlib import Path
 
 import typer
 
-import sweeps
-
-
-def shipped_sweeps() -> dict[str, Path]:
-    """The definitions that come with the tool, by name."""
-    return {path.stem: path for path in Path(sweeps.__path__[0]).glob("*.yaml")}
+from sweeps import shipped_sweeps
 
 
 def offer_definitions(incomplete: str) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from bench.cli.options import LOCAL
 from bench.errors import UsageError, first_problem
 from bench.launch.command_launcher import SSH, CommandLauncher, read_hosts
 from bench.launch.local.launcher import LocalLauncher
@@ -57,7 +56,7 @@ class LauncherKind:
 
 
 LAUNCHERS: dict[str, LauncherKind] = {
-    LOCAL: LauncherKind(),
+    "local": LauncherKind(),
     "slurm": LauncherKind(
         machine=lambda _: replace(Machine.detect(), nodes=allocated_nodes()),
         start=lambda _: SlurmLauncher(),
@@ -72,12 +71,8 @@ LAUNCHERS: dict[str, LauncherKind] = {
 """By the name that `--launcher` takes. Somebody else's is named by its import path instead."""
 
 
-def launcher_kind(name: str) -> LauncherKind:
-    """The kind of this name, or at the import path `package.module:NAME`.
-
-    Raises:
-        UsageError: there is none.
-    """
+def _kind(name: str) -> LauncherKind:
+    """Of this name, or at the import path `package.module:NAME`."""
     if name in LAUNCHERS:
         return LAUNCHERS[name]
     known = f"expected one of {', '.join(LAUNCHERS)}, or package.module:NAME of your own"
@@ -92,15 +87,16 @@ def launcher_kind(name: str) -> LauncherKind:
     return found
 
 
-def launcher_settings(kind: LauncherKind, assignments: Sequence[str]) -> BaseModel:
-    """KEY=VALUE of `--launcher-option`.
+def read_launcher(name: str, assignments: Sequence[str]) -> tuple[LauncherKind, BaseModel]:
+    """What `--launcher` names, and its settings: KEY=VALUE of `--launcher-option`.
 
     Raises:
-        UsageError: something of it cannot be.
+        UsageError: there is no such launcher, or something of its settings cannot be.
     """
+    kind = _kind(name)
     options = _parsed(assignments)
     try:
-        return kind.settings.model_validate(options)
+        return kind, kind.settings.model_validate(options)
     except ValidationError as error:
         known, problem, hint = list(kind.settings.model_fields), first_problem(error), ""
         if error.errors()[0]["type"] == "extra_forbidden":

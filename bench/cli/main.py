@@ -23,8 +23,8 @@ import typer
 
 from bench.cli import console
 from bench.cli.app import app
-from bench.cli.console import Answer
 from bench.cli.exit_codes import INTERNAL, INTERRUPTED, OK, USAGE, of_error
+from bench.cli.verb import Verb
 from bench.redaction import redact_text
 from bench.removed import removed
 
@@ -71,14 +71,15 @@ def _ended(arguments: list[str]) -> tuple[int, str | None]:
 
 
 def _answered(arguments: list[str]) -> int:
-    result = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
-    if result == INTERRUPTED:  # what some versions of the parser make of a Ctrl-C
+    verb = app(arguments, prog_name="mfsdp-bench", standalone_mode=False)
+    if verb == INTERRUPTED:  # what some versions of the parser make of a Ctrl-C
         raise KeyboardInterrupt
-    if not isinstance(result, Answer):
+    if not isinstance(verb, Verb):
         return OK
-    code = result.show()
-    if result.failure is not None:
-        _refused(result.failure, arguments)
+    answer = verb.run()
+    code = answer.show(as_json=verb.as_json, form=getattr(verb, "form", "table"))
+    if answer.failure is not None:
+        _refused(answer.failure, arguments)
     sys.stdout.flush()
     return code
 

@@ -96,3 +96,13 @@ def few(texts: Sequence[str], most: int, joint: str = "; ") -> str:
     """The first texts, and how many more there are: `a; b; and 3 more`."""
     more = len(texts) - most
     return joint.join([*texts[:most], *([f"and {more} more"] if more > 0 else [])])
+
+
+def duration(seconds: float) -> str:
+    """A span of time for people: `48 s`, `3 min 20 s`, `2 h 5 min`."""
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:  # noqa: PLR2004
+        shown = [f"{minutes} min"] * bool(minutes) + [f"{rest} s"] * bool(rest or not minutes)
+        return " ".join(shown)
+    hours, minutes = divmod(round(seconds / 60), 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"

@@ -150,7 +150,7 @@ def _asked_once(code: RankCode, asked: dict[str, Any]) -> dict[str, Any]:
 @pytest.fixture
 def world(tmp_path, in_process, cli, monkeypatch) -> World:
     made = World(tmp_path, in_process, cli, monkeypatch)
-    monkeypatch.setattr("bench.cli.chosen_sweep.launch", made.launch)
-    monkeypatch.setattr("bench.cli.chosen_sweep.code_identity", made.code_identity)
+    monkeypatch.setattr("sweeps.selected_sweep.launch", made.launch)
+    monkeypatch.setattr("sweeps.selected_sweep.code_identity", made.code_identity)
     monkeypatch.setattr(probe, "_ask", _asked_once)
     return made

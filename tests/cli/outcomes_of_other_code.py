@@ -46,15 +46,15 @@ def has(count: int) -> object:
 
 
 def run_before_ids_had_a_code(world: World) -> None:
-    from bench.cli import running
-    from bench.cli.chosen_sweep import choose
-    from bench.cli.options import SweepRequest
-    from bench.cli.verbs.measure import RunRequest
+    from bench.cli.run import RunVerb
+    from bench.resolve.machine import Machine
 
-    path = world.file(ONE_CELL)
-    asked = SweepRequest(sweep=path, repeat=1, arms=("base=.", "head=."), interleave=True)
-    request = RunRequest(wanted=asked, results=world.folder / "results")
-    running.run_and_tell(replace(choose(asked), named_by_code=False), world.store, request)
+    arms, results = ("base=.", "head=."), world.folder / "results"
+    verb = RunVerb(
+        sweep=world.file(ONE_CELL), repeat=1, arms=arms, interleave=True, results=results
+    )
+    sweep = replace(verb.select_arms(Machine.detect()), named_by_code=False)
+    verb.run_selected(sweep, world.store)
     assert world.store.sweeps() == [OLD_ID]
 
 

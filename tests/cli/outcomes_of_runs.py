@@ -51,7 +51,7 @@ def fails(error: Exception) -> Step:
     def show_plan(_: object) -> None:
         raise error
 
-    return patch("bench.cli.planning.show_plan", show_plan)
+    return patch("bench.cli.plan.PlanVerb.run", show_plan)
 
 
 def traceback_is_kept(world: World) -> bool:
@@ -72,7 +72,7 @@ ANY: Scenarios = {
         holds(traceback_is_kept),
     ],
     "Ctrl-C before anything was started": [
-        patch("bench.cli.chosen_sweep.load_sweep", lambda _: list(interrupt())),
+        patch("sweeps.selected_sweep.load_sweep", lambda _: list(interrupt())),
         ask("run quickstart"),
     ],
 }
@@ -125,7 +125,7 @@ FIT: Scenarios = {
 # Runs the command line with ranks stood in for by a run that waits for Ctrl-C and sends it.
 INTERRUPTED = """
 import os, signal, sys
-from bench.cli import chosen_sweep
+from sweeps import selected_sweep
 def launch(resolved, folder, *, stop, on_step=None, **_):
     for _ in range({count}):
         os.kill(os.getpid(), signal.SIGINT)
@@ -133,7 +133,7 @@ def launch(resolved, folder, *, stop, on_step=None, **_):
     status = folder.status.model_copy(update={{"state": "interrupted"}})
     folder.write_status(status)
     return status
-chosen_sweep.launch = launch
+selected_sweep.launch = launch
 from bench.cli.main import run_command_line
 sys.exit(run_command_line(sys.argv[1:]))
 """

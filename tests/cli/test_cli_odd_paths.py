@@ -101,7 +101,7 @@ def test_a_folder_removed_during_a_run_ends_it_with_a_sentence(world, monkeypatc
             shutil.rmtree(path)
         return world.finish(resolved, folder, "ok")
 
-    monkeypatch.setattr("bench.cli.chosen_sweep.launch", launch)
+    monkeypatch.setattr("sweeps.selected_sweep.launch", launch)
     assert world.sweep() == NOTHING_MEASURED
     assert "its folder is gone; somebody removed or renamed it while it was in use" in world.err
 
@@ -114,11 +114,11 @@ def test_a_folder_removed_during_a_run_ends_it_with_a_sentence(world, monkeypatc
     ],
 )
 def test_a_report_that_fails_loses_nothing_of_what_was_run(world, monkeypatch, problem, code, says):
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise problem
 
     monkeypatch.setenv("TMPDIR", str(world.folder))
-    monkeypatch.setattr("bench.cli.reporting.write_report", fail)
+    monkeypatch.setattr("reports.build.write_report", fail)
     file = world.file("name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n")
     world.states = {"ddp": "crashed"}
     assert world.run("run", file, "--report") == code

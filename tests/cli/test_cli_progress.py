@@ -14,8 +14,8 @@ from pathlib import Path, PosixPath
 import pytest
 
 from bench.cli.live_display import LiveRun, plain, progress_display, read_live_run
-from bench.cli.options import duration
 from bench.record import StepSample
+from reports.renderers.quantity import duration
 from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.resume import PastRun
 

@@ -26,8 +26,8 @@ COMMAND = """#!/bin/sh
 "exec" "{python}" "$0" "$@"
 import sys
 sys.path[:0] = [{root!r}, *{stand_ins!r}]
-from bench.cli import chosen_sweep
 from bench.cli.main import run_command_line
+from sweeps import selected_sweep
 from stand_in_runs import with_end, with_steps
 
 def launch(resolved, folder, **_):
@@ -37,7 +37,7 @@ def launch(resolved, folder, **_):
     with_steps(resolved, folder, level * (1 + 0.001 * ((block * 7 + len(arm or "")) % 5)), 64)
     return with_end(folder)
 
-chosen_sweep.launch = launch
+selected_sweep.launch = launch
 if sys.argv[1] == "validate":
     sys.argv += ["--case", "mfsdp/optim/2/stack/fp64/k3"]
 sys.exit(run_command_line(sys.argv[1:]))

@@ -50,7 +50,7 @@ def test_of_two_names_as_near_the_one_that_begins_alike_is_suggested(in_process)
 
 
 def test_a_log_that_unpacks_to_more_than_the_limit_is_refused(in_process, tmp_path, monkeypatch):
-    monkeypatch.setattr("bench.cli.importing.MOST_BYTES", 1 << 20)
+    monkeypatch.setattr("bench.cli.import_.MOST_BYTES", 1 << 20)
     (tmp_path / "log.gz").write_bytes(gzip.compress(b"step 1 loss 2.0\n" * 70_000))
     refused(in_process("import", "log.gz"), "log.gz holds more than 1 MiB of text, unpacked")
 

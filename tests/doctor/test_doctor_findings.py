@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.cli.diagnosis import diagnose
+from bench.cli.doctor import diagnose
 from bench.doctor import checks
 from bench.errors import UsageError
 from bench.resolve import Machine

@@ -10,8 +10,6 @@ import pytest
 from stand_in_runs import LAPTOP, StandIn, go
 from sweep_texts import parse_sweep
 
-from bench.cli.chosen_sweep import choose
-from bench.cli.options import SweepRequest
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.errors import UsageError
 from bench.plan import Plan, PlannedArm
@@ -21,6 +19,7 @@ from reports.views.sweep_view import load_sweeps
 from sweeps.document import SweepFileError
 from sweeps.planning import make_plan
 from sweeps.runner import Side
+from sweeps.selected_sweep import SelectedSweep
 
 ENGINES = """\
 name: a
@@ -147,6 +146,6 @@ def test_arms_by_settings_must_be_interleaved(tmp_path: Path) -> None:
     file = tmp_path / "x.yaml"
     file.write_text(ENGINES.replace("interleave: true\n", ""))
     with pytest.raises(UsageError, match="compared block by block"):
-        choose(SweepRequest(sweep=file))
+        SelectedSweep.of(file, LAPTOP)
     with pytest.raises(SweepFileError, match="expected one of torch, ours, found 'theirs'"):
         parse_sweep(ENGINES.replace("arm: torch}", "arm: theirs}"), "x.yaml")

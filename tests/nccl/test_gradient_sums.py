@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from recorded_runs import resolved_run
 
-from bench.cli.planning import sums_text
+from bench.cli.plan import sums_text
 from bench.spec import EngineSpec, LaunchSpec
 from reports.nccl.rows import Verdict
 from reports.nccl.sums import gradient_sums

@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-from bench.cli.nccl_audit import show_audit
-from bench.cli.verbs.check import AuditRequest
+from bench.cli.nccl import NcclVerb
 from nccl_lines import MIB, coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import reading_facts, to_data, to_terminal
@@ -160,7 +159,7 @@ def test_times_of_the_inspector_are_read_per_collective_size_and_ranks(tmp_path,
         "operation": "AllReduce", "size_bytes": 2048, "ranks": 8, "kernel": "", "records": 3,
         "median": 350.5, "least": 300.0, "most": 400.0, "bus_bandwidth": 1.75,
     }  # fmt: skip
-    assert show_audit(AuditRequest(logs=(str(tmp_path / "log"),))).code == 0
+    assert NcclVerb(logs=(str(tmp_path / "log"),)).run().code == 0
 
 
 def test_records_behind_a_marker_have_its_ranks_and_their_algorithm(tmp_path):
@@ -185,4 +184,4 @@ def test_a_record_without_a_time_or_with_none_is_left_out(tmp_path):
 def test_a_report_of_ras_is_called_by_its_name_and_is_no_evidence(tmp_path, report):
     found = audit(tmp_path, report)
     assert "a report of NCCL RAS (ncclras)" in " ".join(found.job.remarks)
-    assert show_audit(AuditRequest(logs=(str(tmp_path / "log"),))).code == 3
+    assert NcclVerb(logs=(str(tmp_path / "log"),)).run().code == 3

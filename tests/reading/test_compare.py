@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 
 import pytest
 from recorded_runs import (
@@ -18,8 +17,7 @@ from recorded_runs import (
     write_plan,
 )
 
-from bench.cli.comparing import show_comparison
-from bench.cli.verbs.judge import CompareRequest
+from bench.cli.compare import CompareVerb
 from bench.errors import NotComparableError, NothingMeasuredError
 from bench.spec import DataSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -44,10 +42,8 @@ def labels(sides):
 
 
 def shown(store, capsys, base, head, *, as_json=False, form="table", ignore=()):
-    asked = CompareRequest(
-        base=base, head=head, ignore=tuple(ignore), form=form, results=store.root
-    )
-    replace(show_comparison(asked), as_json=as_json).show()
+    verb = CompareVerb(base=base, head=head, ignore=tuple(ignore), form=form, results=store.root)
+    verb.run().show(as_json=as_json, form=form)
     return capsys.readouterr().out
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from bench.cli.comparing import show_comparison
-from bench.cli.verbs.judge import CompareRequest
+from bench.cli.compare import CompareVerb
 from bench.errors import NothingMeasuredError, UsageError
 from bench.resolve.presets import PRESETS
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -26,8 +24,8 @@ TRAINER = "{{'loss': {}, 'grad_norm': 1.5, 'epoch': {}}}\n"
 
 
 def compared(capsys, base, head=None, *, as_json=True, **options):
-    asked = CompareRequest(base=str(base), head=None if head is None else str(head), **options)
-    replace(show_comparison(asked), as_json=as_json).show()
+    verb = CompareVerb(base=str(base), head=None if head is None else str(head), **options)
+    verb.run().show(as_json=as_json, form=verb.form)
     printed = capsys.readouterr().out
     return json.loads(printed) if as_json else printed
 

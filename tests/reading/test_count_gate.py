@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, record_arms
 
-from bench.cli.gating import read_policy
+from bench.cli.verb import PolicyOption
 from bench.derive.counts import CountRow, Rates, StepCounts
 from bench.derive.live_storage import LiveRow, LiveStorage
 from reports.compare.baseline import make_baseline, read_baseline
@@ -72,7 +72,7 @@ def regressed(result: Verdicts) -> dict[str, str]:
 def policy(folder: Path, text: str) -> Policy:
     file = folder / "gates.yaml"
     file.write_text(text)
-    return read_policy(file)
+    return PolicyOption(policy=file).rules()
 
 
 def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):

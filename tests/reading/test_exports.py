@@ -8,13 +8,11 @@ from dataclasses import replace
 import pytest
 from recorded_runs import Arm, Recorded, record_arms, record_run, resolved_run, write_plan
 
-from bench.cli.baselines import save
-from bench.cli.comparing import show_comparison
-from bench.cli.exporting import export
-from bench.cli.gating import run_gate
-from bench.cli.importing import import_logs
-from bench.cli.verbs.judge import CompareRequest, GateRequest, SaveRequest
-from bench.cli.verbs.read import ExportRequest, ImportRequest
+from bench.cli.baseline import SaveVerb
+from bench.cli.compare import CompareVerb
+from bench.cli.export import ExportVerb
+from bench.cli.gate import GateVerb
+from bench.cli.import_ import ImportVerb
 from bench.errors import NothingMeasuredError, UsageError
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.logs import refreshed
@@ -33,7 +31,7 @@ def measured(store):
 
 def files(store, form: str, *sweeps: str) -> dict[str, str]:
     out = store.root.parent / "out"
-    answer = export(ExportRequest(sweeps=sweeps, form=form, out=out, results=store.root))
+    answer = ExportVerb(sweeps=sweeps, form=form, out=out, results=store.root).run()
     assert answer.code == 0
     return {
         path.relative_to(out).as_posix(): path.read_text()
@@ -57,7 +55,7 @@ def test_golden_values_are_read_back_as_they_were_measured(measured):
     slowest = max(steps[0][6].milliseconds, steps[1][6].milliseconds)
     assert document["iteration-time"]["values"]["7"] == pytest.approx(slowest / 1e3)
     path = measured.root.parent / "out" / name
-    import_logs(ImportRequest(logs=(str(path),), name="back", results=measured.root))
+    ImportVerb(logs=(str(path),), name="back", results=measured.root).run()
     back = measured.imports.read("back")
     assert back.steps[6].loss == document["lm loss"]["values"]["7"]
 
@@ -68,7 +66,7 @@ def test_reference_losses_are_read_back_bit_for_bit(measured):
         "# config: night/a cell", "# ngpu: 2", "# step loss grad_norm",
     ]  # fmt: skip
     path = measured.root.parent / "out" / name
-    import_logs(ImportRequest(logs=(str(path),), name="back", results=measured.root))
+    ImportVerb(logs=(str(path),), name="back", results=measured.root).run()
     rows = [line.split() for line in text.splitlines()[3:]]
     back = measured.imports.read("back")
     assert [(s.step, s.loss, s.grad_norm) for s in back.steps] == [
@@ -238,9 +236,8 @@ def imported(store, name: str, **changes) -> ImportedRun:
 
 
 def judged(store, sweep: str, baseline: str) -> dict[str, str]:
-    request = GateRequest(sweep=sweep, baseline=baseline, results=store.root)
-    answer = run_gate(request)
-    document = answer.document()
+    answer = GateVerb(sweep=sweep, baseline=baseline, results=store.root).run()
+    document = answer.data
     return {one["metric"]: one["verdict"] for one in document["judgements"]} | {
         "code": document["exit_code"]
     }
@@ -251,8 +248,8 @@ def test_a_run_is_gated_against_a_file_and_against_a_baseline_of_it(store):
     text = files(store, "golden", "base")["golden_values_base.json"]
     file = store.root.parent / "golden_values_base.json"
     file.write_text(text)
-    save(SaveRequest(name="gold", sweep=str(file), results=store.root))
-    save(SaveRequest(name="of_import", sweep="base", results=store.root))
+    SaveVerb(name="gold", sweep=str(file), results=store.root).run()
+    SaveVerb(name="of_import", sweep="base", results=store.root).run()
     imported(store, "same", time=2497.0)
     imported(store, "worse", peak=4_100_000_000, loss=2.5)
     for baseline in (str(file), "gold", "of_import"):
@@ -270,12 +267,14 @@ def test_two_files_are_gated_without_a_results_folder(store):
     out = store.root.parent / "out"
     base, worse = (str(out / f"golden_values_{name}.json") for name in ("base", "worse"))
     for head, code in ((base, 0), (worse, 1)):
-        request = GateRequest(sweep=head, baseline=base, results=store.root.parent / "none")
-        assert run_gate(request).code == code
-    save(SaveRequest(name="gold", sweep=base, results=store.root))
-    assert run_gate(GateRequest(sweep=worse, baseline="gold", results=store.root)).code == 1
+        assert (
+            GateVerb(sweep=head, baseline=base, results=store.root.parent / "none").run().code
+            == code
+        )
+    SaveVerb(name="gold", sweep=base, results=store.root).run()
+    assert GateVerb(sweep=worse, baseline="gold", results=store.root).run().code == 1
     with pytest.raises(UsageError, match="compare it alone, with --baseline"):
-        run_gate(GateRequest(sweep=base, results=store.root))
+        GateVerb(sweep=base, results=store.root).run()
 
 
 def test_a_measured_cell_is_gated_against_golden_values_of_its_own(measured):
@@ -296,8 +295,7 @@ def test_a_sweep_of_several_cells_finds_its_own_by_name_in_a_file(store):
     for name in ("a", "b"):
         record_run(store, Recorded(resolved_run(), cell=name, sweep="two"))
     imported(store, "other")
-    request = GateRequest(sweep="two", against="other", results=store.root)
-    answer = run_gate(request)
+    answer = GateVerb(sweep="two", against="other", results=store.root).run()
     assert answer.code == 5
     assert "other has no cell of this name: other" in answer.text()
 
@@ -320,13 +318,13 @@ def test_the_refresh_says_per_metric_what_moved_where_and_what_to_look_at(store)
 def test_the_refresh_is_markdown_of_two_imports(store, capsys):
     imported(store, "base")
     imported(store, "head", loss=2.1)
-    ask = CompareRequest(base="base", head="head", form="refresh", results=store.root)
-    answer = show_comparison(ask)
+    ask = CompareVerb(base="base", head="head", form="refresh", results=store.root)
+    answer = ask.run()
     answer.show()
     text = capsys.readouterr().out
     assert text.splitlines()[0] == "base -> head"
     assert "| loss | 8 | 1 | +5.208333 % | 8 |" in text.replace("*", "")
-    assert {one["name"]: one["flag"] for one in answer.document()["metrics"]}["loss"] == "review"
+    assert {one["name"]: one["flag"] for one in answer.data["metrics"]}["loss"] == "review"
     for base, head in (("base", None), ("base", "night")):
         with pytest.raises(UsageError, match="compares two imported runs"):
-            show_comparison(replace(ask, base=base, head=head))
+            replace(ask, base=base, head=head).run()

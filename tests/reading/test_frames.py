@@ -94,10 +94,9 @@ def test_the_sweeps_that_are_asked_for(store):
     "form", ["csv", "json", pytest.param("parquet", marks=pytest.mark.needs("pyarrow"))]
 )
 def test_export_writes_the_same_frames(quickstart_root, tmp_path, form):
-    from bench.cli.exporting import export
-    from bench.cli.verbs.read import ExportRequest
+    from bench.cli.export import ExportVerb
 
-    export(ExportRequest(results=quickstart_root, form=form, out=tmp_path / "out"))
+    ExportVerb(results=quickstart_root, form=form, out=tmp_path / "out").run()
     read = {"csv": pd.read_csv, "json": pd.read_json, "parquet": pd.read_parquet}[form]
     frames = read_frames(quickstart_root)
     for name, frame in (("runs", frames.runs), ("steps", frames.steps)):

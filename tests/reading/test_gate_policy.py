@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.cli.judged_sweep import read_policy
+from bench.cli.verb import PolicyOption
 from bench.derive.metrics import JUDGED_IF_MEASURED, default_rules
 from bench.errors import UsageError
 from reports.compare.policy import Policy
@@ -30,7 +30,7 @@ def policy(tmp_path: Path):
     def read(text: str) -> Policy:
         path = tmp_path / "gates.yaml"
         path.write_text(text)
-        return read_policy(path)
+        return PolicyOption(policy=path).rules()
 
     return read
 
@@ -63,7 +63,7 @@ def test_the_policies_of_the_documentation_are_read(policy):
 
 
 def test_without_a_file_memory_bytes_and_loss_are_strict_and_time_has_two_per_cent(policy):
-    rules = read_policy(None).rules
+    rules = PolicyOption(policy=None).rules().rules
     left_out = policy("metrics:\n  step_time: {tolerance: 3%}\n")
     assert (left_out.rules["memory"], left_out.alpha) == (default_rules()["memory"], 0.05)
     assert left_out.rules["step_time"].gate == "required"

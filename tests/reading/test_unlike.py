@@ -7,9 +7,8 @@ import json
 import pytest
 from recorded_runs import TINY, Arm, Recorded, record_arms, record_run, resolved_run, write_plan
 
-from bench.cli.comparing import show_comparison
-from bench.cli.gating import gate_code, run_gate
-from bench.cli.verbs.judge import CompareRequest, GateRequest
+from bench.cli.compare import CompareVerb
+from bench.cli.gate import GateVerb, gate_code
 from bench.errors import NotComparableError
 from bench.spec import TrainSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
@@ -125,9 +124,8 @@ def logged(milliseconds: float, teraflops: float, *, loss: float = 2.9, norm: fl
 
 
 def compared(store, capsys, base: str, head: str) -> tuple[int, str, dict]:
-    ask = CompareRequest(base=base, head=head, results=store.root)
-    answer = show_comparison(ask)
-    return answer.show(), capsys.readouterr().out, answer.document()
+    answer = CompareVerb(base=base, head=head, results=store.root).run()
+    return answer.show(), capsys.readouterr().out, answer.data
 
 
 def test_unlike_logs_have_that_as_their_headline_and_rates_in_the_place_of_times(store, capsys):
@@ -227,8 +225,8 @@ def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(stor
     rates = {one["name"]: one["ratio"] for one in to_data(result)["rates"]}
     assert rates == dict.fromkeys(("tokens/s", "tokens/s per device"), pytest.approx(2.0, rel=0.2))
     assert "rate that compares: b0: tokens/s per device" in to_terminal(result)
-    answer = run_gate(GateRequest(sweep="large", against="small", results=store.root))
-    assert (answer.code, json.loads(json.dumps(answer.document()))["exit_code"]) == (5, 5)
+    answer = GateVerb(sweep="large", against="small", results=store.root).run()
+    assert (answer.code, json.loads(json.dumps(answer.data))["exit_code"]) == (5, 5)
     with pytest.raises(NotComparableError, match=r"^not comparable: global batch 4, 8; .*--ignore"):
         compared(store, capsys, "small", "large")
     # Who names the setting has both.
@@ -249,7 +247,7 @@ def test_whatever_two_sweeps_are_unlike_in_is_the_headline(store, changes, said)
     for sweep, own in (("base", {}), ("head", changes)):
         cells = {"a": resolved_run("mfsdp", "optim", **own)}
         record_arms(store, {None: Arm()}, sweep=sweep, blocks=1, cells=cells)
-    answer = run_gate(GateRequest(sweep="head", against="base", results=store.root))
+    answer = GateVerb(sweep="head", against="base", results=store.root).run()
     assert answer.code == 5
     assert answer.text().startswith(f"not comparable: {said}")
 
@@ -257,8 +255,8 @@ def test_whatever_two_sweeps_are_unlike_in_is_the_headline(store, changes, said)
 def test_unlike_imports_have_no_verdict_of_a_gate_either(store):
     keep(store, "main", LLAMA, *logged(10921.0, 400.0))
     keep(store, "after", other(ranks=16), *logged(5901.0, 370.0))
-    answer = run_gate(GateRequest(sweep="after", against="main", results=store.root))
-    assert (answer.code, answer.document()["judgements"]) == (5, [])
+    answer = GateVerb(sweep="after", against="main", results=store.root).run()
+    assert (answer.code, answer.data["judgements"]) == (5, [])
     assert answer.text().startswith("not comparable: number of devices 8, 16")
 
 

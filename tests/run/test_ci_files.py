@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 
-from bench.cli.importing import read_logs
+from bench.cli.import_ import read_logs
 from bench.errors import NothingMeasuredError, UsageError
 
 GOLDEN = {
@@ -29,7 +29,7 @@ def golden(values: dict = GOLDEN) -> str:
 def read(tmp_path, name: str, text: str):
     path = tmp_path / name
     path.write_text(text)
-    ((stem, (run,)),) = read_logs((str(path),), None, {})
+    ((stem, (run,)),) = read_logs((str(path),))
     assert stem == path.name.removesuffix(path.suffix)
     return run
 
@@ -68,7 +68,7 @@ def test_other_json_is_no_golden_file(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)
     with pytest.raises(NothingMeasuredError):
-        read_logs((str(path),), None, {})
+        read_logs((str(path),))
 
 
 @pytest.mark.needs("tensorboard")
@@ -85,7 +85,7 @@ def test_event_files_are_read_by_the_tags_of_their_trainers(tmp_path):
                 writer.add_scalar("anything/else", 7.0, step)
             writer.add_text("config", "{}", 0)
         (path,) = tmp_path.glob("*tfevents*")
-        ((_, (run,)),) = read_logs((str(path),), None, {})
+        ((_, (run,)),) = read_logs((str(path),))
     assert run.provenance.importer == "tensorboard"
     assert [
         (s.step, s.loss, s.milliseconds, s.device_reserved_peak_bytes, s.extra) for s in run.steps
@@ -100,4 +100,4 @@ def test_without_its_package_an_event_file_is_refused_with_the_extra(tmp_path, m
     path.write_bytes(b"")
     monkeypatch.setattr("bench.importers.ci_files.importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"mfsdp-bench\[tensorboard\]"):
-        read_logs((str(path),), None, {})
+        read_logs((str(path),))

@@ -10,7 +10,7 @@ from itertools import chain
 import pytest
 from small_runs import BF16, ZERO3, small_run
 
-from bench.cli.fitting import predictions
+from bench.cli.fit import predictions
 from bench.derive.flops import recomputed_flops
 from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction

@@ -9,8 +9,7 @@ import pytest
 from small_runs import RUN
 from stand_in_runs import finished_run
 
-from bench.cli.importing import import_logs
-from bench.cli.verbs.read import ImportRequest
+from bench.cli.import_ import ImportVerb
 from bench.errors import UsageError
 from bench.store import DamagedRecordError, ResultsStore
 from bench.store.file_lock import FileLock
@@ -63,7 +62,7 @@ def test_an_imported_step_that_was_edited_is_damaged_and_named(store, capsys) ->
     assert damaged == [
         f"{file} was changed after it was imported; delete that folder, and import its log again"
     ]
-    import_logs(ImportRequest(results=store.root))
+    ImportVerb(results=store.root).run()
     assert f"left out: {damaged[0]}" in capsys.readouterr().err
 
 

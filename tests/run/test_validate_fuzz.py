@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.cli.validating import run_fuzz
-from bench.cli.verbs.check import ValidationRequest
+from bench.cli.validate import ValidateVerb
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
 from bench.validate.fuzz.drawing import draw
@@ -158,4 +157,4 @@ def test_a_folder_that_holds_something_else_is_refused_before_a_program_runs(
 ) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(UsageError, match="not a results folder"):
-        run_fuzz(ValidationRequest(results=tmp_path), ["mfsdp"], 1)
+        ValidateVerb(results=tmp_path).run_fuzz(["mfsdp"], 1)

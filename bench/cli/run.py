@@ -7,91 +7,117 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from bench.cli import console, exit_codes
-from bench.cli.chosen_sweep import ChosenSweep, choose, pruned_text
-from bench.cli.console import Answer
-from bench.cli.interrupts import stop_on_signals
-from bench.cli.live_display import progress_display
-from bench.cli.options import DEFAULT_RESULTS, duration, parsed_seconds
-from bench.cli.reporting import write_sweep_report
-from bench.cli.verbs.measure import RunRequest
-from bench.derive.metrics import LOSS, MEMORY_PEAKS, STEP_TIME, THROUGHPUT, Metric
+from bench.cli.verb import (
+    DEFAULT_RESULTS,
+    Answer,
+    BudgetOption,
+    ResultsOption,
+    SweepOptions,
+    option,
+    pruned_cells,
+)
 from bench.errors import UsageError
-from bench.launch.watch import StopRequest
-from bench.plan import Plan
 from bench.redaction import redact_text
-from bench.store import ResultsStore
-from reports.renderers import terminal
+from reports.renderers import quantity, terminal
+from reports.renderers.document import Block, Paragraph, TableBlock
 from reports.renderers.table import Row, RowKind, Table
-from reports.views.cells import Cell
-from reports.views.sweep_view import load_sweeps
-from sweeps.budget import BlockBudget
-from sweeps.progress import Remark
-from sweeps.resume import PastRun, RunOptions
-from sweeps.runner import SweepOutcome, run_sides
+
+if TYPE_CHECKING:
+    from bench.derive.metrics import Metric
+    from bench.launch.protocol import Launcher
+    from bench.plan import Plan
+    from bench.store import ResultsStore
+    from reports.views.cells import Cell
+    from sweeps.budget import BlockBudget
+    from sweeps.resume import PastRun, RunOptions
+    from sweeps.runner import SweepOutcome
+    from sweeps.selected_sweep import SelectedSweep
 
 # For the record and the terminal, after a second Ctrl-C has killed the ranks.
 _SECONDS_AFTER_THE_SECOND = 5.0
 
 
-def run_sweep(request: RunRequest) -> Answer:
-    """Plan, run what is missing, and say what came out.
+class RunVerb(
+    BudgetOption,
+    SweepOptions,
+    ResultsOption,
+    name="run",
+    examples=(
+        "run quickstart --report",
+        "run my.yaml --repeat 3",
+        "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
+        "run my.yaml --launcher command --launcher-option hosts=hosts.txt",
+    ),
+):
+    """Run what is missing of a sweep.
 
-    Raises:
-        UsageError: the sweep, an arm or an option is wrong; nothing has been run.
+    Finished runs of the same configuration and code are kept. The table of results goes to
+    stdout, progress and remarks to stderr. With --budget, blocks of the arms are added until the
+    time is spent.
     """
-    wanted = request.wanted
-    if request.budget is not None:
-        if wanted.repeat is not None:
+
+    block_retries: int = option(
+        "--block-retries N", "How often a block is started again after a fault.", 2, min=0
+    )
+    force: bool = option("--force", "Run finished cells again.", False)
+    retry_failed: bool = option("--retry-failed", "Run failed cells again.", False)
+    max_failures: int | None = option("--max-failures N", "Stop after N failed runs.", min=1)
+    report: bool = option("--report", "Write the report and print its path at the end.", False)
+
+    def run(self) -> Answer:
+        """Plan, run what is missing, and say what came out; nothing is run by wrong options."""
+        from bench.cli.launchers import read_launcher
+
+        if self.budget is not None and self.repeat is not None:
             raise UsageError("--budget finds the number of blocks itself; leave --repeat out")
-        if request.force:
+        if self.budget is not None and self.force:
             raise UsageError(
                 "--budget adds blocks to those that are there, and --force sets them aside; "
                 "name another results folder to begin anew"
             )
-        wanted = replace(wanted, interleave=True)
-    sweep = choose(wanted)
-    store = ResultsStore.open(request.results, create=True)
-    if sweep.launcher.elsewhere:
-        _refuse_credentials(sweep.chosen)
-    return run_and_tell(sweep, store, request)
+        kind, settings = read_launcher(self.launcher, self.launcher_options)
+        sweep = self.select_arms(kind.machine(settings), interleave=self.budget is not None)
+        store = self.store(create=True)
+        if kind.elsewhere:
+            _refuse_credentials(sweep.chosen)
+        return self.run_selected(sweep, store, kind.start(settings))
 
+    def run_selected(
+        self, sweep: SelectedSweep, store: ResultsStore, launcher: Launcher | None = None
+    ) -> Answer:
+        """Run what is missing of a sweep whose arms are not prepared yet."""
+        from sweeps.resume import RunOptions
 
-def run_and_tell(sweep: ChosenSweep, store: ResultsStore, request: RunRequest) -> Answer:
-    """Run what is missing of a sweep whose arms are not prepared yet, and say what came out."""
-    options = RunOptions(
-        request.force, request.retry_failed, request.max_failures, request.block_retries
-    )
-    seconds = None if request.budget is None else parsed_seconds(request.budget, "--budget")
-    sweep = sweep.prepared(store)
-    if sweep.chosen.pruned:
-        console.note(f"{pruned_text(sweep.chosen)}\n")
-    budget = None
-    if seconds is None:
-        outcome = run_missing(sweep, store, options)
-    else:
-        sweep, outcome, budget = run_within(sweep, store, options, seconds)
-    plan = sweep.chosen
-    report, failure = None, None
-    if request.report and not outcome.interrupted:
-        report, failure = _report(store, sweep.id)
-    codes = [outcome_code(plan, outcome)]
-    codes += [exit_codes.of_error(failure)] if failure else []
-    code = exit_codes.worst(codes)
-
-    def document() -> dict[str, object]:
-        found = _outcome_document(plan, outcome, code) | {"report": report}
-        found |= {"error": redact_text(str(failure))} if failure else {}
-        return found if budget is None else found | {"budget": budget.to_data()}
-
-    return Answer(
-        document,
-        lambda: "\n\n".join(filter(None, (_results(store, plan), report))),
-        code,
-        ("", *closing_lines(plan, outcome), *_hint(sweep, outcome, request, report)),
-        failure=failure,
-    )
+        options = RunOptions(self.force, self.retry_failed, self.max_failures, self.block_retries)
+        seconds = self.budget_seconds()
+        sweep = sweep.prepared(store, console.note, launcher)
+        if pruned := pruned_cells(sweep.chosen):
+            console.note(f"{terminal.blocks(pruned)}\n")
+        budget = None
+        if seconds is None:
+            outcome = run_missing(sweep, store, options)
+        else:
+            sweep, outcome, budget = run_within(sweep, store, options, seconds)
+        report, failure = None, None
+        if self.report and not outcome.interrupted:
+            report, failure = _report(store, sweep.id)
+        codes = [outcome_code(sweep.chosen, outcome)]
+        codes += [exit_codes.of_error(failure)] if failure else []
+        code = exit_codes.worst(codes)
+        data = _data(sweep.chosen, outcome, code) | {"report": report}
+        data |= {"error": redact_text(str(failure))} if failure else {}
+        data |= {"budget": budget.to_data()} if budget else {}
+        document: list[Block] = results_table(store, sweep.chosen)
+        document += [Paragraph(report)] if report else []
+        hint = []
+        if outcome.good and not (outcome.interrupted or report):
+            where = "" if self.results == DEFAULT_RESULTS else f" --results {self.results}"
+            hint = [f"report: mfsdp-bench report {sweep.id}{where}"]
+        remarks = ("", *closing_lines(sweep.chosen, outcome), *hint)
+        return Answer(document, data, code, remarks, failure)
 
 
 def _refuse_credentials(plan: Plan) -> None:
@@ -114,61 +140,44 @@ def _refuse_credentials(plan: Plan) -> None:
 
 def _report(store: ResultsStore, sweep: str) -> tuple[str | None, Exception | None]:
     """Where the report is, or why there is none: its runs are made, and shown all the same."""
+    from bench.cli.report import write_report_on
+
     try:
-        return str(write_sweep_report(store, sweep).html), None
+        return str(write_report_on(store, [sweep]).html), None
     except Exception as error:
         return None, error
 
 
-def _hint(
-    sweep: ChosenSweep, outcome: SweepOutcome, request: RunRequest, report: str | None
-) -> list[str]:
-    """What can be done next."""
-    where = "" if request.results == DEFAULT_RESULTS else f" --results {request.results}"
-    if outcome.good and not (outcome.interrupted or report):
-        return [f"report: mfsdp-bench report {sweep.id}{where}"]
-    return []
-
-
-def _results(store: ResultsStore, plan: Plan) -> str:
-    table = results_table(store, plan)
-    return "" if table is None else f"\n{terminal.table(table)}"
-
-
 def run_within(
-    sweep: ChosenSweep,
-    store: ResultsStore,
-    options: RunOptions,
-    seconds: float,
-) -> tuple[ChosenSweep, SweepOutcome, BlockBudget]:
-    """Add blocks until the time is spent.
-
-    Args:
-        sweep: interleaved, with prepared arms.
-        store: the results folder.
-        options: what to repeat.
-        seconds: that there are.
+    sweep: SelectedSweep, store: ResultsStore, options: RunOptions, seconds: float
+) -> tuple[SelectedSweep, SweepOutcome, BlockBudget]:
+    """Add blocks of an interleaved sweep with prepared arms until the time is spent.
 
     Returns:
         The sweep with as many repeats as there are blocks now, what was run, and the clock.
     """
+    from bench.plan import Plan
+    from sweeps.budget import BlockBudget
+
     if len(sweep.whole.arms) < 2:  # noqa: PLR2004 - base and head
         raise UsageError("--budget adds blocks of several arms; add one, as --arm head=.")
     budget = BlockBudget(seconds)
     outcome = run_missing(sweep, store, options, budget)
-    spent = duration(budget.spent_seconds)
-    console.note(f"blocks: {budget.blocks} in {spent} of {duration(seconds)}")
+    spent, given = quantity.duration(budget.spent_seconds), quantity.duration(seconds)
+    console.note(f"blocks: {budget.blocks} in {spent} of {given}")
     if sweep.chosen.cells:
         sweep = replace(sweep, whole=Plan.from_document(store.read_plan(sweep.id)))
     return sweep, outcome, budget
 
 
-def run_to_judge(sweep: ChosenSweep, store: ResultsStore) -> SweepOutcome:
+def run_to_judge(sweep: SelectedSweep, store: ResultsStore) -> SweepOutcome:
     """Run what is missing of a prepared sweep, for a verb that then looks at its records.
 
     Raises:
         KeyboardInterrupt: somebody ended it.
     """
+    from sweeps.resume import RunOptions
+
     outcome = run_missing(sweep, store, RunOptions())
     for line in closing_lines(sweep.chosen, outcome):
         console.note(line)
@@ -178,7 +187,7 @@ def run_to_judge(sweep: ChosenSweep, store: ResultsStore) -> SweepOutcome:
 
 
 def run_missing(
-    sweep: ChosenSweep,
+    sweep: SelectedSweep,
     store: ResultsStore,
     options: RunOptions,
     budget: BlockBudget | None = None,
@@ -187,6 +196,12 @@ def run_missing(
 
     Ctrl-C ends the current run and the rest.
     """
+    from bench.cli.interrupts import stop_on_signals
+    from bench.cli.live_display import progress_display
+    from bench.launch.watch import StopRequest
+    from sweeps.progress import Remark
+    from sweeps.runner import run_sides
+
     stop = StopRequest()
     with (
         progress_display(sys.stderr) as publish,
@@ -213,12 +228,10 @@ def outcome_code(plan: Plan, outcome: SweepOutcome) -> int:
 
     An unsteady run among steady ones is a remark, not a failure.
     """
-    codes = [exit_codes.OK]
     if outcome.interrupted:
-        codes.append(exit_codes.INTERRUPTED)
-    if outcome.failed or not plan.cells or not any(run.state == "ok" for run in outcome.good):
-        codes.append(exit_codes.NOTHING_MEASURED)
-    return exit_codes.worst(codes)
+        return exit_codes.INTERRUPTED
+    measured = plan.cells and any(run.state == "ok" for run in outcome.good)
+    return exit_codes.NOTHING_MEASURED if outcome.failed or not measured else exit_codes.OK
 
 
 def closing_lines(plan: Plan, outcome: SweepOutcome) -> list[str]:
@@ -258,15 +271,13 @@ def _name(run: PastRun) -> str:
     return f"{run.cell} (repeat {run.repeat}{arm})"
 
 
-def _outcome_document(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str, object]:
+def _data(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str, Any]:
+    kinds = ("ran", "done_before", "failed_before", "lost")
     return {
         "sweep": plan.id,
         "exit_code": code,
         "interrupted": outcome.interrupted,
-        "ran": [asdict(run) for run in outcome.ran],
-        "done_before": [asdict(run) for run in outcome.done_before],
-        "failed_before": [asdict(run) for run in outcome.failed_before],
-        "lost": [asdict(run) for run in outcome.lost],
+        **{kind: [asdict(run) for run in getattr(outcome, kind)] for kind in kinds},
         "not_started": outcome.not_started,
         "pruned": [
             {"id": cell.id, "rule": cell.rule, "reason": cell.reason} for cell in plan.pruned
@@ -274,23 +285,25 @@ def _outcome_document(plan: Plan, outcome: SweepOutcome, code: int) -> dict[str,
     }
 
 
-def results_table(store: ResultsStore, plan: Plan) -> Table | None:
-    """A row per cell of `plan` with a run, new or from before; None where there is none."""
+def results_table(store: ResultsStore, plan: Plan) -> list[Block]:
+    """A row per cell of `plan` with a run, new or from before; nothing where there is none."""
+    from bench.derive.metrics import LOSS, MEMORY_PEAKS, STEP_TIME, THROUGHPUT
+    from reports.views.sweep_view import load_sweeps
+
     chosen = {cell.id for cell in plan.cells}
     view = load_sweeps(store, [plan.id])[0]
     cells = [cell for cell in view.cells if cell.name_without_arm in chosen]
-    if not cells:
-        return None
     finished = [cell for cell in cells if cell.finished]
     memory = (m for m in MEMORY_PEAKS if finished and all(cell.values(m) for cell in finished))
     metrics = [STEP_TIME, THROUGHPUT, LOSS, *islice(memory, 1)]
     titles = ("cell", "runs", *(metric.title for metric in metrics))
-    return Table.of(titles, (_row(cell, metrics) for cell in cells))
+    rows = [_row(cell, metrics) for cell in cells]
+    return [TableBlock(Table.of(titles, rows))] if rows else []
 
 
 def _row(cell: Cell, metrics: Sequence[Metric]) -> Row:
     states = Counter(run.record.status.state for run in cell.runs)
-    failed = [run for run in cell.runs if not run.finished]
+    failed = any(not run.finished for run in cell.runs)
     kind: RowKind = "bad" if failed else "plain" if cell.n else "unsteady"
     counts = ", ".join(f"{count} {state}" for state, count in states.items())
     return Row((cell.name, counts, *map(cell.text, metrics)), kind)

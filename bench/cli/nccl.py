@@ -1,0 +1,173 @@
+"""`nccl`: the logs that are named, or what a sweep file requires of the logs of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from bench.cli import console, exit_codes
+from bench.cli.verb import Answer, ResultsOption, argument, columns, option
+from bench.errors import NothingMeasuredError, UsageError
+
+if TYPE_CHECKING:
+    from bench.store import ResultsStore
+    from reports.nccl.audit import Audit
+    from reports.nccl.requirement import Result
+    from sweeps.matrix import MatrixCell
+    from sweeps.schema import RequireSection
+
+_NEVER = "never measured"
+_NOTHING = (
+    "nothing to judge: no line of these logs tells which kernel ran or which collective was"
+    " called; run with NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,ENV,TUNING,COLL,REG"
+)
+
+
+class NcclVerb(
+    ResultsOption,
+    name="nccl",
+    examples=("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml"),
+):
+    """Say which NCCL kernel ran for each collective.
+
+    Where it was not the symmetric one, it says why.
+    """
+
+    logs: tuple[str, ...] = argument(
+        "LOG", "Files, folders, a run's folder, - for stdin, or a sweep with requirements."
+    )
+    require: str | None = option("--require OP=KIND,...", "Fail unless met, as AG=sym,RS=sym.")
+    profile: str | None = option("--profile NAME", "The requirements of a topology.")
+    after_iteration: int | None = option(
+        "--after-iteration N", "Judge only what follows iteration N.", min=0
+    )
+    min_bytes: int = option("--min-bytes N", "Judge only messages of at least N bytes.", 0, min=0)
+    form: Literal["table", "md"] = option("--format", "How to print.", "table")
+    junit: Path | None = option("--junit FILE", "Write the requirements' results as JUnit.")
+
+    def run(self) -> Answer:
+        """The audit; 1 where a requirement is not met, 3 where the logs say nothing."""
+        from reports.nccl import presentation
+        from reports.nccl.audit import audit_paths, audit_run
+        from reports.nccl.requirement import judge, parse_requirements, profile
+        from sweeps.selected_sweep import find_sweep_file
+
+        requirements = () if self.profile is None else profile(self.profile)
+        requirements += () if self.require is None else parse_requirements(self.require)
+        if not requirements:
+            for name, given in (
+                ("--junit", self.junit),
+                ("--after-iteration", self.after_iteration),
+            ):
+                if given is not None:
+                    raise UsageError(f"{name} is about requirements; give --require or --profile")
+        first = Path(self.logs[0])
+        is_one = len(self.logs) == 1
+        sweep = find_sweep_file(first) if is_one and not first.is_dir() else None
+        if sweep is not None and (sweep.suffix == ".yaml" or not first.exists()):
+            if requirements or self.form == "md":
+                raise UsageError(
+                    f"{first} is a sweep, whose requirements stand in it: name it alone"
+                )
+            return self._of_sweep(sweep)
+        is_run = is_one and (first / "spec.json").is_file()  # with all that a run of ours recorded
+        audit = audit_run(first) if is_run else audit_paths(self.logs)
+        found = judge(audit, requirements, self.after_iteration, self.min_bytes)
+        if self.junit is not None:
+            console.write_file(self.junit, presentation.to_junit(found))
+        write = presentation.to_markdown if self.form == "md" else presentation.to_terminal
+        return Answer(
+            write(audit, found), presentation.to_data(audit, found), *_ending(audit, found)
+        )
+
+    def _of_sweep(self, sweep: Path) -> Answer:
+        """Judge the newest finished run of every cell that something is required of.
+
+        Raises:
+            UsageError: the file requires nothing, or something that means nothing.
+        """
+        from bench.store import ResultsStore
+        from reports.nccl.requirement import parse_requirements
+        from sweeps.definition import load_sweep
+        from sweeps.matrix import expand
+
+        definition = load_sweep(sweep)
+        if not definition.require:
+            raise UsageError(
+                f"{sweep} requires nothing of NCCL's logs: it has no `require` section"
+            )
+        for _, one in definition.require:
+            parse_requirements(one.nccl)
+        store = ResultsStore(self.results)
+        judged = [
+            row
+            for cell in expand(definition.matrix)
+            for when, one in definition.require
+            if when.matches(cell)
+            for row in _judge(store, definition.name, cell, one)
+        ]
+        states = {row.state for row in judged}
+        met = exit_codes.OK if states <= {"met"} else exit_codes.REQUIREMENT_NOT_MET
+        return Answer(
+            [columns(_Judged._fields, judged)],
+            {"requirements": [row._asdict() for row in judged]},
+            exit_codes.NOTHING_MEASURED if states <= {_NEVER} else met,
+        )
+
+
+def _ending(audit: Audit, results: Sequence[Result]) -> tuple[int, tuple[str, ...]]:
+    unmet = [one for one in results if one.state != "met"]
+    if unmet:
+        words = {"no evidence": "without evidence"}
+        return exit_codes.REQUIREMENT_NOT_MET, tuple(
+            f"requirement {words.get(one.state, 'not met')}: {one.requirement.text}: {one.message}"
+            for one in unmet
+        )
+    if not audit.rows and not audit.job.times.rows():
+        return exit_codes.NOTHING_MEASURED, (_NOTHING,)
+    return exit_codes.OK, ()
+
+
+class _Judged(NamedTuple):
+    """One term of one cell. run: that was judged, "" where there is none."""
+
+    cell: str
+    requirement: str
+    state: str
+    message: str
+    run: str
+
+
+def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSection) -> list[_Judged]:
+    from reports.nccl.audit import audit_run
+    from reports.nccl.requirement import judge, parse_requirements
+
+    wanted = parse_requirements(one.nccl)
+    run, folder, why = _newest(store, sweep, cell)
+    if folder is None:
+        return [_Judged(cell.id, term.text, _NEVER, why, run) for term in wanted]
+    try:
+        audit = audit_run(folder)
+    except NothingMeasuredError as error:
+        return [_Judged(cell.id, term.text, "no evidence", str(error), run) for term in wanted]
+    return [
+        _Judged(cell.id, result.requirement.text, result.state, result.message, run)
+        for result in judge(audit, wanted, one.after_iteration, one.min_bytes)
+    ]
+
+
+def _newest(store: ResultsStore, sweep: str, cell: MatrixCell) -> tuple[str, Path | None, str]:
+    """Id and folder of the run that counts, or why there is none."""
+    from bench.resolve.resolution import resolve_anywhere
+
+    try:
+        run, folder = store.find(f"{sweep}:{cell.id}")
+        record = store.read(run)
+    except UsageError as error:
+        return "", None, str(error).splitlines()[0]
+    if record.resolved.config_hash != resolve_anywhere(cell.spec).config_hash:
+        return run, None, "its newest run has another configuration: run the sweep again"
+    if record.status.state != "ok":
+        return run, None, f"its newest run ended {record.status.state}: {record.status.reason}"
+    return run, folder, ""
