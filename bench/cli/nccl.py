@@ -12,8 +12,7 @@ from bench.errors import NothingMeasuredError, UsageError
 
 if TYPE_CHECKING:
     from bench.store import ResultsStore
-    from reports.nccl.audit import Audit
-    from reports.nccl.requirement import Result
+    from reports.nccl.verdicts import Audit, Result
     from sweeps.matrix import MatrixCell
     from sweeps.schema import RequireSection
 
@@ -50,7 +49,7 @@ class NcclVerb(
         """The audit; 1 where a requirement is not met, 3 where the logs say nothing."""
         from reports.nccl import presentation
         from reports.nccl.audit import audit_paths, audit_run
-        from reports.nccl.requirement import judge, parse_requirements, profile
+        from reports.nccl.verdicts import judge, parse_requirements, profile
         from sweeps.selected_sweep import find_sweep_file
 
         requirements = () if self.profile is None else profile(self.profile)
@@ -88,7 +87,7 @@ class NcclVerb(
             UsageError: the file requires nothing, or something that means nothing.
         """
         from bench.store import ResultsStore
-        from reports.nccl.requirement import parse_requirements
+        from reports.nccl.verdicts import parse_requirements
         from sweeps.definition import load_sweep
         from sweeps.matrix import expand
 
@@ -141,7 +140,7 @@ class _Judged(NamedTuple):
 
 def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSection) -> list[_Judged]:
     from reports.nccl.audit import audit_run
-    from reports.nccl.requirement import judge, parse_requirements
+    from reports.nccl.verdicts import judge, parse_requirements
 
     wanted = parse_requirements(one.nccl)
     run, folder, why = _newest(store, sweep, cell)

@@ -31,7 +31,7 @@ class PlanVerb(
     def run(self) -> Answer:
         """The plan."""
         from bench.cli.launchers import read_launcher
-        from reports.nccl.sums import gradient_sums
+        from reports.nccl.expectations import gradient_sums
 
         launcher, settings = read_launcher(self.launcher, self.launcher_options)
         sweep = self.select_arms(self.machine() or launcher.machine(settings))
@@ -85,7 +85,7 @@ def _arms(sweep: SelectedSweep) -> list[Block]:
 
 def sums_text(plan: Plan) -> str:
     """Every kind of reduction once, behind the cells that have it; "" where none needs a word."""
-    from reports.nccl.sums import gradient_sums
+    from reports.nccl.expectations import gradient_sums
     from sweeps.resume import named
 
     cells: dict[str, list[str]] = {}

@@ -7,85 +7,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bench.errors import NothingMeasuredError
 from bench.store import layout
 from bench.store.reading import read_json_object
-from reports.nccl.calls import calls_of
-from reports.nccl.communicators import GroupKey, View
-from reports.nccl.hints import hints
 from reports.nccl.inspector import InspectorTimes
-from reports.nccl.job import LoggedJob, make_job
+from reports.nccl.job import make_job
 from reports.nccl.reader import Marks, Unread, read_source
-from reports.nccl.rows import CommunicatorRow, VerdictRow, rows
 from reports.nccl.source import find_sources
-
-Role = tuple[str, frozenset[int]]
-"""What a group of ranks is for, and its global ranks."""
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not.
-
-    ranks, roles: what a run of ours recorded, as of `audit_paths`.
-    """
-
-    job: LoggedJob
-    boundaries_by: str
-    ranks: Mapping[str, int]
-    roles: tuple[Role, ...]
-
-    @cached_property
-    def rows(self) -> tuple[VerdictRow, ...]:
-        """All verdicts."""
-        return self.rows_after(0)
-
-    @cached_property
-    def hints(self) -> list[str]:
-        """What the lines suggest."""
-        return hints(self.job, self.rows)
-
-    @property
-    def versions(self) -> tuple[str, ...]:
-        """Versions of NCCL, as far as they are known."""
-        return tuple(sorted({str(p.versions) for p in self.job.processes.values()}))
-
-    def rows_after(self, iteration: int) -> tuple[VerdictRow, ...]:
-        """Rows of what was seen after so many iterations had ended."""
-        made = calls_of(self.job, iteration)
-        return tuple(rows(made, self._described))
-
-    def _described(self, key: GroupKey, views: list[View]) -> CommunicatorRow:
-        """A communicator by its role if the run recorded it, and by its identifiers in any case."""
-        first = min(views, key=lambda view: (view.process, view.pointer))
-        ranks = next((view.ranks for view in views if view.ranks), None)
-        nodes = next((view.nodes for view in views if view.nodes is not None), None)
-        if key[0] == "id":
-            label = f"commId {key[1]}"
-        elif key[0] == "split" and first.split is not None:
-            label = f"split {first.split[1]} of {first.split[0].pointer}, colour {first.split[2]}"
-        else:
-            label = f"{first.pointer} of {first.process}"
-            if first.begins:
-                label += f" ({first.begins + 1}. with this pointer)"
-        hosts = tuple(sorted({view.process.rpartition(":")[0] for view in views}))
-        return CommunicatorRow(label, self._role(views, ranks), ranks, nodes, hosts)
-
-    def _role(self, views: list[View], ranks: int | None) -> str:
-        """The recorded groups with exactly these ranks; two roles may share their ranks."""
-        members = {self.ranks.get(self.job.processes[v.process].source) for v in views}
-        if None in members:
-            return ""
-        exact = {role for role, own in self.roles if own == members}
-        if not exact and ranks is not None:
-            # Logs of some ranks are missing: the one kind of group of this size with the others.
-            exact = {r for r, own in self.roles if members <= own and len(own) == ranks}
-        return "/".join(sorted(exact))
+from reports.nccl.verdicts import Audit, Role
 
 
 def audit_paths(

@@ -1,7 +1,10 @@
 """What was chosen for the calls of each communicator, operation, size, phase and kind of kernel.
 
-Every process is walked through in order, so that each call meets the communicators and the
-registrations of its time.
+Every process is walked through in order, so that each call is told with the communicators and the
+registrations of its time. A pointer means something inside one process only, and is reused after a
+communicator has ended. The `commId` of the INIT lines joins views across processes; communicators
+made by splitting have none between 2.24 and 2.30 and are joined by their parent, the count of its
+splits, and the colour.
 """
 
 from __future__ import annotations
@@ -12,7 +15,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final, Literal, NamedTuple
 
-from reports.nccl.communicators import GroupKey, View, Views
 from reports.nccl.events import (
     ANY,
     SCALED_BY_RANKS,
@@ -28,9 +30,124 @@ from reports.nccl.events import (
 from reports.nccl.job import LoggedJob
 from reports.nccl.timeline import MOST_BUFFERS, Observation, Process
 
+GroupKey = tuple[object, ...]
+Callers = dict[tuple[str, int], set[str]]
 Phase = Literal["before", "after", ""]
 UNKNOWN_OPERATION: Final = "(operation not printed)"
 _MOST_CALLS: Final = 32
+
+
+@dataclass(eq=False)
+class View:
+    """A communicator as one process sees it; None and "" where no line says.
+
+    split: (parent, number of the split, colour). begins: how many communicators had this pointer
+    before. said: the last line of a kind that is about it. ranges: registered addresses,
+    without those whose window was refused.
+    """
+
+    process: str
+    pointer: str
+    begins: int = 0
+    rank: int | None = None
+    ranks: int | None = None
+    nodes: int | None = None
+    comm_id: str = ""
+    split: tuple[View, str, str] | None = None
+    complete: bool = False
+    destroyed: bool = False
+    said: dict[str, StateChange] = field(default_factory=dict)
+    ranges: list[range] = field(default_factory=list)
+
+    @property
+    def key(self) -> GroupKey:
+        """Equal for views of one communicator, as far as the log can tell."""
+        if self.comm_id:
+            return ("id", self.comm_id, self.ranks)
+        if self.split is not None:
+            parent, number, colour = self.split
+            if parent.key[0] != "view":
+                return ("split", parent.key, number, colour, self.ranks)
+        return ("view", self.process, self.pointer, self.begins)
+
+
+@dataclass
+class Views:
+    """The communicators of one process while its timeline is walked through."""
+
+    process: str
+    now: dict[str, View] = field(default_factory=dict)
+    all: list[View] = field(default_factory=list)
+    _initialising: dict[str, View] = field(default_factory=dict)
+    _registering: dict[str, View] = field(default_factory=dict)
+
+    def of(self, pointer: str, ranks: int | None = None) -> View:
+        """The communicator that has this pointer now, made known if it was not."""
+        view = self.now.get(pointer)
+        if view is None or view.destroyed:
+            view = self._begin(pointer)
+        if view.ranks is None:
+            view.ranks = ranks
+        return view
+
+    def _begin(self, pointer: str) -> View:
+        begins = sum(view.pointer == pointer for view in self.all)
+        view = self.now[pointer] = View(self.process, pointer, begins)
+        self.all.append(view)
+        return view
+
+    def take(self, event: StateChange) -> None:
+        """One state change."""
+        values = tuple(value or "" for value in event.values)
+        match event.kind:
+            case "init":
+                self._initialising[event.thread] = self._init(*values)
+            case "nodes":
+                view = self._initialising[event.thread] = self.of(values[0])
+                view.rank, view.ranks, view.nodes = map(int, values[1:4])
+                view.said["nodes"] = event
+            case "destroy" if values[0] in self.now:
+                self.now[values[0]].destroyed = True
+            case "register":  # a window or a plain registration: the line is the same
+                first = int(values[1], 16)
+                view = self._registering[event.thread] = self.of(values[0])
+                view.ranges.append(range(first, first + int(values[2])))
+            case "window_refused":  # the registration before it in the thread
+                refused = self._registering.pop(event.thread, None)
+                if refused is not None and refused.ranges:
+                    refused.ranges.pop()
+                    refused.said[event.kind] = event
+            case "not_supported" | "p2p" if event.thread in self._initialising:
+                # said during initialisation, of no named communicator
+                self._initialising[event.thread].said[event.kind] = event
+
+    def _init(self, pointer: str, rank: str, ranks: str, *more: str) -> View:
+        """Begin or complete a communicator."""
+        _, comm_id, parent, number, colour, stage = more
+        view = self.now.get(pointer)
+        changed = view is not None and comm_id and view.comm_id and view.comm_id != comm_id
+        if view is None or view.destroyed or changed or view.complete:
+            view = self._begin(pointer)
+        view.rank, view.ranks = int(rank), int(ranks)
+        view.comm_id = comm_id or view.comm_id
+        known = self.now.get(parent)
+        if known is not None and known is not view and not view.comm_id:
+            view.split = (known, number, colour)
+        view.complete = stage == "COMPLETE"
+        return view
+
+    def only_candidate(self, *, every_rank: bool) -> View | None:
+        """The one communicator whose TUNING lines this process can have printed, if it is one.
+
+        Ranks other than 0 print no TUNING line but, in 2.27, symmetric ones. Only communicators
+        that INIT lines describe count, so without those there is no answer.
+        """
+        alive = [view for view in self.now.values() if not view.destroyed]
+        if any(view.rank is None for view in alive):
+            return None
+        alive = [view for view in alive if (view.ranks or 0) > 1]
+        printing = [view for view in alive if every_rank or view.rank == 0]
+        return printing[0] if len(printing) == 1 else None
 
 
 class CallKey(NamedTuple):
@@ -59,6 +176,23 @@ class Calls:
     job: LoggedJob
     by_key: dict[CallKey, dict[Kind | None, CallEvidence]] = field(default_factory=dict)
     views: dict[GroupKey, list[View]] = field(default_factory=dict)
+
+    def add(
+        self, process: str, seen: Observation, view: View | None, phase: Phase, outside: str
+    ) -> None:
+        """Count what a process printed, unless nothing is launched for it."""
+        choice, call = seen.choice, seen.call
+        if call is not None and (call.elements == 0 or call.ranks <= 1):
+            return
+        operation = call.operation if call is not None else choice.operation if choice else None
+        group: GroupKey = ("unknown", process) if view is None else view.key
+        size_bytes, are = _size(choice, call, view)
+        key = CallKey(group, operation or UNKNOWN_OPERATION, size_bytes, are, phase)
+        kind = None if choice is None else choice.kind
+        kinds = self.by_key.setdefault(key, {})
+        evidence = kinds.setdefault(kind, CallEvidence(self, key, kind))
+        evidence.eliminated |= call is None and view is not None
+        evidence.add(process, seen, outside)
 
 
 @dataclass
@@ -147,128 +281,95 @@ class CallEvidence:
         found = self.about("register") or self.about("classic_registration")
         return "" if found is None else found.text
 
-
-class _TimedObservation(NamedTuple):
-    """An observation in its time. view: its communicator, None if it is not known.
-
-    eliminated: it is the only one that can have printed the line. registered: something had been,
-    on the communicator or, if that is not known, in the process. outside: as of `buffer_outside`.
-    """
-
-    seen: Observation
-    view: View | None
-    eliminated: bool
-    registered: bool
-    outside: str
+    def add(self, process: str, seen: Observation, outside: str) -> None:
+        """Count what a process printed."""
+        choice, call = seen.choice, seen.call
+        works = 1 if choice is None else choice.works or 1
+        self.works[process] += seen.times * works
+        if call is not None:
+            if len(self.calls) < _MOST_CALLS:
+                self.calls.add(call)
+            self.call_line = self.call_line or seen.call_line
+        if choice is None:
+            return
+        self.lines[process] += seen.times
+        if choice.what and choice.what not in self.kernels:
+            self.kernels.append(choice.what)
+        self.line = self.line or seen.line
+        self.every_rank |= choice.printed_by_every_rank
+        if call is None:
+            self.unmatched[process] += seen.times * works
+            self.batched |= works > 1
+            return
+        if seen.grouped:
+            self.grouped += seen.times
+            self.grouped_quote = self.grouped_quote or seen.call_line
+        if outside not in self.outside:
+            self.outside.append(outside)
 
 
 def calls_of(job: LoggedJob, after_iteration: int = 0) -> Calls:
     """Walk through every process in order; calls count once so many iterations have ended."""
-    found = Calls(job)
+    made = Calls(job)
     for process in job.processes.values():
-        _CallCounter(found, process).run(after_iteration)
-    return found
+        _add_process(made, process, after_iteration)
+    return made
 
 
-class _CallCounter:
-    """One process."""
-
-    def __init__(self, found: Calls, process: Process) -> None:
-        self._found = found
-        self._process = process
-        self._views = Views(process.name)
-        # Every call prints a COLL line, so a TUNING line whose operation and bytes only one
-        # communicator of the process ever called belongs to that one, whichever thread printed it.
-        self._callers: dict[tuple[str, int], set[str]] = {}
-        for call in process.facts():
-            if isinstance(call, CollectiveCall):
-                key = (call.operation, call_bytes(call) or -1)
-                self._callers.setdefault(key, set()).add(call.comm)
-
-    def run(self, after_iteration: int) -> None:
-        """Meet everything in its time; only the end of the log tells what was yet to come."""
-        met: list[_TimedObservation] = []
-        iteration, registered = 0, False
-        for item in self._process.items:
-            if not isinstance(item, StateChange):
-                now = [self._meet(one, registered=registered) for one in item.values()]
-                met += now if iteration >= after_iteration else ()
-            elif item.kind == "iteration":
+def _add_process(made: Calls, process: Process, after_iteration: int) -> None:
+    """Only the end of the log tells what was yet to come: registrations, ids of communicators."""
+    views = Views(process.name)
+    callers = _callers(process)
+    timed: list[tuple[Observation, View | None, bool, str]] = []
+    iteration, registered = 0, False
+    for item in process.items:
+        if isinstance(item, StateChange):
+            registered |= item.kind == "register"
+            if item.kind == "iteration":
                 iteration = int(item.values[0] or 0)
-            else:
-                registered |= item.kind == "register"
-                self._views.take(item)
-        for view in self._views.all:
-            self._found.views.setdefault(view.key, []).append(view)
-        for one in met:
-            self._count(one, ever_registered=registered)
+            views.take(item)
+            continue
+        for seen in item.values():
+            view, outside = _view_of(seen, views, callers), ""
+            if view is not None and seen.call is not None and seen.choice is not None:
+                outside = _buffer_outside(seen.call, seen.buffers, view.ranges, process.versions)
+            if iteration >= after_iteration:
+                held = registered if view is None else bool(view.ranges)
+                timed.append((seen, view, held, outside))
+    for view in views.all:
+        made.views.setdefault(view.key, []).append(view)
+    for seen, view, held, outside in timed:
+        later = registered if view is None else bool(view.ranges)
+        phase: Phase = "after" if held else "before" if later else ""
+        made.add(process.name, seen, view, phase, outside)
 
-    def _meet(self, seen: Observation, *, registered: bool) -> _TimedObservation:
-        choice, call = seen.choice, seen.call
-        view, eliminated = self._view_of(choice, call)
-        outside = ""
-        if view is not None:
-            registered = bool(view.ranges)
-            if call is not None and choice is not None:
-                outside = buffer_outside(call, seen.buffers, view.ranges, self._process)
-        return _TimedObservation(seen, view, eliminated, registered, outside)
 
-    def _count(self, met: _TimedObservation, *, ever_registered: bool) -> None:
-        seen, view = met.seen, met.view
-        choice, call = seen.choice, seen.call
-        if call is not None and (call.elements == 0 or call.ranks <= 1):
-            return  # nothing is launched for it
-        later = ever_registered if view is None else bool(view.ranges)
-        key = self._key(seen, view, "after" if met.registered else "before" if later else "")
-        kinds = self._found.by_key.setdefault(key, {})
-        kind = None if choice is None else choice.kind
-        found = kinds.setdefault(kind, CallEvidence(self._found, key, kind))
-        found.eliminated |= met.eliminated
-        if call is not None:
-            if len(found.calls) < _MOST_CALLS:
-                found.calls.add(call)
-            found.call_line = found.call_line or seen.call_line
-        works = 1 if choice is None else choice.works or 1
-        found.works[self._process.name] += seen.times * works
-        if choice is None:
-            return
-        found.lines[self._process.name] += seen.times
-        if call is None:
-            found.unmatched[self._process.name] += seen.times * works
-        if choice.what and choice.what not in found.kernels:
-            found.kernels.append(choice.what)
-        found.line = found.line or seen.line
-        found.every_rank |= choice.printed_by_every_rank
-        found.batched |= call is None and works > 1
-        if call is not None:
-            if seen.grouped:
-                found.grouped += seen.times
-                found.grouped_quote = found.grouped_quote or seen.call_line
-            if met.outside not in found.outside:
-                found.outside.append(met.outside)
+def _callers(process: Process) -> Callers:
+    """Communicators that ever called, by operation and bytes.
 
-    def _view_of(
-        self, choice: Choice | None, call: CollectiveCall | None
-    ) -> tuple[View | None, bool]:
-        """The communicator of an observation, and whether it was found by elimination."""
-        if call is not None:
-            return self._views.of(call.comm, call.ranks), False
-        if choice is None:
-            return None, False
-        view = None
-        if not self._callers:
-            view = self._views.only_candidate(every_rank=choice.printed_by_every_rank)
-        elif choice.bytes_are == "per_rank":
-            pointers = self._callers.get((choice.operation or "", choice.size_bytes), set())
-            view = self._views.of(next(iter(pointers))) if len(pointers) == 1 else None
-        return view, view is not None
+    Every call prints a COLL line, so a TUNING line whose operation and bytes only one communicator
+    of the process ever called belongs to that one, whichever thread printed it.
+    """
+    callers: Callers = {}
+    for call in process.facts():
+        if isinstance(call, CollectiveCall):
+            callers.setdefault((call.operation, call_bytes(call) or -1), set()).add(call.comm)
+    return callers
 
-    def _key(self, seen: Observation, view: View | None, phase: Phase) -> CallKey:
-        choice, call = seen.choice, seen.call
-        operation = call.operation if call is not None else choice.operation if choice else None
-        group: GroupKey = ("unknown", self._process.name) if view is None else view.key
-        size_bytes, are = _size(choice, call, view)
-        return CallKey(group, operation or UNKNOWN_OPERATION, size_bytes, are, phase)
+
+def _view_of(seen: Observation, views: Views, callers: Callers) -> View | None:
+    """The communicator of an observation; without a call, the only one that can have printed it."""
+    choice, call = seen.choice, seen.call
+    if call is not None:
+        return views.of(call.comm, call.ranks)
+    if choice is None:
+        return None
+    if not callers:
+        return views.only_candidate(every_rank=choice.printed_by_every_rank)
+    if choice.bytes_are != "per_rank":
+        return None
+    pointers = callers.get((choice.operation or "", choice.size_bytes), set())
+    return views.of(next(iter(pointers))) if len(pointers) == 1 else None
 
 
 def _size(
@@ -289,41 +390,35 @@ def _size(
     return choice.size_bytes, "total"
 
 
-def buffer_outside(
-    call: CollectiveCall, buffers: Collection[Buffers], ranges: list[range], process: Process
+def _buffer_outside(
+    call: CollectiveCall, buffers: Collection[Buffers], ranges: list[range], versions: Versions
 ) -> str:
     """The address of a buffer that had to be registered and lay outside every registered range.
 
     Only what holds for all seen buffers of these calls is stated: with more distinct buffers than
-    are kept, or with some inside, there is no answer, "".
+    are kept, or with some inside, there is no answer, "". Since 2.29.2 the receive buffer of
+    AllGather and the send buffer of ReduceScatter are enough.
     """
     if not ranges or len(buffers) > MOST_BUFFERS:
         return ""
+    own = call_bytes(call) or 0
+    scatters, gathers = call.operation == "ReduceScatter", call.operation == "AllGather"
+    relaxed = versions.all_from((2, 29, 2))
+    needed = (
+        None if relaxed and gathers else own * call.ranks if scatters else own,
+        None if relaxed and scatters else own * call.ranks if gathers else own,
+    )
     first = ""
     for pair in sorted(buffers):
         outside = [
-            pointer.decode("ascii", "replace")
-            for pointer, size_bytes in _needed(call, pair, process)
-            if not _inside(pointer, size_bytes, ranges)
+            pointer.decode()
+            for pointer, size_bytes in zip(pair, needed, strict=True)
+            if size_bytes is not None and not _inside(pointer, size_bytes, ranges)
         ]
         if not outside:
             return ""
         first = first or outside[0]
     return first
-
-
-def _needed(call: CollectiveCall, pair: Buffers, process: Process) -> Iterator[tuple[bytes, int]]:
-    """The buffers that must lie in a window, with their bytes.
-
-    Since 2.29.2 the receive buffer of AllGather and the send buffer of ReduceScatter are enough.
-    """
-    size_bytes = call_bytes(call) or 0
-    large = size_bytes * call.ranks
-    relaxed = process.versions.all_from((2, 29, 2))
-    if not (relaxed and call.operation == "AllGather"):
-        yield pair[0], large if call.operation == "ReduceScatter" else size_bytes
-    if not (relaxed and call.operation == "ReduceScatter"):
-        yield pair[1], large if call.operation == "AllGather" else size_bytes
 
 
 def _inside(pointer: bytes, size_bytes: int, ranges: list[range]) -> bool:

@@ -9,10 +9,10 @@ from typing import NamedTuple
 
 from bench.errors import NothingMeasuredError
 from reports.findings import Findings
-from reports.nccl.audit import Audit, audit_run
-from reports.nccl.expectations import expectations_of, shortfalls, steady_rows, verdict_text
+from reports.nccl import expectations
+from reports.nccl.audit import audit_run
 from reports.nccl.presentation import bytes_table, reading_facts, reason_lines, rows_table
-from reports.nccl.sums import gradient_sums
+from reports.nccl.verdicts import Audit
 from reports.renderers.document import (
     Block,
     Bullets,
@@ -43,9 +43,9 @@ def proofs(findings: Findings) -> dict[str, Proof]:
     """
     found: dict[str, Proof] = {}
     for cell, source, audit in audits(findings):
-        if source is not None or expectations_of(cell.resolved):
-            text = "no log" if audit is None else verdict_text(audit)
-            found[cell.name] = Proof(text, tuple(shortfalls(cell.resolved, audit)))
+        if source is not None or expectations.expectations_of(cell.resolved):
+            text = "no log" if audit is None else expectations.verdict_text(audit)
+            found[cell.name] = Proof(text, tuple(expectations.shortfalls(cell.resolved, audit)))
     return found
 
 
@@ -119,10 +119,10 @@ def gradient_sums_section(findings: Findings) -> Iterator[Block]:
         if cell.finished:
             version = cell.finished[0].record.runtime.get("nccl")
             known = version if isinstance(version, str) else None
-            logged = [] if audit is None else steady_rows(audit)
+            logged = [] if audit is None else expectations.steady_rows(audit)
             rows += [
                 (cell.name, str(version or "unknown"), s.axis, s.text, s.sent, s.summed, s.why)
-                for s in gradient_sums(cell.resolved, known, logged)
+                for s in expectations.gradient_sums(cell.resolved, known, logged)
             ]
     if rows:
         yield Paragraph(

@@ -9,8 +9,8 @@ from recorded_runs import resolved_run
 
 from bench.cli.plan import sums_text
 from bench.spec import EngineSpec, LaunchSpec
-from reports.nccl.rows import Verdict
-from reports.nccl.sums import gradient_sums
+from reports.nccl.expectations import gradient_sums
+from reports.nccl.verdicts import Verdict
 
 
 def run(*, ranks=8, nodes=1, comm="bf16", device="cuda", **engine):

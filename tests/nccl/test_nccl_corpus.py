@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from reports.nccl.audit import audit_paths
-from reports.nccl.rows import VerdictRow
+from reports.nccl.verdicts import VerdictRow
 
 CORPUS = Path(__file__).parent / "corpus"
 TABLE = [one.split("\t") for one in (CORPUS / "EXPECTED.tsv").read_text().splitlines()[1:]]

@@ -12,8 +12,7 @@ from bench.resolve.resolution import EVIDENCE_STEPS, resolve_anywhere
 from bench.spec import RunSpec
 from nccl_lines import coll, info, init, ring, sym
 from reports.nccl.audit import audit_run
-from reports.nccl.requirement import judge, parse_requirements
-from reports.nccl.rows import Verdict
+from reports.nccl.verdicts import Verdict, judge, parse_requirements
 
 
 def resolved(device="cuda", **launch):

@@ -11,7 +11,7 @@ from bench.spec import RunSpec
 from nccl_lines import coll, info, init, ring, sym
 from reports.nccl.audit import audit_paths, audit_run
 from reports.nccl.expectations import shortfalls, verdict_text
-from reports.nccl.requirement import judge, parse_requirements
+from reports.nccl.verdicts import judge, parse_requirements
 
 UB = {"nccl_ub": True, "double_buffer": True, "allocator": "fixed_pool"}
 

@@ -15,7 +15,7 @@ from nccl_lines import coll, info, init, reg, ring
 from reports.nccl import reader, timeline
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import to_data, to_junit
-from reports.nccl.requirement import judge, parse_requirements, profile
+from reports.nccl.verdicts import judge, parse_requirements, profile
 
 LINE = b"n1:1:2 [0] NCCL INFO AllReduce: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..1}\n"
 

@@ -9,7 +9,7 @@ import pytest
 from nccl_lines import coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import communicator_text, reading_facts, to_terminal
-from reports.nccl.rows import Verdict
+from reports.nccl.verdicts import Verdict
 
 KERNEL = "AllReduce [Symmetric]: 2097152 Bytes -> Kernel AllReduce_RSxLDMC_AGxSTMC nchannels 16"
 

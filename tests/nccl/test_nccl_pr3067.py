@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from reports.nccl.audit import audit_paths
-from reports.nccl.presentation import to_markdown, to_terminal
-from reports.nccl.requirement import judge, parse_requirements
-from reports.nccl.rows import Verdict
+from reports.nccl.presentation import hints, to_markdown, to_terminal
+from reports.nccl.verdicts import Verdict, judge, parse_requirements
 
 LOG = Path(__file__).parent / "pr3067.log"
 
@@ -47,7 +46,7 @@ def test_coll_and_reg_would_settle_the_scatters_and_nodes_are_not_the_reason(aud
 
 
 def test_the_two_stage_reduction_and_the_two_roots_are_suggested(audit):
-    text = " ".join(audit.hints)
+    text = " ".join(hints(audit))
     assert "exactly 2 x" in text
     assert "at least 2 of them" in text
     assert "no NVLS" in text

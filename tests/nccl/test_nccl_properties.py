@@ -9,10 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_lines import coll, info, init, reg, ring, sym
-from reports.nccl.audit import Audit, audit_paths
-from reports.nccl.communicators import Views
+from reports.nccl.audit import audit_paths
+from reports.nccl.calls import Views
 from reports.nccl.events import state_of
-from reports.nccl.rows import Verdict
+from reports.nccl.verdicts import Audit, Verdict
 
 QUICK = settings(
     max_examples=30,

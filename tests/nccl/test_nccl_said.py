@@ -10,7 +10,7 @@ from bench.cli.nccl import NcclVerb
 from nccl_lines import MIB, coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.presentation import reading_facts, to_data, to_terminal
-from reports.nccl.rows import Verdict
+from reports.nccl.verdicts import Verdict
 
 NO_SPACE = "Allocation failed. No suitable space found to accommodate size=0x20 within limit=0x10"
 CHECK = "Coll AllReduce size {} symmetric registration check failed on rank 1: sendReg 1 recvReg 0"
