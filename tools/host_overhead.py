@@ -77,17 +77,11 @@ class HostCost:
     calls: float
 
 
-@dataclass(frozen=True)
-class CaseCost:
-    """Both engines in one case. ratio: `mfsdp` over `fsdp2`, of the time by rounds."""
+def measure(case: str, units: int, rounds: int) -> dict[str, HostCost]:
+    """Host cost per unit in a case, of each engine; `ratio`: mfsdp over fsdp2, of time by rounds.
 
-    fsdp2: HostCost
-    mfsdp: HostCost
-    ratio: HostCost
-
-
-def measure(case: str, units: int, rounds: int) -> CaseCost:
-    """Host cost per unit in a case. Needs a default process group of type fake, of four ranks."""
+    Needs a default process group of type fake, of four ranks.
+    """
     passes = {name: _pass_of(name, case, units) for name in ("plain", *_ENGINES)}
     seconds: dict[str, list[float]] = {name: [] for name in passes}
     for round_ in range(_WARM_UP + rounds):
@@ -97,20 +91,17 @@ def measure(case: str, units: int, rounds: int) -> CaseCost:
             if round_ >= _WARM_UP:
                 seconds[name].append(time.thread_time() - start)
     calls = {name: _calls(run) for name, run in passes.items()}
-    found = {}
-    for name in _ENGINES:
-        own = [
-            (one - plain) / units
-            for one, plain in zip(seconds[name], seconds["plain"], strict=True)
-        ]
-        found[name] = own, (calls[name] - calls["plain"]) / units
-    theirs, ours = found["fsdp2"], found["mfsdp"]
-    ratio = median(one / other for one, other in zip(ours[0], theirs[0], strict=True))
-    return CaseCost(
-        HostCost(median(theirs[0]), theirs[1]),
-        HostCost(median(ours[0]), ours[1]),
-        HostCost(ratio, ours[1] / theirs[1]),
-    )
+    own = {
+        name: [a - b for a, b in zip(seconds[name], seconds["plain"], strict=True)]
+        for name in _ENGINES
+    }
+    costs = {
+        name: HostCost(median(own[name]) / units, (calls[name] - calls["plain"]) / units)
+        for name in _ENGINES
+    }
+    theirs, ours = own.values()
+    ratio = median(b / a for a, b in zip(theirs, ours, strict=True))
+    return costs | {"ratio": HostCost(ratio, costs["mfsdp"].calls / costs["fsdp2"].calls)}
 
 
 def _calls(run: Callable[[], None]) -> int:
@@ -167,16 +158,14 @@ def main() -> None:
     found = {case: measure(case, options.units, options.rounds) for case in CASES}
     dist.destroy_process_group()
     if options.json:
-        print(json.dumps({case: asdict(one) for case, one in found.items()}))
+        print(json.dumps(found, default=asdict))
         return
-    for case, one in found.items():
-        for name, cost in (("fsdp2", one.fsdp2), ("mfsdp", one.mfsdp)):
-            print(
-                f"{case:9} {name}: {cost.seconds * 1e6:5.0f} us and {cost.calls:5.0f} calls a unit"
-            )
-        print(
-            f"{case:9} ratio: {one.ratio.seconds:.2f} of the time, {one.ratio.calls:.3f} of calls"
-        )
+    for case, costs in found.items():
+        for name in _ENGINES:
+            seconds, calls = costs[name].seconds, costs[name].calls
+            print(f"{case:9} {name}: {seconds * 1e6:5.0f} us and {calls:5.0f} calls a unit")
+        ratio = costs["ratio"]
+        print(f"{case:9} ratio: {ratio.seconds:.2f} of the time, {ratio.calls:.3f} of calls")
 
 
 if __name__ == "__main__":

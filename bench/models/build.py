@@ -47,14 +47,12 @@ def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, M
 def _split(model: Decoder, resolved: ResolvedRun, device: torch.device) -> None:
     """Leave this rank its part, of tensor or expert parallelism."""
     engine, ranks = resolved.engine, resolved.launch.ranks
-    if engine.tensor_parallel > 1:
-        size = engine.tensor_parallel
-        mesh = mesh_of(device, ranks, outer=engine.outer_size, last=TENSOR, last_size=size)
-        cut(model, mesh)
-    if engine.expert_parallel > 1:
-        size = engine.expert_parallel
-        mesh = mesh_of(device, ranks, outer=engine.outer_size, last=EXPERT, last_size=size)
-        spread(model, mesh)
+    for axis, size, split in (
+        (TENSOR, engine.tensor_parallel, cut),
+        (EXPERT, engine.expert_parallel, spread),
+    ):
+        if size > 1:
+            split(model, mesh_of(device, ranks, outer=engine.outer_size, last=axis, last_size=size))
 
 
 def build_model(

@@ -34,12 +34,9 @@ def exchange_layers(model: Decoder, linear: LinearLayers, compute: DtypeName) ->
     compute: the dtype that Transformer Engine decodes its codes to. The layers stay on the meta
     device, and begin with zeros: values come from the model's rule.
     """
-    if linear.kind == "transformer_engine":
-        dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
-        _to_transformer_engine(model, linear, dtype)
-
-
-def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.dtype) -> None:
+    if linear.kind == "torch":
+        return
+    dtype = getattr(torch, {"bf16": "bfloat16", "fp16": "float16"}.get(compute, "float32"))
     te = importlib.import_module("transformer_engine.pytorch")
     recipes = importlib.import_module("transformer_engine.common.recipe")
     recipe = getattr(recipes, _TE_RECIPES[linear.recipe])()
@@ -47,7 +44,10 @@ def _to_transformer_engine(model: Decoder, linear: LinearLayers, compute: torch.
         for name, layer in parent.named_children():
             if isinstance(layer, nn.Linear):
                 with te.quantized_model_init(linear.quantised_weights, recipe, True):
-                    setattr(parent, name, _te_linear(te, layer, compute))
+                    sizes = (layer.in_features, layer.out_features)
+                    options = {"bias": False, "params_dtype": dtype, "device": "meta"}
+                    made = te.Linear(*sizes, init_method=nn.init.zeros_, **options)
+                    setattr(parent, name, made)
     model.precision = lambda: te.autocast(enabled=True, recipe=recipe)
     for layer in model.layers:
         if isinstance(layer, Recomputable):
@@ -72,15 +72,3 @@ def recompute_contexts(
             yield
 
     return forward, recompute()
-
-
-def _te_linear(te: Any, layer: nn.Linear, compute: torch.dtype) -> nn.Module:
-    made: nn.Module = te.Linear(
-        layer.in_features,
-        layer.out_features,
-        init_method=nn.init.zeros_,
-        bias=False,
-        params_dtype=compute,
-        device="meta",
-    )
-    return made
