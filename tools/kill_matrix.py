@@ -321,28 +321,6 @@ def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Exe
     return on_cases(server, wanted), executed_by(folder, name, trace)
 
 
-@dataclass(frozen=True)
-class Questions:
-    """Asks one detector, until `deadline` (`time.monotonic`), with so many ids of each change."""
-
-    first_failure: Detector
-    lines: Executed
-    most: int
-    deadline: float
-
-    def answer(self, change: Change) -> dict[str, Any] | None:
-        """What it says of a change; None where the time is up."""
-        start = time.monotonic()
-        if start > self.deadline:
-            return None
-        ids = change.executing(self.lines)
-        with change.core() as core:
-            told = self.first_failure(core, ids[: self.most]) if ids else {}
-        outcome = {"outcome": "caught" if told else "survived", **told}
-        seconds = round(time.monotonic() - start, 1)
-        return {"change": change.id, "of": len(ids), **outcome, "seconds": seconds}
-
-
 def ask(folder: Path, options: argparse.Namespace) -> None:
     """Every question that has no answer yet, patches before mutants; answers are appended."""
     deadline = time.monotonic() + 60 * options.minutes
@@ -354,14 +332,27 @@ def ask(folder: Path, options: argparse.Namespace) -> None:
             left = [change for change in wanted if (change.id, name) not in known]
             if not left or time.monotonic() > deadline:
                 continue
-            questions = Questions(*detector(name, folder, server), options.most, deadline)
-            # Tests are asked in processes of their own, cases on ranks that all changes share.
+            first_failure, lines = detector(name, folder, server)
+
+            def answer(change: Change) -> dict[str, Any] | None:
+                """What the detector says of a change; None where the time is up."""
+                start = time.monotonic()
+                if start > deadline:
+                    return None
+                ids = change.executing(lines)  # noqa: B023 - called before the next detector
+                with change.core() as core:
+                    failure = first_failure(core, ids[: options.most]) if ids else {}  # noqa: B023
+                outcome = {"outcome": "caught" if failure else "survived", **failure}
+                seconds = round(time.monotonic() - start, 1)
+                return {"change": change.id, "of": len(ids), **outcome, "seconds": seconds}
+
+            # Tests run in processes of their own, cases on ranks that all changes share.
             with ThreadPoolExecutor(_PROCESSES if name == "tests" else 1) as pool:
-                asked = [pool.submit(questions.answer, change) for change in left]
-                for told in filter(None, (one.result() for one in as_completed(asked))):
+                waiting = [pool.submit(answer, change) for change in left]
+                for given in filter(None, (future.result() for future in as_completed(waiting))):
                     with (folder / "answers.jsonl").open("a") as out:
-                        out.write(json.dumps({"detector": name, **told}) + "\n")
-                    said = f"{told['outcome']} ({told['seconds']} s) {told['change']}"
+                        out.write(json.dumps({"detector": name, **given}) + "\n")
+                    said = f"{given['outcome']} ({given['seconds']} s) {given['change']}"
                     sys.stderr.write(f"{name}: {said}\n")
 
 

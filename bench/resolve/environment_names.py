@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections.abc import Iterator
 
 from bench.errors import ConfigError
 from bench.redaction import looks_secret
@@ -34,8 +35,9 @@ def check_environment(spec: RunSpec) -> None:
     """
     env = spec.launch.env
     for name, value in env.items():
-        _check_name(name)
-        _check_value(name, value)
+        for holds, message in _refusals(name, value):
+            if holds:
+                raise ConfigError(f"launch.env: {message}")
     for name, value in spec.launch.nccl_variables.items():
         if name in env:
             raise ConfigError(
@@ -50,39 +52,34 @@ def check_environment(spec: RunSpec) -> None:
             )
 
 
-def _check_name(name: str) -> None:
+def _refusals(name: str, value: str) -> Iterator[tuple[object, str]]:
+    """Whether something is wrong with a variable, and what then is said."""
     shown = repr(name[:80])
-    if not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"launch.env: {shown} is not a variable name; expected capital letters, digits and '_'"
-        )
-    if name in _OWNED:
-        raise ConfigError(f"launch.env: {name} is set by the harness; {_OWNED[name]}")
-    if name.startswith(_OWNED_PREFIX):
-        raise ConfigError(f"launch.env: {name} is one of the harness's own; remove it")
-    if not name.startswith(SETTABLE_PREFIXES):
-        family = name.split("_", maxsplit=1)[0] + "_"
-        close = difflib.get_close_matches(family, SETTABLE_PREFIXES, n=1, cutoff=0.6)
-        hint = f"; did you mean {close[0]}...?" if close else ""
-        raise ConfigError(
-            f"launch.env: {shown} cannot be set by a run; expected a name that starts with one of"
-            f" {', '.join(SETTABLE_PREFIXES)}{hint}"
-        )
-    if looks_secret(name):
-        raise ConfigError(
-            f"launch.env: {name} looks like a secret, and what a run sets is stored in its record;"
-            " set it in the shell instead"
-        )
-
-
-def _check_value(name: str, value: str) -> None:
-    if any(character in value for character in "\0\n\r"):
-        raise ConfigError(
-            f"launch.env: the value of {name} holds a line break or a NUL character; expected one"
-            " line of text"
-        )
-    if len(value) > _MAX_VALUE_CHARACTERS:
-        raise ConfigError(
-            f"launch.env: the value of {name} has {len(value)} characters; expected at most"
-            f" {_MAX_VALUE_CHARACTERS}"
-        )
+    yield (
+        not _NAME.fullmatch(name),
+        f"{shown} is not a variable name; expected capital letters, digits and '_'",
+    )
+    yield name in _OWNED, f"{name} is set by the harness; {_OWNED.get(name)}"
+    yield name.startswith(_OWNED_PREFIX), f"{name} is one of the harness's own; remove it"
+    family = name.split("_", maxsplit=1)[0] + "_"
+    close = difflib.get_close_matches(family, SETTABLE_PREFIXES, n=1, cutoff=0.6)
+    hint = f"; did you mean {close[0]}...?" if close else ""
+    yield (
+        not name.startswith(SETTABLE_PREFIXES),
+        f"{shown} cannot be set by a run; expected a name that starts with one of"
+        f" {', '.join(SETTABLE_PREFIXES)}{hint}",
+    )
+    yield (
+        looks_secret(name),
+        f"{name} looks like a secret, and what a run sets is stored in its record; set it in the"
+        " shell instead",
+    )
+    yield (
+        any(character in value for character in "\0\n\r"),
+        f"the value of {name} holds a line break or a NUL character; expected one line of text",
+    )
+    yield (
+        len(value) > _MAX_VALUE_CHARACTERS,
+        f"the value of {name} has {len(value)} characters; expected at most"
+        f" {_MAX_VALUE_CHARACTERS}",
+    )

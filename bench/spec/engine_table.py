@@ -11,7 +11,8 @@ value is an `EngineRow` in a module that loads no torch. Else it is named by its
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -377,23 +378,17 @@ def engine_names() -> tuple[str, ...]:
 @cache
 def engine_rows() -> tuple[EngineRow, ...]:
     """The rows of `engine_names`, without those of packages that cannot be loaded."""
-    return tuple(_loadable_rows())
+    rows = []
+    for name in engine_names():
+        with suppress(ConfigError):
+            rows.append(known_engine(name))
+    return tuple(rows)
 
 
 def forget_entry_points() -> None:
     """Read the installed packages again, after one was added or removed."""
     for known in (engine_rows, own_settings, _entry_points, _offered):
         known.cache_clear()
-
-
-def _loadable_rows() -> Iterator[EngineRow]:
-    for name in engine_names():
-        try:
-            row = find_engine(name)
-        except ConfigError:
-            continue
-        if row is not None:
-            yield row
 
 
 @cache
