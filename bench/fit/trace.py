@@ -313,9 +313,9 @@ class _Recorder:
         while frame is not None:
             found = _maker(frame.f_code.co_filename)
             if found == "role":
-                key = frame.f_locals.get("key")
-                if key is not None:
-                    booked = CATEGORY_OF_ROLE[key.role]
+                buffer = frame.f_locals.get("buffer")
+                if buffer is not None:
+                    booked = CATEGORY_OF_ROLE[buffer.row.role]
                     return "communication" if booked == "communication_buffers" else booked
             elif found is not None and not (found == "activations" and phase == SETUP):
                 return found

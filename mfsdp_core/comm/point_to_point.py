@@ -127,8 +127,8 @@ class PointToPointCommunicator(Communicator):
     ) -> PendingSum:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
-        memory = self._scratch.acquire(bucket, (self.size - 1) * mine.numel(), mine.dtype)
-        received = list(memory.tensor_split(self.size - 1))
+        block = self._scratch(bucket, (self.size - 1) * mine.numel(), mine.dtype)
+        received = list(block.data.tensor_split(self.size - 1))
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
         tag = self._tag(self._reductions, bucket) + 1
         self._reductions += 1
@@ -137,7 +137,7 @@ class PointToPointCommunicator(Communicator):
         def add_up() -> torch.Tensor:
             exchange.wait()
             found = sum_in_order(contributions, total, out)
-            self._scratch.release(bucket, memory)
+            block.give()
             return found.div_(self.size) if average else found
 
         return _Then(add_up)

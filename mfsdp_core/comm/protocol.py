@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -41,11 +42,14 @@ class Summed:
         return self._result
 
 
-class Scratch(Protocol):
-    """Memory that a transport needs while a collective is under way."""
+class Block(Protocol):
+    """Memory that a transport needs while a collective is under way: flat, contents undefined."""
 
-    def acquire(self, bucket: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """One-dimensional, contents undefined."""
+    data: torch.Tensor
 
-    def release(self, bucket: str, memory: torch.Tensor) -> None:
+    def give(self) -> None:
         """Give it back."""
+
+
+#: By bucket, number of elements and dtype.
+Scratch = Callable[[str, int, torch.dtype], Block]

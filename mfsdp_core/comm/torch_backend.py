@@ -110,13 +110,6 @@ class Communicator:
         name = f"reduce_scatter of {bucket}"
         return Summed(own, self._streams.track((work,), name, full, own))
 
-    def reduces_into(self, total: torch.dtype, result: torch.dtype) -> bool:
-        """Whether the `own` of a reduction may be of dtype `result`.
-
-        A sum is written in its dtype; alone, a copy does whatever is asked.
-        """
-        return self.size == 1 or total is result
-
     def all_reduce(
         self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
     ) -> PendingSum:

@@ -12,17 +12,21 @@ from typing import Any
 
 import torch
 
-from mfsdp_core.memory.allocators import (
-    BucketAllocator,
-    PersistentAllocator,
-    StorageResizeAllocator,
-    TemporaryAllocator,
-)
+from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.memory.allocators import Allocator, DBuffer, KeepingAllocator, ResizingAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
-from mfsdp_core.plan.buffers import POOLED_ROLES, PooledRole, Role, plan_pools
+from mfsdp_core.plan.buffers import (
+    POOLED_ROLES,
+    BucketBuffers,
+    PooledRole,
+    plan_pools,
+    transient_rows,
+)
+from mfsdp_core.plan.dtype_policy import element_bytes
+from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.options import AllocationConfig
-from mfsdp_core.plan.pools import BucketRequest
+from mfsdp_core.plan.pools import Buffer, Role
 from mfsdp_core.streams import Streams
 
 #: A little less than the 32 MB up to which glibc adapts.
@@ -31,30 +35,53 @@ _LARGEST_KEPT_BYTES = 2**25 - 2**16
 
 @dataclass
 class Allocators:
-    """Who serves which role. lasting: what stays for the model's life. casts: of gradients.
+    """Makes buffers, and knows who serves which.
 
+    lasting: what stays for the model's life. by_role: transient buffers that no slot serves; those
+    of other roles are fresh ones. Who has kept a gradient over `zero_grad`, which gives its memory
+    back, then has its numbers still, as with plain torch. requests: transient buffers of units.
     factors: that gradients are scaled by, made once.
     """
 
-    lasting: StorageResizeAllocator
-    casts: TemporaryAllocator
-    weights: BucketAllocator
-    gradients: BucketAllocator
-    outer: BucketAllocator
-    scratch: BucketAllocator
+    lasting: ResizingAllocator
+    fresh: Allocator
+    by_role: Mapping[Role, Allocator]
     streams: Streams
     config: AllocationConfig
-    requests: Mapping[PooledRole, Sequence[BucketRequest]]
-    pools: dict[PooledRole, SlotPool] = field(default_factory=dict)
+    requests: Mapping[PooledRole, Sequence[Buffer]]
+    pools: Mapping[Role, SlotPool]
     factors: dict[tuple[float, torch.dtype], torch.Tensor] = field(default_factory=dict)
+    _made: dict[Buffer, DBuffer] = field(default_factory=dict)
 
-    @property
-    def of_cycles(self) -> BucketAllocator:
-        """Of accumulators, which `zero_grad` gives back: fresh ones, unless a pool lets none move.
+    def buffer(self, table: BucketBuffers, role: Role, payload: str = "") -> DBuffer:
+        """The one buffer of a row that the table is known to have."""
+        return self._buffer(table.get(role, payload), table.plan.layout)
 
-        Who has kept a gradient over `zero_grad` then has its numbers still, as with plain torch.
+    def find(self, table: BucketBuffers, role: Role) -> DBuffer | None:
+        """As `buffer`; None where the table has no such row."""
+        row = table.find(role)
+        return None if row is None else self._buffer(row, table.plan.layout)
+
+    def scratch(self, bucket: str, elements: int, dtype: torch.dtype) -> DBuffer:
+        """`mfsdp_core.comm.protocol.Scratch`: slices that arrive from other ranks.
+
+        At most one per bucket, size and dtype is out at a time, as reductions of one bucket follow
+        one another.
         """
-        return self.gradients if self.config.pool is None else self.lasting
+        name, one = dtype_name(dtype), range(1)
+        buffer = self._buffer(Buffer("", bucket, "peer_slices", name, one, elements, "reduction"))
+        buffer.take()
+        return buffer
+
+    def _buffer(self, row: Buffer, layout: Layout | None = None) -> DBuffer:
+        if row not in self._made:
+            pool, allocator = self.pools.get(row.role), self.by_role.get(row.role, self.fresh)
+            if row.lifetime in ("model", "version") or row.role == "payload" or not row.elements:
+                allocator = self.lasting
+            elif pool is not None and row.bucket in pool.plan.area_of:
+                allocator = pool
+            self._made[row] = DBuffer(row, allocator, layout)
+        return self._made[row]
 
     def plan_document(self) -> dict[str, Any]:
         """The pools and every bucket that units ask for, as plain data; see `mfsdp_core/README`."""
@@ -62,28 +89,26 @@ class Allocators:
             "allocator": self.config.allocator,
             "pools": [_pool_entry(pool) for pool in self.pools.values()],
             "units": [
-                self._unit_entry(role, request)
-                for role, requests in self.requests.items()
-                for request in requests
+                self._unit_entry(role, row) for role, rows in self.requests.items() for row in rows
             ],
         }
 
-    def _unit_entry(self, role: PooledRole, request: BucketRequest) -> dict[str, Any]:
+    def _unit_entry(self, role: PooledRole, row: Buffer) -> dict[str, Any]:
         pool = self.pools.get(role)
-        area = pool.plan.area_of.get(request.bucket) if pool is not None else None
+        area = pool.plan.area_of.get(row.bucket) if pool is not None else None
         placement, slot, offset, waste = self._elsewhere(role), None, None, 0
         if pool is not None and area is not None:
-            placement, slot = "pool", pool.assigned_slot(request.unit)
-            slot = pool.plan.homes[request.unit] if slot is None else slot
+            placement, slot = "pool", pool.assigned_slot(row.unit)
+            slot = pool.plan.homes[row.unit] if slot is None else slot
             offset = pool.plan.offsets_bytes[area]
-            waste = pool.plan.areas[area].size_bytes - request.size_bytes
+            waste = pool.plan.areas[area].size_bytes - row.size_bytes
         return {
             "role": role,
-            "unit": request.unit,
-            "bucket": request.bucket,
-            "dtype": request.dtype,
-            "bytes": request.size_bytes,
-            "padding_bytes": request.padding_elements * request.item_bytes,
+            "unit": row.unit,
+            "bucket": row.bucket,
+            "dtype": row.dtype,
+            "bytes": row.size_bytes,
+            "padding_bytes": row.padding_elements * element_bytes(row.dtype),
             "placement": placement,
             "slot": slot,
             "offset_bytes": offset,
@@ -99,40 +124,29 @@ class Allocators:
 
 def build_allocators(
     config: AllocationConfig,
-    requests: Mapping[PooledRole, Sequence[BucketRequest]],
+    tables: Sequence[BucketBuffers],
     *,
     streams: Streams,
     ledger: MemoryLedger,
 ) -> Allocators:
-    """Allocators for `requests` by role; pools are allocated here, once."""
+    """Allocators for the buckets of units; pools are allocated here, once."""
     _keep_freed_memory(streams)
-    lasting = StorageResizeAllocator(streams, ledger, lasts=True)
-    transient = TemporaryAllocator(streams, ledger)
-    if config.pool is None:
-        weights = transient if config.allocator == "temporary" else lasting
-        of_roles = (weights, transient, transient, transient)
-        return Allocators(lasting, transient, *of_roles, streams, config, requests)
-    # Never temporary: autograd may hold views of what no slot serves (R12).
-    fallback: BucketAllocator = StorageResizeAllocator(streams, ledger)
-    if config.persistent_fallback:
-        fallback = PersistentAllocator(streams, ledger, lasts=True)
-    pools: dict[PooledRole, SlotPool] = {}
-    by_role: dict[PooledRole, BucketAllocator] = dict.fromkeys(POOLED_ROLES, fallback)
-    for role, plan in plan_pools(config, requests).items():
-        pool = SlotPool(role, plan, fallback, streams=streams, ledger=ledger)
-        by_role[role] = pools[role] = pool
-    return Allocators(
-        lasting,
-        transient,
-        by_role["compute_weights"],
-        by_role["grad_bucket"],
-        by_role["outer_bucket"],
-        StorageResizeAllocator(streams, ledger),
-        streams,
-        config,
-        requests,
-        pools,
-    )
+    lasting = ResizingAllocator(streams, ledger, lasts=True)
+    fresh, requests = Allocator(streams, ledger), transient_rows(tables)
+    by_role: dict[Role, Allocator] = {}
+    if config.pool is not None:
+        # Never fresh: autograd may hold views of what no slot serves (R12).
+        fallback = by_role["peer_slices"] = ResizingAllocator(streams, ledger)
+        if config.persistent_fallback:
+            fallback = KeepingAllocator(streams, ledger, lasts=True)
+        by_role |= dict.fromkeys(POOLED_ROLES, fallback)
+    elif config.allocator == "storage_resize":
+        by_role["compute_weights"] = lasting
+    pools: dict[Role, SlotPool] = {
+        role: SlotPool(role, plan, streams=streams, ledger=ledger)
+        for role, plan in plan_pools(config, requests).items()
+    }
+    return Allocators(lasting, fresh, by_role, streams, config, requests, pools)
 
 
 def _keep_freed_memory(streams: Streams) -> None:

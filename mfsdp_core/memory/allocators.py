@@ -1,91 +1,91 @@
-"""Who hands out flat buffers, and what happens to their storage between uses.
-
-Common rules: `acquire` is idempotent while the buffer is held, `release` of a buffer that is not
-held does nothing, and the key names everything that shapes the buffer, so that a request for
-another dtype or size can never be answered with an old buffer.
-"""
+"""A flat buffer with memory behind it, and who hands that out between uses."""
 
 from __future__ import annotations
 
 import weakref
 from contextlib import nullcontext
-from typing import NamedTuple, Protocol, Self
 
 import torch
 
 from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Buffer, Role
+from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE
+from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.pools import Buffer
 from mfsdp_core.streams import Streams
 
-#: Roles of lasting buffers that collectives read or write.
-_COMMUNICATED: frozenset[Role] = frozenset(
-    {
-        "compute_weights",
-        "compute_shard",
-        "payload_shard",
-        "accumulator",
-        "grad_bucket",
-        "outer_bucket",
-    }
-)
+_NOTHING = torch.empty(0)
 
 
-class BufferKey(NamedTuple):
-    """Identity of a buffer: which bucket, in which role, of how many elements of which dtype.
+class DBuffer:
+    """A row of a bucket's table, and its memory while it is held; knows nothing of its use.
 
-    payload: which one of the encoded weights.
+    data: [elements]; of a buffer that is not held what its allocator leaves.
     """
 
-    bucket: str
-    role: Role
-    elements: int
-    dtype: torch.dtype
-    payload: str = ""
+    def __init__(self, row: Buffer, allocator: Allocator, layout: Layout | None = None) -> None:
+        self.row = row
+        self.dtype = torch_dtype(row.dtype)
+        self.elements, self.size_bytes = row.elements, row.size_bytes
+        self.category = CATEGORY_OF_ROLE[row.role]
+        self.allocator = allocator
+        self.data = _NOTHING
+        self.storage: torch.UntypedStorage | None = None
+        self.held = False
+        self._layout = layout
 
-    @classmethod
-    def of(cls, bucket: str, row: Buffer) -> Self:
-        """The key of a row of the bucket's table."""
-        return cls(bucket, row.role, row.elements, torch_dtype(row.dtype), row.payload)
+    def take(self, *, in_place: bool = False) -> torch.Tensor:
+        """Memory, whose contents are undefined, unless it is held; `data`.
 
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the storage."""
-        return self.elements * self.dtype.itemsize
+        in_place: views of what it had before are about to be read, so no other memory will do.
+        """
+        if not self.held:
+            self.held = True
+            try:
+                self.allocator.take(self, in_place=in_place)
+            except BaseException:
+                self.held = False
+                raise
+        return self.data
 
-    def __str__(self) -> str:
-        return f"{self.role} of {self.bucket}"
+    def give(self) -> None:
+        """Give the memory back, if it is held."""
+        if self.held:
+            self.allocator.give(self)
+
+    def tensor(self, index: int) -> torch.Tensor:
+        """View of tensor `index` in its own shape, in a buffer of all slices."""
+        assert self._layout is not None
+        slot, data = self._layout.slots[index], self.data
+        # One operation of torch where a slice and its shape are two.
+        return data.as_strided(slot.shape, slot.strides, data.storage_offset() + slot.offset)
+
+    def zero_gaps(self) -> None:
+        """Zero what belongs to no tensor."""
+        assert self._layout is not None
+        for start, end in self._layout.gaps:
+            self.data[start:end].zero_()
+
+    def part(self, slices: range) -> torch.Tensor:
+        """View of some of its slices."""
+        row, size = self.row, self.row.slice_elements
+        if slices == row.slices:
+            return self.data
+        first = slices.start - row.slices.start
+        return self.data[first * size : (first + len(slices)) * size]
 
 
-class BucketAllocator(Protocol):
-    """Hands out one-dimensional buffers whose contents are undefined.
+def tensor_in(data: torch.Tensor, layout: Layout, index: int) -> torch.Tensor:
+    """View of tensor `index` in the memory of all slices."""
+    slot = layout.slots[index]
+    return data.as_strided(slot.shape, slot.strides, data.storage_offset() + slot.offset)
+
+
+class Allocator:
+    """A fresh tensor at every `take`; nothing is kept of what is given back.
 
     recycles: whether memory is used again, by the same buffer or another, while views of what was
-    released may still exist. Such views must then be refilled in place, or never be read.
-    """
-
-    @property
-    def recycles(self) -> bool:
-        """See the class."""
-
-    def has_room(self, key: BufferKey) -> bool:
-        """Whether `acquire` would answer now with the buffer that `key` had before, or its first.
-
-        False asks the caller to release something first; `acquire` may still succeed.
-        """
-
-    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
-        """The buffer of `key`, allocated if it is not held.
-
-        in_place: views of what `key` had before are about to be read, so no other memory will do.
-        """
-
-    def release(self, key: BufferKey) -> None:
-        """Give the storage back."""
-
-
-class TemporaryAllocator:
-    """A fresh tensor at every acquisition; nothing is kept after the release.
+    given back may still exist. Such views must then be refilled in place, or never be read.
 
     Weights that autograd has saved views of live until it drops them, and stay on the ledger until
     then: between its forward and its backward pass a unit is then not free of them.
@@ -96,117 +96,70 @@ class TemporaryAllocator:
     def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
         self._streams = streams
         self._ledger = ledger
-        self._held: dict[BufferKey, torch.Tensor] = {}
 
-    def has_room(self, key: BufferKey) -> bool:
-        """Always."""
-        del key
+    def has_room(self, buffer: DBuffer) -> bool:
+        """Whether `take` would answer now with the memory that the buffer had before, or its first.
+
+        False asks the caller to give something back first; `take` may still succeed.
+        """
+        del buffer
         return True
 
-    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
-        """The held tensor, or a new one."""
+    def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
+        """Put memory behind a buffer; see `DBuffer.take`."""
         del in_place
-        held = self._held.get(key)
-        if held is None:
-            held = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
-            self._held[key] = held
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], held.nbytes, key.bucket, key.role)
-            if key.role == "compute_weights":
-                end = weakref.finalize(held.untyped_storage(), self._book_end, key)
-                end.atexit = False
-        return held
+        row, device = buffer.row, self._streams.device
+        buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
+        self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
+        if row.role == "compute_weights":
+            booking = (buffer.category, -buffer.size_bytes, row.bucket, row.role)
+            end = weakref.finalize(buffer.data.untyped_storage(), self._ledger.add, *booking)
+            end.atexit = False
 
-    def release(self, key: BufferKey) -> None:
+    def give(self, buffer: DBuffer) -> None:
         """Forget the tensor; its memory goes when its last view does."""
-        memory = self._held.pop(key, None)
-        if memory is not None and key.role != "compute_weights":
-            category = CATEGORY_OF_ROLE[key.role]
-            self._ledger.add(category, -memory.nbytes, key.bucket, key.role)
-
-    def _book_end(self, key: BufferKey) -> None:
-        self._ledger.add(CATEGORY_OF_ROLE[key.role], -key.size_bytes, key.bucket, key.role)
+        buffer.held, buffer.data, row = False, _NOTHING, buffer.row
+        if row.role != "compute_weights":
+            self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)
 
 
-class _Resized:
-    """A tensor of a `StorageResizeAllocator`, whose storage has `size_bytes` while it is held."""
-
-    __slots__ = ("held", "size_bytes", "storage", "tensor")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self.tensor = tensor
-        self.storage = tensor.untyped_storage()
-        self.size_bytes = tensor.nbytes
-        self.held = False
-
-
-class StorageResizeAllocator:
-    """One tensor object per key for ever; only its storage comes and goes.
+class ResizingAllocator(Allocator):
+    """One tensor per buffer for ever; only its storage comes and goes.
 
     Autograd may have saved views of a parameter, and modules hold the parameter itself: both stay
-    valid when the storage is refilled.
+    valid when the storage is refilled. lasts: nothing is given back while the model lives.
     """
 
     recycles = True
 
     def __init__(self, streams: Streams, ledger: MemoryLedger, *, lasts: bool = False) -> None:
-        """lasts: what is acquired is not released while the model lives, apart from casts."""
+        super().__init__(streams, ledger)
         self._lasts = lasts
-        self._streams = streams
-        self._ledger = ledger
-        self._resized: dict[BufferKey, _Resized] = {}
 
-    def has_room(self, key: BufferKey) -> bool:
-        """Always."""
-        del key
-        return True
-
-    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
-        """The tensor of `key` with storage behind it."""
+    def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
+        """Storage behind the one tensor."""
         del in_place
-        resized = self._resized.get(key)
-        if resized is None:
-            stays = key.role in _COMMUNICATED and self._lasts
+        row, device = buffer.row, self._streams.device
+        if buffer.storage is not None:
+            buffer.storage.resize_(buffer.size_bytes)
+        else:
+            stays = row.is_sent and self._lasts
             with self._streams.communicated() if stays else nullcontext():
-                tensor = torch.empty(key.elements, dtype=key.dtype, device=self._streams.device)
-            resized = self._resized[key] = _Resized(tensor)
-        elif not resized.held:
-            resized.storage.resize_(resized.size_bytes)
-        if not resized.held:
-            resized.held = True
-            self._ledger.add(CATEGORY_OF_ROLE[key.role], resized.size_bytes, key.bucket, key.role)
-        return resized.tensor
+                buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
+            buffer.storage = buffer.data.untyped_storage()
+        self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
 
-    def release(self, key: BufferKey) -> None:
+    def give(self, buffer: DBuffer) -> None:
         """Free the storage; the tensor object and its views stay, without contents."""
-        resized = self._resized.get(key)
-        if resized is not None and resized.held:
-            resized.held = False
-            resized.storage.resize_(0)
-            category = CATEGORY_OF_ROLE[key.role]
-            self._ledger.add(category, -resized.size_bytes, key.bucket, key.role)
+        buffer.held = False
+        assert buffer.storage is not None
+        buffer.storage.resize_(0)
+        row = buffer.row
+        self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)
 
 
-class PersistentAllocator(StorageResizeAllocator):
-    """One tensor per key, allocated at its first acquisition and never freed."""
+class KeepingAllocator(ResizingAllocator):
+    """One tensor per buffer, allocated when it is first taken and never freed."""
 
-    def release(self, key: BufferKey) -> None:
+    def give(self, buffer: DBuffer) -> None:
         """Keep it."""
-
-
-class AllocatedScratch:
-    """`mfsdp_core.comm.protocol.Scratch` from a bucket allocator.
-
-    At most one block per bucket, size and dtype is out at a time, as reductions of one bucket
-    follow one another.
-    """
-
-    def __init__(self, allocator: BucketAllocator) -> None:
-        self._allocator = allocator
-
-    def acquire(self, bucket: str, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory for slices that arrive from other ranks."""
-        return self._allocator.acquire(BufferKey(bucket, "peer_slices", elements, dtype))
-
-    def release(self, bucket: str, memory: torch.Tensor) -> None:
-        """Give it back."""
-        self._allocator.release(BufferKey(bucket, "peer_slices", memory.numel(), memory.dtype))

@@ -17,28 +17,24 @@ import torch
 
 from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.errors import PoolExhaustedError
-from mfsdp_core.memory.allocators import BucketAllocator, BufferKey
+from mfsdp_core.memory.allocators import Allocator, DBuffer
 from mfsdp_core.memory.ledger import POOL, MemoryLedger
-from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE, Role
-from mfsdp_core.plan.pools import PoolPlan
+from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE
+from mfsdp_core.plan.pools import PoolPlan, Role
 from mfsdp_core.streams import Streams
 
 
-class SlotPool:
-    """The slots of one role, for the buckets of `plan`; for every other bucket, `fallback`."""
+class SlotPool(Allocator):
+    """The slots of one role, for the buckets of `plan`."""
+
+    recycles = True
 
     def __init__(
-        self,
-        role: Role,
-        plan: PoolPlan,
-        fallback: BucketAllocator,
-        *,
-        streams: Streams,
-        ledger: MemoryLedger,
+        self, role: Role, plan: PoolPlan, *, streams: Streams, ledger: MemoryLedger
     ) -> None:
+        super().__init__(streams, ledger)
         self.role = role
         self.plan = plan
-        self._fallback = fallback
         # Zeros, once: padding travels with every collective and must be finite.
         with streams.communicated():
             self._slots = [
@@ -48,35 +44,20 @@ class SlotPool:
                 ]
                 for _ in range(plan.slots)
             ]
-        self._ledger = ledger
         ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
-        self._units = {
-            BufferKey(r.bucket, role, r.elements, torch_dtype(r.dtype)): r.unit for r in plan.served
-        }
-        self._unit_of_bucket = {r.bucket: r.unit for r in plan.served}
         self._assigned: dict[str, int] = {}
         self._holders: dict[int, str] = {}
-        self._held: dict[str, dict[BufferKey, torch.Tensor]] = {}
-        self._views: dict[tuple[BufferKey, int], torch.Tensor] = {}
+        self._held: dict[str, set[DBuffer]] = {}
+        self._views: dict[tuple[DBuffer, int], torch.Tensor] = {}
 
-    @property
-    def recycles(self) -> bool:
-        """Slots go from unit to unit."""
-        return True
-
-    def blocking(self, bucket: str) -> list[str]:
-        """Units that hold what the unit of `bucket` needs: its slot, or all if it never had one."""
-        unit = self._unit_of_bucket.get(bucket)
-        if unit is None or unit in self._held:
+    def blocking(self, unit: str) -> list[str]:
+        """Units that hold what `unit` needs: its slot, or all if it never had one."""
+        if unit not in self.plan.homes or unit in self._held:
             return []
         slot = self._assigned.get(unit)
         if slot is not None:
             return [self._holders[slot]] if slot in self._holders else []
         return [] if self._idle_slots() else list(self._holders.values())
-
-    def serves(self, key: BufferKey) -> bool:
-        """Whether `key` was planned for; if not, `fallback` answers."""
-        return key in self._units
 
     def assigned_slot(self, unit: str) -> int | None:
         """The slot that `unit` has, or had last; None before its first acquisition."""
@@ -90,11 +71,9 @@ class SlotPool:
         """Let every unit choose its slot anew. Nothing may be held."""
         self._assigned.clear()
 
-    def has_room(self, key: BufferKey) -> bool:
+    def has_room(self, buffer: DBuffer) -> bool:
         """Whether the slot that the unit had is idle; before its first, whether any is."""
-        unit = self._units.get(key)
-        if unit is None:
-            return self._fallback.has_room(key)
+        unit = buffer.row.unit
         if unit in self._held:
             return True
         slot = self._assigned.get(unit)
@@ -102,93 +81,77 @@ class SlotPool:
             return len(self._holders) < self.plan.slots
         return slot not in self._holders
 
-    def acquire(self, key: BufferKey, *, in_place: bool = False) -> torch.Tensor:
-        """The area of `key`'s bucket in the slot of its unit.
+    def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
+        """The area of the buffer's bucket in the slot of its unit.
 
         Raises:
             PoolExhaustedError: no slot is idle, or, with `in_place`, not the one that it had.
         """
-        unit = self._units.get(key)
-        if unit is None:
-            return self._fallback.acquire(key, in_place=in_place)
+        row, unit = buffer.row, buffer.row.unit
         held = self._held.get(unit)
         if held is None:
-            self._take_slot(unit, key, in_place=in_place)
-            held = self._held[unit] = {}
-        tensor = held.get(key)
-        if tensor is None:
-            tensor = held[key] = self._view(key, self._assigned[unit])
-            self._occupy(key, key.size_bytes)
-        return tensor
+            self._take_slot(unit, buffer, in_place=in_place)
+            held = self._held[unit] = set()
+        held.add(buffer)
+        slot = self._assigned[unit]
+        view = self._views.get((buffer, slot))
+        if view is None:  # one object per slot, so that holders can tell whether it has moved
+            area = self._slots[slot][self.plan.area_of[row.bucket]]
+            view = self._views[buffer, slot] = area[: buffer.elements]
+        buffer.data = view
+        size = buffer.size_bytes
+        self._ledger.add(buffer.category, size, row.bucket, row.role, in_pool=True)
 
-    def release(self, key: BufferKey) -> None:
+    def give(self, buffer: DBuffer) -> None:
         """Give the area back; the slot is idle when the unit's last area is."""
-        unit = self._units.get(key)
-        if unit is None:
-            self._fallback.release(key)
-            return
-        held = self._held.get(unit)
-        if held is None or held.pop(key, None) is None:
-            return
-        self._occupy(key, -key.size_bytes)
+        row, unit, size = buffer.row, buffer.row.unit, buffer.size_bytes
+        buffer.held, held = False, self._held[unit]
+        held.remove(buffer)
+        self._ledger.add(buffer.category, -size, row.bucket, row.role, in_pool=True)
         if not held:
             del self._held[unit]
             del self._holders[self._assigned[unit]]
 
-    def _occupy(self, key: BufferKey, count_bytes: int) -> None:
-        category = CATEGORY_OF_ROLE[self.role]
-        self._ledger.add(category, count_bytes, key.bucket, key.role, in_pool=True)
-
-    def _view(self, key: BufferKey, slot: int) -> torch.Tensor:
-        """One tensor object per buffer and slot, so that holders can tell whether it has moved."""
-        view = self._views.get((key, slot))
-        if view is None:
-            area = self._slots[slot][self.plan.area_of[key.bucket]]
-            view = self._views[key, slot] = area[: key.elements]
-        return view
-
-    def _take_slot(self, unit: str, key: BufferKey, *, in_place: bool) -> None:
+    def _take_slot(self, unit: str, buffer: DBuffer, *, in_place: bool) -> None:
         slot = self._assigned.get(unit)
         if in_place and slot is not None and slot in self._holders:
             why = (
                 f"only slot {slot} will do: autograd has saved views of the weights that were in it"
             )
-            raise PoolExhaustedError(self._describe_shortage(unit, key, why))
+            raise PoolExhaustedError(self._describe_shortage(buffer, why))
         if slot is None:
-            slot = self._first_slot(unit, key)
+            home = self.plan.homes[unit]
+            slot = self._other_slot(buffer) if home in self._holders else home
         elif slot in self._holders:
-            other = self._other_slot(unit, key)
+            other = self._other_slot(buffer)
             warnings.warn(
                 f"{self.role} pool: unit {unit} had slot {slot}, which unit "
                 f"{self._holders[slot]} holds; it gets slot {other} instead. Memory registered or "
                 f"captured for slot {slot} is not used by {unit} any more.",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
             slot = other
         self._assigned[unit] = slot
         self._holders[slot] = unit
 
-    def _first_slot(self, unit: str, key: BufferKey) -> int:
-        home = self.plan.homes[unit]
-        return self._other_slot(unit, key) if home in self._holders else home
-
-    def _other_slot(self, unit: str, key: BufferKey) -> int:
+    def _other_slot(self, buffer: DBuffer) -> int:
         """The idle slot that the fewest units have been given, so that neighbours differ."""
         idle = self._idle_slots()
         if not idle:
-            raise PoolExhaustedError(self._describe_shortage(unit, key, "none is left"))
+            raise PoolExhaustedError(self._describe_shortage(buffer, "none is left"))
         users = list(self._assigned.values())
         return min(idle, key=lambda slot: (users.count(slot), slot))
 
     def _idle_slots(self) -> list[int]:
         return [slot for slot in range(self.plan.slots) if slot not in self._holders]
 
-    def _describe_shortage(self, unit: str, key: BufferKey, why: str) -> str:
+    def _describe_shortage(self, buffer: DBuffer, why: str) -> str:
         holders = ", ".join(f"slot {s}: unit {u}" for s, u in sorted(self._holders.items()))
         idle = ", ".join(f"slot {s}" for s in self._idle_slots()) or "none"
         return (
-            f"{self.role} pool of {self.plan.slots} slots: bucket {key.bucket} of unit {unit} "
-            f"({key.size_bytes} bytes) needs a slot, and {why}. Holders: {holders or 'none'}; idle "
-            f"slots: {idle}. Raise pool_slots, or use allocator='storage_resize'."
+            f"{self.role} pool of {self.plan.slots} slots: bucket {buffer.row.bucket} of unit "
+            f"{buffer.row.unit} ({buffer.size_bytes} bytes) needs a slot, and {why}. Holders: "
+            f"{holders or 'none'}; idle slots: {idle}. Raise pool_slots, or use "
+            "allocator='storage_resize'."
         )

@@ -35,18 +35,17 @@ there as long as compute weights would be.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import ROOT, BucketPlan
-from mfsdp_core.plan.layout import Layout, Slot
 from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.payload import WEIGHTS, Payload
-from mfsdp_core.plan.pools import BucketRequest, PoolPlan, plan_pool
-from mfsdp_core.plan.strategy import Collective, Strategy
+from mfsdp_core.plan.pools import Buffer, Lifetime, PoolPlan, Role, plan_pool
+from mfsdp_core.plan.strategy import Collective, Placement, Strategy
 
 Category = Literal[
     "main_weights",
@@ -59,16 +58,6 @@ CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 PooledRole = Literal["compute_weights", "grad_bucket", "outer_bucket"]
 POOLED_ROLES: tuple[PooledRole, ...] = get_args(PooledRole)
-Role = Literal[
-    PooledRole,
-    "main_weights",
-    "compute_shard",
-    "payload_shard",
-    "payload",
-    "accumulator",
-    "grad_cast",
-    "peer_slices",
-]
 
 CATEGORY_OF_ROLE: Mapping[Role, Category] = {
     "main_weights": "main_weights",
@@ -83,51 +72,17 @@ CATEGORY_OF_ROLE: Mapping[Role, Category] = {
     "peer_slices": "communication_buffers",
 }
 
-#: model: from sharding on. use: from a gather to the release of the unit. gather: until what was
-#: gathered is decoded. reduction: from the first gradient until the result has landed. cycle: from
-#: the first gradient of a cycle to `zero_grad`. step: from the end of the cycle's reduction to it.
-#: version: from a gather, of plain weights from sharding on, until main weights change.
-Lifetime = Literal["model", "use", "gather", "reduction", "cycle", "step", "version"]
-
 #: Slots that a pool needs at most: one outer reduction is waited for before the next is started.
 MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
-    """One row of the table: `slices` equal slices of a bucket, from `first_slice` on.
-
-    dtype: torch's name without prefix. slice_elements: of one slice. payload: which one of the
-    encoded weights; "" of everything else.
-    """
-
-    role: Role
-    dtype: str
-    first_slice: int
-    slices: int
-    slice_elements: int
-    lifetime: Lifetime
-    payload: str = ""
-
-    @property
-    def elements(self) -> int:
-        """Size of the buffer."""
-        return self.slices * self.slice_elements
-
-    @property
-    def extent(self) -> tuple[int, int]:
-        """Elements [start, end) of the whole that the buffer holds."""
-        start = self.first_slice * self.slice_elements
-        return start, start + self.elements
-
-
 @dataclass(frozen=True)
 class BucketBuffers:
-    """The table of one bucket on one rank. owned: elements [start, end) that it optimizes."""
+    """The table of one bucket on one rank. owned: the slices that it optimizes."""
 
     plan: BucketPlan
     rows: tuple[Buffer, ...]
-    owned: tuple[int, int]
+    owned: range
 
     def find(self, role: Role, payload: str = "") -> Buffer | None:
         """The buffer in that role; None where the bucket has none."""
@@ -143,10 +98,6 @@ class BucketBuffers:
         if found is None:
             raise KeyError(f"{self.plan.name} has no buffer {role} {payload}".rstrip())
         return found
-
-    def used_elements(self, row: Buffer) -> int:
-        """Elements of a buffer that belong to parameters; of a payload all of them."""
-        return row.elements if row.payload else used_elements(self.plan.layout, *row.extent)
 
 
 def plan_buffers(
@@ -170,50 +121,42 @@ def plan_buffers(
     rows = [*_weights(extents, dtypes, encoded, pooled=pooled)]
     if plan.requires_grad:
         rows += _gradients(extents, dtypes, decoupled=decoupled, pooled=pooled)
-    first, slices = extents.owned
-    size = plan.layout.slice_elements
-    return BucketBuffers(plan, tuple(rows), (first * size, (first + slices) * size))
+    return BucketBuffers(plan, tuple(rows), extents.owned)
 
 
-def used_elements(layout: Layout, start: int, end: int) -> int:
-    """Elements of parameters within [start, end) of the flat buffer."""
-    return sum(used_of_slot(slot, start, end) for slot in layout.slots)
-
-
-def used_of_slot(slot: Slot, start: int, end: int) -> int:
-    """Elements of one parameter within [start, end) of the flat buffer."""
-    return max(0, min(slot.end, end) - max(slot.offset, start))
-
-
-@dataclass(frozen=True)
 class _Extents:
     """Slices of the layout that one rank holds in each of the three ways."""
 
-    plan: BucketPlan
-    strategy: Strategy
-    coordinate: Coordinate
+    def __init__(self, plan: BucketPlan, strategy: Strategy, coordinate: Coordinate) -> None:
+        def held(outer: Placement, inner: Placement) -> range:
+            return coordinate.range_of(plan.layout.slices, outer, inner)
 
-    @property
-    def whole(self) -> tuple[int, int]:
-        return 0, self.plan.layout.slices
-
-    @property
-    def inner(self) -> tuple[int, int]:
-        slices = self.plan.layout.slices // self.coordinate.inner_size
-        return self.coordinate.inner_rank * slices, slices
-
-    @property
-    def owned(self) -> tuple[int, int]:
-        if not self.strategy.inner.shards_optimizer:
-            return self.whole
-        if not self.strategy.outer.shards_optimizer:
-            return self.inner
-        return self.coordinate.sub_shard(self.strategy), 1
+        self.plan, self.strategy = plan, strategy
+        self.has_outer_axis = coordinate.has_outer_axis
+        self.whole = held(Placement.REPLICATE, Placement.REPLICATE)
+        self.inner = held(Placement.REPLICATE, Placement.FLAT)
+        self.optimizers = held(Placement.REPLICATE, strategy.inner.optimizer)
+        self.owned = held(strategy.outer.optimizer, strategy.inner.optimizer)
 
     def row(
-        self, role: Role, extent: tuple[int, int], dtype: str, lifetime: Lifetime = "model"
+        self,
+        role: Role,
+        slices: range,
+        dtype: str,
+        lifetime: Lifetime = "model",
+        *,
+        is_sent: bool = True,
     ) -> Buffer:
-        return Buffer(role, dtype, *extent, self.plan.layout.slice_elements, lifetime)
+        plan, layout = self.plan, self.plan.layout
+        padding = len(slices) * layout.slice_elements - layout.used_in(slices)
+        held = (slices, layout.slice_elements)
+        return Buffer(plan.unit, plan.name, role, dtype, *held, lifetime, "", padding, is_sent)
+
+    def payload(self, role: Role, slices: range, of: Payload, lifetime: Lifetime) -> Buffer:
+        held = (slices, of.slice_elements)
+        is_sent = role == "payload_shard"
+        where = (self.plan.unit, self.plan.name, role, of.dtype)
+        return Buffer(*where, *held, lifetime, of.name, is_sent=is_sent)
 
 
 def _weights(
@@ -223,23 +166,22 @@ def _weights(
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
     is_stale = inner.gathers_every_use and not (pooled or of.plan.primary)
     of_root: Lifetime = "version" if is_stale else "model"
-    full = (0, 0) if of.plan.primary else of.whole
+    full = range(0) if of.plan.primary else of.whole
     yield of.row("compute_weights", full, dtypes.compute, "use" if comes_and_goes else of_root)
     collects = inner.gathers_every_use and outer.shards_optimizer
     if collects and not encoded:
         yield of.row("compute_shard", of.inner, dtypes.compute)
-    source = of.inner if inner.shards_optimizer else of.whole
     for payload in encoded:
-        size = payload.slice_elements
-        yield Buffer("payload_shard", payload.dtype, *source, size, "model", payload.name)
+        yield of.payload("payload_shard", of.optimizers, payload, "model")
         if inner.weight_refresh is not Collective.NONE:
             lasts: Lifetime = payload.lifetime
             if lasts == "use" and not comes_and_goes:
                 lasts = "model"
-            yield Buffer("payload", payload.dtype, *of.whole, size, lasts, payload.name)
-    serves_as_both = inner.gathers_every_use and not collects
+            yield of.payload("payload", of.whole, payload, lasts)
+    serves_as_both = inner.gathers_every_use and not (collects or encoded)
     if encoded or not dtypes.shares_weights or serves_as_both:
-        yield of.row("main_weights", of.owned, dtypes.main_params)
+        is_sent = serves_as_both and dtypes.shares_weights
+        yield of.row("main_weights", of.owned, dtypes.main_params, is_sent=is_sent)
 
 
 def _gradients(
@@ -251,40 +193,25 @@ def _gradients(
     yield of.row("accumulator", accumulated, dtypes.main_grads, "model" if pooled else "cycle")
     if every_microbatch or dtypes.needs_comm_buffer:
         yield of.row("grad_bucket", of.whole, comm, "reduction")
-    if of.coordinate.has_outer_axis and dtypes.needs_comm_buffer:
-        reduced = of.inner if inner.shards_optimizer else of.whole
-        yield of.row("outer_bucket", reduced, comm, "reduction")
+    if of.has_outer_axis and dtypes.needs_comm_buffer:
+        yield of.row("outer_bucket", of.optimizers, comm, "reduction")
     if dtypes.casts_gradient and not decoupled:
-        yield of.row("grad_cast", of.owned, dtypes.main_params, "step")
+        yield of.row("grad_cast", of.owned, dtypes.main_params, "step", is_sent=False)
 
 
-def pool_requests(
-    tables: Iterable[BucketBuffers], item_bytes: Callable[[str], int]
-) -> dict[PooledRole, list[BucketRequest]]:
-    """What units ask the allocators for while they are at work, by role, in the order of `tables`.
-
-    item_bytes: size of one element, by name of the dtype.
-    """
-    requests: dict[PooledRole, list[BucketRequest]] = {}
+def transient_rows(tables: Iterable[BucketBuffers]) -> dict[PooledRole, list[Buffer]]:
+    """What units take while they are at work, by role, in the order of `tables`."""
+    found: dict[PooledRole, list[Buffer]] = {}
     for table in tables:
         for role in POOLED_ROLES:
             row = table.find(role)
-            if row is None or row.lifetime == "model" or not row.elements:
-                continue
-            request = BucketRequest(
-                unit=table.plan.unit,
-                bucket=table.plan.name,
-                dtype=row.dtype,
-                elements=row.elements,
-                item_bytes=item_bytes(row.dtype),
-                padding_elements=row.elements - table.used_elements(row),
-            )
-            requests.setdefault(role, []).append(request)
-    return requests
+            if row is not None and row.lifetime != "model" and row.elements:
+                found.setdefault(role, []).append(row)
+    return found
 
 
 def plan_pools(
-    config: AllocationConfig, requests: Mapping[PooledRole, Sequence[BucketRequest]]
+    config: AllocationConfig, requests: Mapping[PooledRole, Sequence[Buffer]]
 ) -> dict[PooledRole, PoolPlan]:
     """The pool of every role that has one: none where the allocator is no pool.
 
@@ -295,7 +222,7 @@ def plan_pools(
     found = {}
     for role in POOLED_ROLES:
         slots = MOST_SLOTS.get(role, config.slots)
-        of_units = [request for request in requests.get(role, ()) if request.unit != ROOT]
+        of_units = [row for row in requests.get(role, ()) if row.unit != ROOT]
         plan = plan_pool(config.pool, of_units, slots)
         if plan.areas:
             found[role] = plan

@@ -10,7 +10,8 @@ reduce        dtype in which the values of all ranks are added up
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -18,24 +19,13 @@ Name = TypeVar("Name", bound=Hashable)
 
 #: Floating-point dtypes of weights and gradients, by torch's names.
 FLOATING = ("float64", "float32", "bfloat16", "float16")
-#: Bytes of one element of what a buffer may hold; codes and scales of encoded weights are bytes.
-ELEMENT_BYTES: Mapping[str, int] = {
-    "float64": 8,
-    "float32": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "int16": 2,
-    "uint8": 1,
-}
-_BITS = {
-    **{name: 8 * ELEMENT_BYTES[name] for name in FLOATING},
-    "fp64": 64,
-    "fp32": 32,
-    "bf16": 16,
-    "fp16": 16,
-    "complex128": 128,
-    "complex64": 64,
-}
+_OF_REAL = re.compile(r"(?:b?float|b?fp?|complex)(16|32|64|128)$")
+
+
+def element_bytes(dtype: str) -> int:
+    """Bytes of one element, by torch's name, as `float8_e4m3fn`."""
+    bits = re.search(r"\d+", dtype)
+    return int(bits.group()) // 8 if bits else 1  # bool
 
 
 @dataclass(frozen=True)
@@ -103,5 +93,6 @@ def resolve_dtypes(
 
 def is_wider(one: Hashable, other: Hashable) -> bool:
     """Whether a floating-point dtype holds more than another; of torch or a name of one."""
-    bits, others = (_BITS.get(str(dtype).removeprefix("torch."), 0) for dtype in (one, other))
+    found = (_OF_REAL.match(str(dtype).removeprefix("torch.")) for dtype in (one, other))
+    bits, others = (0 if match is None else int(match[1]) for match in found)
     return bits > others

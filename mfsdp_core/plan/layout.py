@@ -20,10 +20,11 @@ linear layer would multiply memory without the rule (R19).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import lcm, prod
+from typing import Any
 
 from mfsdp_core.errors import LayoutError
 
@@ -60,17 +61,31 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class LocalRows:
-    """The part of a tensor that one slice holds.
+class Rows:
+    """What some slices hold of tensor `index`: whole rows of dim 0, perhaps none.
 
-    first_row, rows: of dim 0 (rows may be 0). start: element of the slice at which they begin.
-    elements: their number.
+    start: element of the slices at which they begin. columns: elements of a row.
     """
 
+    index: int
     first_row: int
     rows: int
+    columns: int
     start: int
-    elements: int
+
+    @property
+    def elements(self) -> int:
+        """How many there are."""
+        return self.rows * self.columns
+
+    @property
+    def where(self) -> slice:
+        """Where they lie in a flat tensor of the slices."""
+        return slice(self.start, self.start + self.elements)
+
+    def of(self, flat: Any) -> Any:
+        """View [rows, columns] of a flat tensor of the slices."""
+        return flat[self.where].view(-1, self.columns)
 
 
 @dataclass(frozen=True)
@@ -116,21 +131,25 @@ class Layout:
         used = self.used_elements
         return (self.total_elements - used) / used if used else 0.0
 
-    def slice_range(self, rank: int) -> tuple[int, int]:
-        """Elements [start, end) of slice `rank`."""
-        return rank * self.slice_elements, (rank + 1) * self.slice_elements
-
-    def local_rows(self, index: int, rank: int) -> LocalRows:
-        """What slice `rank` holds of tensor `index`."""
-        slot = self.slots[index]
-        low, high = self.slice_range(rank)
+    def rows_in(self, index: int, slices: range) -> Rows:
+        """What `slices` hold of tensor `index`."""
+        slot, size = self.slots[index], self.slice_elements
+        low, high = slices.start * size, slices.stop * size
         start, end = max(slot.offset, low), min(slot.end, high)
         row = row_elements(slot.shape)
         if start >= end or row == 0:
             before = slot.shape[0] if slot.shape and slot.end <= low else 0
-            return LocalRows(first_row=before, rows=0, start=0, elements=0)
-        first = (start - slot.offset) // row
-        return LocalRows(first, (end - start) // row, start - low, end - start)
+            return Rows(index, before, 0, row, 0)
+        return Rows(index, (start - slot.offset) // row, (end - start) // row, row, start - low)
+
+    def all_in(self, slices: range) -> Iterator[Rows]:
+        """What `slices` hold of every tensor, those that they hold nothing of left out."""
+        found = (self.rows_in(index, slices) for index in range(len(self.slots)))
+        return (rows for rows in found if rows.rows)
+
+    def used_in(self, slices: range) -> int:
+        """Elements of tensors in `slices`."""
+        return sum(rows.elements for rows in self.all_in(slices))
 
     @cached_property
     def cuts(self) -> tuple[tuple[int, ...], ...]:
@@ -141,7 +160,8 @@ class Layout:
         slot, rows = self.slots[index], [0] * self.slices
         if slot.elements:
             first, end = slot.offset // self.slice_elements, -(-slot.end // self.slice_elements)
-            rows[first:end] = [self.local_rows(index, rank).rows for rank in range(first, end)]
+            each = (range(rank, rank + 1) for rank in range(first, end))
+            rows[first:end] = [self.rows_in(index, one).rows for one in each]
         return tuple(rows)
 
     @cached_property

@@ -22,60 +22,73 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Literal
+from typing import Literal, NamedTuple
+
+from mfsdp_core.plan.dtype_policy import element_bytes
 
 PoolKind = Literal["fixed_pool", "max_pool"]
+Role = Literal[
+    "compute_weights",
+    "grad_bucket",
+    "outer_bucket",
+    "main_weights",
+    "compute_shard",
+    "payload_shard",
+    "payload",
+    "accumulator",
+    "grad_cast",
+    "peer_slices",
+]
+#: model: from sharding on. use: from a gather to the release of the unit. gather: until what was
+#: gathered is decoded. reduction: from the first gradient until the result has landed. cycle: from
+#: the first gradient of a cycle to `zero_grad`. step: from the end of the cycle's reduction to it.
+#: version: from a gather, of plain weights from sharding on, until main weights change.
+Lifetime = Literal["model", "use", "gather", "reduction", "cycle", "step", "version"]
 
 
-@dataclass(frozen=True)
-class BucketRequest:
-    """A buffer that a unit will ask for.
+class Buffer(NamedTuple):
+    """A row of the table of `plan/buffers.py`: `slices` of a bucket's layout, in one role.
 
-    elements: padded size. padding_elements: the part of it that belongs to no parameter.
-    item_bytes: size of one element of `dtype`.
+    dtype: torch's name without prefix. slice_elements: of one slice. payload: which one of the
+    encoded weights; "" of everything else. padding_elements: those that belong to no parameter.
+    is_sent: whether collectives read or write it.
     """
 
     unit: str
     bucket: str
+    role: Role
     dtype: str
-    elements: int
-    item_bytes: int
+    slices: range
+    slice_elements: int
+    lifetime: Lifetime
+    payload: str = ""
     padding_elements: int = 0
+    is_sent: bool = True
+
+    @property
+    def elements(self) -> int:
+        """Size of the buffer, padding included."""
+        return len(self.slices) * self.slice_elements
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the buffer."""
-        return self.elements * self.item_bytes
-
-
-@dataclass(frozen=True)
-class Area:
-    """A stretch of every slot, for one bucket at a time."""
-
-    dtype: str
-    elements: int
-    item_bytes: int
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the area in one slot."""
-        return self.elements * self.item_bytes
+        """Its bytes."""
+        return self.elements * element_bytes(self.dtype)
 
 
 @dataclass(frozen=True)
 class PoolPlan:
     """Where every bucket of the pooled units sits.
 
-    homes: unit -> slot that it takes first (unit k takes slot k modulo `slots`). area_of: bucket ->
-    index of its area. outside: requests that no slot serves.
+    areas: of every slot, each as the largest buffer that it is for. homes: unit -> slot that it
+    takes first (unit k takes slot k modulo `slots`). area_of: bucket -> index of its area. What is
+    in neither no slot serves.
     """
 
     slots: int
-    areas: tuple[Area, ...]
+    areas: tuple[Buffer, ...]
     homes: dict[str, int]
     area_of: dict[str, int]
-    served: tuple[BucketRequest, ...]
-    outside: tuple[BucketRequest, ...]
 
     @property
     def slot_bytes(self) -> int:
@@ -95,28 +108,24 @@ class PoolPlan:
         )
 
 
-def plan_pool(kind: PoolKind, requests: Sequence[BucketRequest], slots: int) -> PoolPlan:
-    """Plan a pool for `requests` of units, given in registration order of the units.
+def plan_pool(kind: PoolKind, requests: Sequence[Buffer], slots: int) -> PoolPlan:
+    """Plan a pool for the `requests` of units, given in registration order of the units.
 
     `max_pool` serves every unit. `fixed_pool` serves the units of the most frequent signature (the
     sorted dtypes and sizes of a unit's buckets; of equally frequent ones that with the most bytes,
     then the first) and leaves the others outside. There are never more slots than units served.
     """
-    by_unit: dict[str, list[BucketRequest]] = {}
+    by_unit: dict[str, list[Buffer]] = {}
     for request in requests:
         by_unit.setdefault(request.unit, []).append(request)
     served = by_unit if kind == "max_pool" else _largest_class(by_unit)
-    inside = tuple(r for r in requests if r.unit in served)
-    outside = tuple(r for r in requests if r.unit not in served)
     slots = min(slots, len(served))
     homes = {unit: index % slots for index, unit in enumerate(served)}
     areas, area_of = _areas_by_bucket(served.values())
-    return PoolPlan(slots, areas, homes, area_of, inside, outside)
+    return PoolPlan(slots, areas, homes, area_of)
 
 
-def _largest_class(
-    by_unit: dict[str, list[BucketRequest]],
-) -> dict[str, list[BucketRequest]]:
+def _largest_class(by_unit: dict[str, list[Buffer]]) -> dict[str, list[Buffer]]:
     classes: dict[tuple[tuple[str, int], ...], list[str]] = {}
     for unit, requests in by_unit.items():
         signature = tuple(sorted((r.dtype, r.elements) for r in requests))
@@ -132,10 +141,10 @@ def _largest_class(
 
 
 def _areas_by_bucket(
-    units: Iterable[list[BucketRequest]],
-) -> tuple[tuple[Area, ...], dict[str, int]]:
+    units: Iterable[list[Buffer]],
+) -> tuple[tuple[Buffer, ...], dict[str, int]]:
     """Areas by [Note: smallest pool], and the area of every bucket."""
-    largest: dict[tuple[str, int], Area] = {}
+    largest: dict[tuple[str, int], Buffer] = {}
     ranks: dict[str, tuple[str, int]] = {}
     for requests in units:
         # Sorting is stable, so equal sizes keep the order of the buckets on every rank.
@@ -145,7 +154,7 @@ def _areas_by_bucket(
                 ranks[request.bucket] = (dtype, rank)
                 area = largest.get((dtype, rank))
                 if area is None or area.elements < request.elements:
-                    largest[dtype, rank] = Area(dtype, request.elements, request.item_bytes)
+                    largest[dtype, rank] = request
     order = sorted(largest)
     index = {key: position for position, key in enumerate(order)}
     return tuple(largest[key] for key in order), {b: index[key] for b, key in ranks.items()}

@@ -22,7 +22,7 @@ from math import prod
 from typing import Literal, get_args
 
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan.layout import Layout, Shape, row_elements
+from mfsdp_core.plan.layout import Layout, Shape
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
 
@@ -121,8 +121,8 @@ def most_in_a_slice(layout: Layout, together: int) -> int:
     """Bytes in the slice that needs most, at a byte per `together` elements of a row."""
     return max(
         sum(
-            layout.local_rows(index, number).rows * -(-row_elements(slot.shape) // together)
-            for index, slot in enumerate(layout.slots)
+            rows.rows * -(-rows.columns // together)
+            for rows in layout.all_in(range(number, number + 1))
         )
         for number in range(layout.slices)
     )

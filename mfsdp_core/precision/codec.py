@@ -13,7 +13,7 @@ Rules for a codec of one's own
 - Every rank calls `encode` of the same buckets in the same order, once when a bucket is sharded and
   then once per `optimizer.step` (or load), also where its part holds no parameter. All it may
   exchange with other ranks goes through `Shard.reduce_max`.
-- Parts are whole dim-0 rows, perhaps none (`Layout.local_rows`); padding may hold anything.
+- Parts are whole dim-0 rows, perhaps none (`Layout.rows_in`); padding may hold anything.
 - Equal main weights must give equal payloads on all ranks, whatever the number of ranks.
 """
 

@@ -26,11 +26,10 @@ from math import prod
 
 import torch
 
-from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.layout import Layout, Rows
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.recipes import CODES, VALUES, Codes, QuantisedWeights, most_in_a_slice
 from mfsdp_core.precision.codec import BucketCodec, Shard
-from mfsdp_core.shard.flat_buffer import MatrixRows, matrix_rows
 
 Grid = torch.Tensor
 
@@ -103,7 +102,7 @@ class _Bucket:
                 scales = self._scales[codes.payload]
             else:
                 scales = self._received(gathered[codes.scales])
-            for part in matrix_rows(layout, 0, layout.slices):
+            for part in layout.all_in(range(layout.slices)):
                 if values is None:
                     found = part.of(gathered[codes.payload])
                 else:
@@ -113,16 +112,17 @@ class _Bucket:
                 part.of(weights).copy_(numbers * scale)
 
     def _quantised(
-        self, part: MatrixRows, values: torch.Tensor, scales: list[Grid], codes: Codes
+        self, part: Rows, values: torch.Tensor, scales: list[Grid], codes: Codes
     ) -> torch.Tensor:
         """Codes of the rows of `part` in `values`, uint8."""
         scale = _spread(scales[part.index], codes.block, part, part.of(values))
-        scaled = (part.of(values).float() / scale).clamp_(-LARGEST, LARGEST)
+        rows: torch.Tensor = part.of(values)
+        scaled = (rows.float() / scale).clamp_(-LARGEST, LARGEST)
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8)
 
-    def _own(self) -> Iterator[MatrixRows]:
-        shard = self._shard
-        return matrix_rows(shard.layout, shard.first_slice, shard.slices)
+    def _own(self) -> Iterator[Rows]:
+        first = self._shard.first_slice
+        return self._shard.layout.all_in(range(first, first + self._shard.slices))
 
     def _scales_of(self, values: torch.Tensor, codes: Codes) -> list[Grid]:
         """Scales of all blocks; of blocks in rows of other ranks only where no scale travels."""
@@ -172,7 +172,7 @@ def _grid(shape: tuple[int, ...], block: tuple[int | None, int | None]) -> tuple
 
 
 def _enter_maxima(
-    grid: Grid, block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
+    grid: Grid, block: tuple[int | None, int | None], part: Rows, values: torch.Tensor
 ) -> None:
     """Write the largest magnitudes of `values` into the blocks that they lie in."""
     width = block[1] or part.columns
@@ -187,7 +187,7 @@ def _enter_maxima(
 
 
 def _spread(
-    grid: Grid, block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
+    grid: Grid, block: tuple[int | None, int | None], part: Rows, values: torch.Tensor
 ) -> torch.Tensor:
     """The number of its block for every element of `values`."""
     of_rows = grid[_block_rows(block, part, values)]
@@ -195,7 +195,7 @@ def _spread(
 
 
 def _block_rows(
-    block: tuple[int | None, int | None], part: MatrixRows, values: torch.Tensor
+    block: tuple[int | None, int | None], part: Rows, values: torch.Tensor
 ) -> torch.Tensor:
     rows = torch.arange(part.first_row, part.first_row + len(values), device=values.device)
     return rows // block[0] if block[0] is not None else torch.zeros_like(rows)
@@ -219,13 +219,8 @@ def _scale_places(
     size = most_in_a_slice(layout, 32)
     for number in range(slices):
         cursor = number * size
-        for index, slot in enumerate(layout.slots):
-            rows = layout.local_rows(index, first_slice + number)
-            count = rows.rows * _grid(slot.shape, (1, 32))[1]
-            if count:
-                yield (
-                    index,
-                    slice(rows.first_row, rows.first_row + rows.rows),
-                    slice(cursor, cursor + count),
-                )
+        for rows in layout.all_in(range(first_slice + number, first_slice + number + 1)):
+            count = rows.rows * -(-rows.columns // 32)
+            last = rows.first_row + rows.rows
+            yield rows.index, slice(rows.first_row, last), slice(cursor, cursor + count)
             cursor += count

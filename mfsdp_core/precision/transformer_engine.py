@@ -25,11 +25,11 @@ import torch
 from torch.distributed import ProcessGroup
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.memory.allocators import tensor_in
 from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.codec import Shard
-from mfsdp_core.shard.flat_buffer import FullBuffer, matrix_rows
 
 _TENSORS = "transformer_engine.pytorch.quantized_tensor"
 _FUNCTIONS = "transformer_engine.pytorch.tensor.utils"
@@ -156,7 +156,7 @@ class PrimaryBucket:
         self._weights = weights
         self._group = group
         self._layout = shard.layout
-        self._owned = (shard.first_slice, shard.slices)
+        self._owned = range(shard.first_slice, shard.first_slice + shard.slices)
         self._functions = _functions()
         has_copies = len(GATHERED[type(weights[0]).__name__]) == 1
         self._drops_copies = has_copies and not keeps_copies
@@ -167,7 +167,7 @@ class PrimaryBucket:
         masters: list[torch.Tensor | None] = [None] * len(weights)
         starts: list[int | None] = [None] * len(weights)
         codes: list[Any] = [None] * len(weights)
-        for rows in matrix_rows(self._layout, *self._owned):
+        for rows in self._layout.all_in(self._owned):
             masters[rows.index] = main[rows.where]
             starts[rows.index] = rows.first_row * rows.columns
             found = tuple(part[rows.where] for part in parts.values())
@@ -180,9 +180,8 @@ class PrimaryBucket:
     def show(self, gathered: Mapping[str, torch.Tensor]) -> None:
         """Let the tensors look at these codes, [layout.total_elements] per attribute."""
         for name, data in gathered.items():
-            full = FullBuffer(self._layout, data)
             for index, weight in enumerate(self._weights):
-                setattr(weight, name, full.tensor(index))
+                setattr(weight, name, tensor_in(data, self._layout, index))
 
     def decode(
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor

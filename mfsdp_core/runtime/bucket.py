@@ -19,7 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.memory.allocators import BucketAllocator
+from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.precision.transformer_engine import (
     has_drawn_values,
     initial_values,
@@ -32,7 +33,6 @@ from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor, name_tensor
-from mfsdp_core.shard.flat_buffer import FullBuffer
 from mfsdp_core.shard.sharded_weight import (
     ShardedWeight,
     WeightWatch,
@@ -153,7 +153,7 @@ def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
     return gradient
 
 
-def move_parameters(parameters: list[ManagedParameter], full: FullBuffer | None) -> None:
+def move_parameters(parameters: list[ManagedParameter], full: DBuffer | None) -> None:
     """Make the raw parameters of a bucket views of `full`; None: of one element, in their shape."""
     nothing = local_data(parameters[0].raw).new_empty(())
     for index, managed in enumerate(parameters):
@@ -187,7 +187,7 @@ class Bucket:
         gradients: GradientBuffers | None,
         *,
         axes: DataParallelAxes,
-        casts: BucketAllocator,
+        allocators: Allocators,
     ) -> None:
         self.plan = spec.plan
         self.parameters = parameters
@@ -195,12 +195,11 @@ class Bucket:
         self.weights = weights
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
-        self._sub_shard = spec.coordinate.sub_shard(spec.strategy)
+        self._owned = spec.buffers.owned
         self._own_parts = list(map(self._own_part, range(len(parameters))))
         self._spec = spec
         self.axes = axes
         self._mesh = axes.whole
-        self._casts = casts
         # Gradients as the sharded parameters have them, and the memory that they are views of now.
         self._gradient_shards: list[DTensor | None] = [None] * len(parameters)
         self._viewed: torch.Tensor | None = None
@@ -211,7 +210,7 @@ class Bucket:
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
         # What a parameter has there now, without reading what is unread; and how it gets another.
         self._held, self._put = accessors(self._attribute)
-        self._cast_key = spec.key_or_none("grad_cast")
+        self._cast = allocators.find(spec.buffers, "grad_cast")
         self._adopt()
 
     @property
@@ -244,7 +243,7 @@ class Bucket:
         slot = self.plan.layout.slots[index]
         if not self._shards_optimizer:
             return slot.shape, slot.strides, slot.offset
-        local = self.plan.layout.local_rows(index, self._sub_shard)
+        local = self.plan.layout.rows_in(index, self._owned)
         return (local.rows, *slot.shape[1:]), slot.strides or (1,), local.start
 
     def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -262,7 +261,7 @@ class Bucket:
         """Like `load`, of what tensor parallelism leaves to this rank."""
         local = self.local_view(index, self.weights.main)
         if self._shards_optimizer:
-            rows = self.plan.layout.local_rows(index, self._sub_shard)
+            rows = self.plan.layout.rows_in(index, self._owned)
             shape = self.plan.layout.slots[index].shape or (1,)
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
@@ -288,8 +287,8 @@ class Bucket:
         self._attached = self.gradients.revision
         reduced = self.gradients.reduced
         assert reduced is not None  # a reduction has landed
-        if self._cast_key is not None:
-            reduced = self._casts.acquire(self._cast_key).copy_(reduced)
+        if self._cast is not None:
+            reduced = self._cast.take().copy_(reduced)
         shards = self._shards_of(reduced)
         self._handed_over = self._version_of_copy()
         for managed, shard in zip(self.parameters, shards, strict=True):
@@ -348,7 +347,7 @@ class Bucket:
 
     def _version_of_copy(self) -> int:
         """Grows when a cast copy is changed, as a shard or its rows; 0 where there is none."""
-        if self._cast_key is None or self._viewed is None:
+        if self._cast is None or self._viewed is None:
             return 0
         shards = (shard._version for shard in self._gradient_shards if shard is not None)
         return self._viewed._version + sum(shards)
@@ -365,8 +364,8 @@ class Bucket:
         if not is_attached:
             return
         self._attached = self.gradients.revision
-        if self._cast_key is not None:
-            self._casts.acquire(self._cast_key).mul_(factor)
+        if self._cast is not None:
+            self._cast.take().mul_(factor)
             self._handed_over = self._version_of_copy()
         for managed, shard in zip(self.parameters, self._gradient_shards, strict=True):
             held = self._held(managed.sharded)
@@ -410,9 +409,9 @@ class Bucket:
             return
         for managed in self.parameters:
             setattr(managed.sharded, self._attribute, None)
-        if self._cast_key is not None:
-            self._casts.release(self._cast_key)
-        if self.gradients.give_back() or self._cast_key is not None:
+        if self._cast is not None:
+            self._cast.give()
+        if self.gradients.give_back() or self._cast is not None:
             self._forget_memory()
 
     def _shards_of(self, reduced: torch.Tensor) -> Sequence[DTensor]:
@@ -491,7 +490,7 @@ class Bucket:
         offsets = self.parameters[index].part.offsets
         if not self._shards_optimizer:
             return offsets
-        first_row = self.plan.layout.local_rows(index, self._sub_shard).first_row
+        first_row = self.plan.layout.rows_in(index, self._owned).first_row
         return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:

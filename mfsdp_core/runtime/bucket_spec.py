@@ -9,8 +9,7 @@ from functools import cached_property
 import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.memory.allocators import BufferKey
-from mfsdp_core.plan.buffers import BucketBuffers, Role, plan_buffers
+from mfsdp_core.plan.buffers import BucketBuffers, plan_buffers
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.grouping import BucketPlan
@@ -51,14 +50,6 @@ class BucketSpec:
             decoupled=self.decoupled,
             pooled=self.pooled,
         )
-
-    def key(self, role: Role, payload: str = "") -> BufferKey:
-        """The key of a buffer that the bucket is known to have."""
-        return BufferKey.of(self.name, self.buffers.get(role, payload))
-
-    def key_or_none(self, role: Role) -> BufferKey | None:
-        """The key of a buffer, None where the bucket has none in that role."""
-        return None if self.buffers.find(role) is None else self.key(role)
 
     @property
     def name(self) -> str:

@@ -14,14 +14,12 @@ from torch import nn
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.rendezvous import OrderAgreement
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
-from mfsdp_core.comm.torch_backend import dtype_name, torch_dtype
+from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.comm.usage import Usage
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
-from mfsdp_core.memory.allocators import AllocatedScratch, BufferKey
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.plan.buffers import pool_requests
 from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider
 from mfsdp_core.plan.grouping import (
     ROOT,
@@ -297,13 +295,13 @@ class BucketFactory:
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
             options.allocation,
-            pool_requests(of_units, lambda dtype: torch_dtype(dtype).itemsize),
+            of_units,
             streams=environment.streams,
             ledger=environment.ledger,
         )
         self._make_what_stays()
         self.reductions = ReductionQueue()
-        scratch = AllocatedScratch(self.allocators.scratch)
+        scratch = self.allocators.scratch
         events, streams = environment.events, environment.streams
         self._communicators = {
             axes.role_prefix: axes.communicators(options, scratch, events=events, streams=streams)
@@ -314,13 +312,12 @@ class BucketFactory:
         """Buckets that no slot serves and that are never freed, before memory is registered."""
         if not (self.options.nccl_ub and self.options.allocation.persistent_fallback):
             return
-        of_roles = {"grad_bucket": self.allocators.gradients, "outer_bucket": self.allocators.outer}
-        for name, spec in self._specs.items():
+        for spec in self._specs.values():
             for row in spec.buffers.rows:
-                if row.role in of_roles:
-                    key, allocator = BufferKey.of(name, row), of_roles[row.role]
-                    allocator.acquire(key)
-                    allocator.release(key)
+                if row.role in {"grad_bucket", "outer_bucket"}:
+                    buffer = self.allocators.buffer(spec.buffers, row.role)
+                    buffer.take()
+                    buffer.give()
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""
@@ -392,8 +389,8 @@ class BucketFactory:
                 drain_oldest=self.reductions.drain_oldest,
                 events=events,
             )
-        casts = self.allocators.casts
-        bucket = Bucket(spec, members, weights, gradients, axes=axes, casts=casts)
+        allocators = self.allocators
+        bucket = Bucket(spec, members, weights, gradients, axes=axes, allocators=allocators)
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))
             for managed in members:

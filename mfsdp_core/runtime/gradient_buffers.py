@@ -20,19 +20,105 @@ from dataclasses import replace
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.torch_backend import dtype_name
+from mfsdp_core.comm.protocol import PendingSum
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
-from mfsdp_core.memory.allocators import BufferKey
+from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.options import Options
-from mfsdp_core.plan.strategy import Collective, Landing
-from mfsdp_core.runtime.axis_reduction import AxisReduction
+from mfsdp_core.plan.strategy import AxisPlacements, Collective, Landing, Placement
 from mfsdp_core.runtime.backward_pass import inside_backward, leaves_parameters_alone
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.nan_guard import BucketGuard
-from mfsdp_core.shard.flat_buffer import FullBuffer, copy_scaled
+
+#: Numbers as tensors of one element, by value and dtype.
+Factors = dict[tuple[float, torch.dtype], torch.Tensor]
+
+
+def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float, factors: Factors) -> None:
+    """Fill `target` with `values` times `scale` in one pass; multiplied in the wider dtype."""
+    if scale == 1.0:
+        target.copy_(values)
+        return
+    wide = torch.promote_types(values.dtype, target.dtype)
+    if wide == values.dtype:
+        torch.mul(values, scale, out=target)
+        return
+    if (scale, wide) not in factors:
+        factors[scale, wide] = target.new_full((1,), scale, dtype=wide)
+    torch.mul(values, factors[scale, wide], out=target)
+
+
+class AxisReduction:
+    """Reduces a bucket's gradients along one mesh axis, one reduction at a time.
+
+    Along the inner axis on every microbatch or once per cycle, as the placements say. Along the
+    outer axis once per cycle, after the inner one has landed: its input is what that has
+    accumulated on this rank, and is never scaled again; its result replaces it (see `Landing`).
+
+    slices: of the bucket that are this rank's, and alone valid, afterwards. into: their place in
+    the accumulator, while there is one. flight: what is under way: this rank's part of what was
+    sent, the collective, the buffer to give back, and whether the result is added.
+    """
+
+    into: torch.Tensor
+
+    def __init__(
+        self,
+        bucket: str,
+        axis: AxisPlacements,
+        communicator: Communicator,
+        slices: range,
+        average: bool,
+    ) -> None:
+        self._bucket = bucket
+        self._scatters = axis.reduction is Collective.REDUCE_SCATTER
+        self._communicator = communicator
+        self._average = average
+        self.slices = slices
+        self.flight: tuple[torch.Tensor, PendingSum, DBuffer | None, bool] | None = None
+
+    def issue(
+        self,
+        buffer: DBuffer,
+        data: torch.Tensor,
+        total: torch.dtype,
+        *,
+        gives: bool,
+        adds: bool = False,
+    ) -> None:
+        """Start to reduce `data`, which is scaled; total: the dtype in which it is added up.
+
+        buffer: whose memory it is; gives: it is given back when the result has landed. A result
+        that is not added goes where it belongs, which saves a copy of it, unless the transport
+        cannot.
+        """
+        name, average, by = self._bucket, self._average, self._communicator
+        own = target = buffer.part(self.slices) if self._scatters else data
+        if self._scatters:
+            # A sum is written in its dtype; alone, a copy does whatever is asked.
+            if not adds and (by.size == 1 or total is self.into.dtype):
+                target = self.into
+            work = by.reduce_scatter(target, data, name, average=average, total=total)
+        else:
+            work = by.all_reduce(data, name, average=average, total=total)
+        self.flight = own, work, buffer if gives else None, adds
+
+    def land(self) -> None:
+        """Wait for what is under way; its result replaces what is in `into`, or is added to it."""
+        if self.flight is None:
+            return
+        own, work, gives, adds = self.flight
+        result = work.wait()
+        if adds:
+            self.into.add_(result)
+        elif result is not self.into and (gives is not None or result is not own):
+            self.into.copy_(result)
+        self.flight = None
+        if gives is not None:
+            gives.give()
 
 
 class GradientBuffers:
@@ -52,15 +138,12 @@ class GradientBuffers:
         drain_oldest: Callable[[], bool],
         events: EventBus,
     ) -> None:
-        self._spec = spec
         self._name = spec.name
         self._layout = spec.layout
         self._axis = spec.strategy.inner
-        self._dtypes, self.options = spec.dtypes, options
-        self._bucket_key = spec.key_or_none("grad_bucket")
-        self._outer_key = spec.key_or_none("outer_bucket")
+        self.options = options
         self._communicator = communicators.inner
-        self._allocator, self._outer_allocator = allocators.gradients, allocators.outer
+        self._allocators = allocators
         self._drain_oldest = drain_oldest
         self._scale = options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._factors = allocators.factors
@@ -74,7 +157,8 @@ class GradientBuffers:
         # What kernels were given memory for that is still where gradients are collected.
         self._current: set[int] = set()
         self._landed = False
-        self._bucket: FullBuffer | None = None
+        # Whether the bucket is held: it is being filled, or reduced where every pass reduces.
+        self._bucket_open = False
         self._is_reduced = self._outer_issued = False
         # What is accumulated now is added to it in the end; see `Options.reopens`.
         self._carried: torch.Tensor | None = None
@@ -82,46 +166,43 @@ class GradientBuffers:
         self.revision = 0
         #: Whether gradients accumulate whole, to be reduced once at the end of the cycle.
         self.holds_whole = not self._axis.reduces_every_microbatch
-        self._accumulator_key = spec.key("accumulator")
-        self._accumulators = allocators.of_cycles
-        self._whole: FullBuffer | None = None
+        self._accumulator = allocators.buffer(spec.buffers, "accumulator")
+        self._use(spec)
         #: What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard. None:
         #: the cycle has no gradient yet.
         self.reduced: torch.Tensor | None = None
-        average = options.averages
-        self._inner = AxisReduction(
-            self._name, self._axis, self._communicator, self._allocator, average=average
-        )
+        average, placed = options.averages, spec.coordinate.range_of
+        slices, inner, outer = spec.layout.slices, spec.strategy.inner, spec.strategy.outer
+        of_inner = placed(slices, Placement.REPLICATE, inner.gradient)
+        self._inner = AxisReduction(self._name, inner, communicators.inner, of_inner, average)
         self._outer: AxisReduction | None = None
         if communicators.outer is not None:
-            axis, by = spec.strategy.outer, communicators.outer
-            self._outer = AxisReduction(
-                self._name, axis, by, self._outer_allocator, average=average
-            )
+            of_outer = placed(slices, outer.gradient, inner.gradient)
+            self._outer = AxisReduction(self._name, outer, communicators.outer, of_outer, average)
         if spec.pooled:
             self._begin()
 
-    @property
-    def _open_key(self) -> BufferKey:
-        """Of the bucket that gradients of every microbatch are filled into."""
-        return self._spec.key("grad_bucket") if self._bucket_key is None else self._bucket_key
+    def _use(self, spec: BucketSpec) -> None:
+        self._spec, self._dtypes = spec, spec.dtypes
+        self._bucket = self._allocators.find(spec.buffers, "grad_bucket")
+        self._outer_bucket = self._allocators.find(spec.buffers, "outer_bucket")
 
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        return self._bucket is not None and self._inner.flight is None
+        return self._bucket_open and self._inner.flight is None
 
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
         reductions = self._inner, self._outer
         is_moving = any(one is not None and one.flight is not None for one in reductions)
-        return self._bucket is not None or is_moving
+        return self._bucket_open or is_moving
 
     @property
     def reduces_in_place(self) -> bool:
         """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
-        whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket_key is None
+        whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket is None
         alone = whole and self._outer is None
         return alone and not (self._communicator.takes_scratch or self._dtypes.widens_sums)
 
@@ -141,10 +222,7 @@ class GradientBuffers:
 
     def set_comm_dtype(self, dtypes: GroupDtypes[torch.dtype]) -> None:
         """Use another communication dtype from the next bucket on. Only while nothing is live."""
-        self._dtypes = dtypes
-        spec = self._spec = replace(self._spec, dtypes=dtypes)
-        self._bucket_key = spec.key_or_none("grad_bucket")
-        self._outer_key = spec.key_or_none("outer_bucket")
+        self._use(replace(self._spec, dtypes=dtypes))
 
     def target(self, index: int, device: torch.device) -> torch.Tensor:
         """Where the gradient of tensor `index` belongs now, for kernels that write it themselves.
@@ -155,8 +233,9 @@ class GradientBuffers:
         """
         in_backward = inside_backward()
         if in_backward and leaves_parameters_alone():
-            key = self._accumulator_key if self.holds_whole else self._open_key
-            return torch.zeros(self._layout.slots[index].shape, dtype=key.dtype, device=device)
+            collects = self._bucket if self._bucket and not self.holds_whole else self._accumulator
+            shape = self._layout.slots[index].shape
+            return torch.zeros(shape, dtype=collects.dtype, device=device)
         self._check_open()
         if not self.holds_whole:
             view = self._open_bucket().tensor(index)
@@ -215,7 +294,8 @@ class GradientBuffers:
         if not self.holds_whole:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
-            view = self._open_whole().tensor(index)
+            whole = self._accumulator if self.reduced is not None else self._open_whole()
+            view = whole.tensor(index)
             if is_last and index not in self._filled and self._may_scale(gradient):
                 self._scaled.add(index)
             scale = self._scale if index in self._scaled else 1.0
@@ -251,20 +331,22 @@ class GradientBuffers:
         flight = self._inner.flight
         if flight is None:
             return
-        adds = self._axis.landing is Landing.ADD and self._landed
-        self._inner.land(adds=adds)
+        self._inner.land()
         self._landed = True
         self.revision += 1
-        self._publish_landing("add" if adds else "copy", flight[0].nbytes)
-        self._bucket = None
+        own, _, _, adds = flight
+        if "land" in self._events.wanted:
+            self._publish_landing("add" if adds else "copy", own.nbytes)
+        self._bucket_open = False
 
     def issue_outer(self) -> None:
         """Start the outer stage; the inner one has landed and no microbatch may follow."""
         if self._outer is not None:
-            data, key = self._inner.own, self._outer_key
-            if key is not None:
-                data = self._outer_allocator.acquire(key).copy_(data)
-            self._outer.issue(data, key, self._dtypes.reduce)
+            data, bucket = self._inner.into, self._outer_bucket
+            if bucket is not None:
+                data = bucket.take().copy_(data)
+            buffer = bucket or self._accumulator
+            self._outer.issue(buffer, data, self._dtypes.reduce, gives=bucket is not None)
             self._outer_issued = self._is_reduced = True
 
     def land_outer(self) -> None:
@@ -280,11 +362,11 @@ class GradientBuffers:
         """Let the accumulator's memory go, in a cycle without gradients; False where none goes."""
         if self._spec.pooled or self.reduced is None:
             return False
-        self._accumulators.release(self._accumulator_key)
-        self._inner.leave()
-        if self._outer is not None:
-            self._outer.leave()
-        self.reduced = self._whole = None
+        self._accumulator.give()
+        self.reduced = None
+        for reduction in (self._inner, self._outer):
+            if reduction is not None:
+                del reduction.into
         return True
 
     def reset(self) -> None:
@@ -302,9 +384,9 @@ class GradientBuffers:
     def drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
         self._handed_out.clear()
-        if self.has_open_bucket:
-            self._allocator.release(self._open_key)
-            self._bucket = None
+        if self._bucket is not None and self.has_open_bucket:
+            self._bucket.give()
+            self._bucket_open = False
             self._filled.clear()
             self._current.clear()
 
@@ -314,21 +396,22 @@ class GradientBuffers:
             self.reduced.mul_(factor)
             self.revision += 1
 
-    def _begin(self) -> torch.Tensor:
+    def _begin(self) -> None:
         """Take the accumulator's memory; its contents are undefined."""
-        data = self._accumulators.acquire(self._accumulator_key)
-        self.reduced = self._inner.into(data)
+        accumulator = self._accumulator
+        accumulator.take()
+        self.reduced = self._inner.into = accumulator.part(self._inner.slices)
         if self._outer is not None:
-            self.reduced = self._outer.into(self.reduced)
-        return data
+            self.reduced = self._outer.into = accumulator.part(self._outer.slices)
 
-    def _open_whole(self) -> FullBuffer:
-        if self._whole is None:
-            self._whole = FullBuffer(self._layout, self._begin())
-            self._zero_gaps(self._whole)
-        return self._whole
+    def _open_whole(self) -> DBuffer:
+        if self.reduced is None:
+            self._begin()
+            if self._guard is not None:  # only it looks at what belongs to no tensor
+                self._accumulator.zero_gaps()
+        return self._accumulator
 
-    def _issue_bucket(self, bucket: FullBuffer) -> None:
+    def _issue_bucket(self, bucket: DBuffer) -> None:
         self._zero_missing(bucket)
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
@@ -338,23 +421,24 @@ class GradientBuffers:
             self._carried = self.reduced.clone()
             self._landed = self._is_reduced = self._outer_issued = False
         adds = self._axis.landing is Landing.ADD and self._landed
-        self._inner.issue(bucket.data, self._open_key, self._dtypes.reduce, adds=adds)
+        self._inner.issue(bucket, bucket.data, self._dtypes.reduce, gives=True, adds=adds)
         self._filled.clear()
         if self._current:
             self._current.clear()
 
-    def _issue_whole(self, whole: FullBuffer) -> None:
+    def _issue_whole(self, whole: DBuffer) -> None:
         self._check_open()
         self._zero_missing(whole)
-        data, key = whole.data, self._bucket_key
-        if key is not None:
-            data = self._acquire_bucket(key)
+        buffer = whole if self._bucket is None else self._bucket
+        gives = buffer is not whole
+        if gives:
             scale = self._scale if self._guard is None else 1.0
-            copy_scaled(data, whole.data, scale, self._factors)
-        self._look_before_reducing(data, key)
-        if key is None or self._guard is not None:
-            self._scale_rest(data)
-        self._inner.issue(data, key, self._dtypes.reduce)
+            copy_scaled(self._take_bucket(buffer), whole.data, scale, self._factors)
+        if self._guard is not None:
+            self._look_before_reducing(buffer, self._guard, gives=gives)
+        if not gives or self._guard is not None:
+            self._scale_rest(buffer)
+        self._inner.issue(buffer, buffer.data, self._dtypes.reduce, gives=gives)
         if self._current:
             self._current.clear()
         self._is_reduced = True
@@ -364,52 +448,47 @@ class GradientBuffers:
 
         Not where somebody looks at the accumulator first, in its own scale.
         """
-        in_place = self._bucket_key is None and self._guard is None
+        in_place = self._bucket is None and self._guard is None
         return in_place and self._scale != 1.0 and gradient.dtype == self._dtypes.main_grads
 
-    def _scale_rest(self, data: torch.Tensor) -> None:
+    def _scale_rest(self, buffer: DBuffer) -> None:
         """Scale what was not scaled on its way in."""
         if self._scale == 1.0:
             return
         if not self._scaled:
-            data.mul_(self._scale)
+            buffer.data.mul_(self._scale)
             return
-        whole = FullBuffer(self._layout, data)
         for index in range(len(self._layout.slots)):
             if index not in self._scaled:
-                whole.tensor(index).mul_(self._scale)
+                buffer.tensor(index).mul_(self._scale)
 
-    def _look_before_reducing(self, data: torch.Tensor, copy: BufferKey | None) -> None:
-        if self._guard is None:
-            return
+    def _look_before_reducing(self, buffer: DBuffer, guard: BucketGuard, *, gives: bool) -> None:
         try:
-            self._guard.check_buffer(FullBuffer(self._layout, data), accumulated=True)
+            guard.check_buffer(buffer, accumulated=True)
         except NonFiniteGradientError:
-            if copy is not None:
-                self._allocator.release(copy)
+            if gives:
+                buffer.give()
             raise
 
-    def _open_bucket(self) -> FullBuffer:
+    def _open_bucket(self) -> DBuffer:
         if self._inner.flight is not None:
             self.land()
-        if self._bucket is None:
-            data = self._acquire_bucket(self._open_key)
-            self._bucket = FullBuffer(self._layout, data)
-            self._zero_gaps(self._bucket)
-        return self._bucket
+        bucket = self._bucket
+        assert bucket is not None
+        if not self._bucket_open:
+            self._take_bucket(bucket)
+            self._bucket_open = True
+            if self._guard is not None:
+                bucket.zero_gaps()
+        return bucket
 
-    def _zero_gaps(self, buffer: FullBuffer) -> None:
-        """Only a guard looks at what belongs to no tensor."""
-        if self._guard is not None:
-            buffer.zero_gaps()
-
-    def _acquire_bucket(self, key: BufferKey) -> torch.Tensor:
+    def _take_bucket(self, bucket: DBuffer) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
-        while not self._allocator.has_room(key) and self._drain_oldest():
+        while not bucket.allocator.has_room(bucket) and self._drain_oldest():
             pass
-        return self._allocator.acquire(key)
+        return bucket.take()
 
-    def _zero_missing(self, buffer: FullBuffer) -> None:
+    def _zero_missing(self, buffer: DBuffer) -> None:
         if len(self._filled) == len(self._layout.slots):
             return
         for index in range(len(self._layout.slots)):
@@ -434,13 +513,11 @@ class GradientBuffers:
         self._is_reduced = False
 
     def _publish_landing(self, operation: str, own_bytes: int) -> None:
-        if "land" not in self._events.wanted:
-            return
         self._events.publish(
             Event(
                 kind="land",
                 operation=operation,
-                dtype=dtype_name(self._dtypes.main_grads),
+                dtype=self._accumulator.row.dtype,
                 payload_bytes=own_bytes,
                 group=self._communicator.role,
                 group_size=self._communicator.size,

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 import torch
 
 from mfsdp_core.errors import NonFiniteGradientError
-from mfsdp_core.shard.flat_buffer import FullBuffer
+from mfsdp_core.memory.allocators import DBuffer
 
 Names = tuple[str, ...]
 
@@ -73,7 +73,7 @@ class BucketGuard:
             when = f"in microbatch {self._guard.microbatch} of the cycle"
             raise self._error([index], gradient, when)
 
-    def check_buffer(self, buffer: FullBuffer, *, accumulated: bool) -> None:
+    def check_buffer(self, buffer: DBuffer, *, accumulated: bool) -> None:
         """Look at what is about to be reduced. accumulated: over all microbatches of the cycle.
 
         Raises:

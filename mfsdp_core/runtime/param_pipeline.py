@@ -20,7 +20,6 @@ from mfsdp_core.plan.prefetch import (
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.units import Unit
-from mfsdp_core.runtime.weight_buffers import Residency
 
 
 class ParamPipeline:
@@ -152,10 +151,9 @@ class ParamPipeline:
 
     def _make_room(self, unit: Unit, pool: SlotPool) -> None:
         """Give back what was gathered ahead into the slot that `unit` needs, and has not run."""
-        for bucket in unit.buckets:
-            for holder in pool.blocking(bucket.plan.name):
-                if self._by_name[holder].ahead:
-                    self.release(self._by_name[holder])
+        for holder in pool.blocking(unit.name):
+            if self._by_name[holder].ahead:
+                self.release(self._by_name[holder])
 
     def join_collectives(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> None:
         """Take part, without running, in the gathers of a unit that other ranks may run.
@@ -170,7 +168,7 @@ class ParamPipeline:
         """Free the unit's full buffers, where its placements say so."""
         unit.ahead = False
         for bucket in unit.buckets:
-            if bucket.weights.state is not Residency.EMPTY:
+            if bucket.weights.full.held:
                 bucket.weights.release()
 
     def release_all(self) -> None:

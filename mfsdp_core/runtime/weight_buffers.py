@@ -17,15 +17,16 @@ of its own collect the outer sub-shards.
 payloads stay as long as compute weights would, the full buffer has no elements, and the codec lets
 the modules' tensors look at the payloads.
 
-State of the compute weights:
+What the full buffer holds is said by whether it is `held`, whether it `is_gathered`, and whether
+work is under way:
 
-    EMPTY ---------issue-------> COMMUNICATING --complete--> READY
-    READY ---------issue-------> COMMUNICATING   for the other direction, where codecs send another
-                                                 payload; see [Note: two payloads]
-    READY ---------release-----> EMPTY           (only where weights last for a use)
-    READY ---------install-----> EMPTY           where they last for a version
-    READY ---------install-----> PRESERVED       storage is there, the contents are of last step
-    PRESERVED -----issue-------> COMMUNICATING   refreshed in place
+    held  gathered  work   next
+    no    no        no     issue: memory, gather
+    yes   yes       yes    complete
+    yes   yes       no     release: not held, where weights last for a use. install: not held where
+                           they last for a version, else of before the step. issue for the other
+                           direction, where that has a payload of its own: see [Note: two payloads]
+    yes   no        no     of before the step; issue refreshes it in place
 
 [Note: two payloads] Where forward and backward passes read different payloads (rows and columns of
 MXFP8), there is still one full buffer, and autograd has saved views of it. While activations are
@@ -42,35 +43,23 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from enum import Enum
 from typing import Literal
 
 import torch
 
 from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.protocol import Done, Pending
-from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
-from mfsdp_core.memory.allocators import BufferKey
+from mfsdp_core.memory.allocators import Allocator, DBuffer
 from mfsdp_core.plan.payload import BOTH, WEIGHTS
 from mfsdp_core.plan.prefetch import Direction
-from mfsdp_core.plan.strategy import Collective
+from mfsdp_core.plan.strategy import Collective, Placement
 from mfsdp_core.precision.codec import Shard
 from mfsdp_core.precision.transformer_engine import PrimaryBucket
 from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward
 from mfsdp_core.runtime.bucket_spec import BucketSpec
-from mfsdp_core.shard.flat_buffer import FullBuffer, part
-
-
-class Residency(Enum):
-    """Where a bucket's compute weights are."""
-
-    EMPTY = "empty"
-    COMMUNICATING = "communicating"
-    READY = "ready"
-    PRESERVED = "preserved"
 
 
 class WeightBuffers:
@@ -88,55 +77,60 @@ class WeightBuffers:
         communicators: AxisCommunicators,
         allocators: Allocators,
         *,
-        on_move: Callable[[FullBuffer | None], None],
+        on_move: Callable[[DBuffer | None], None],
         events: EventBus,
     ) -> None:
         self._spec = spec
+        self._allocators = allocators
         self._gather = communicators.gather
         self.role = communicators.gather.role
         self._outer = communicators.outer
-        self._lifetime = spec.buffers.get("compute_weights").lifetime
+        table, strategy = spec.buffers, spec.strategy
+        self.full = allocators.buffer(table, "compute_weights")
+        self._lifetime = self.full.row.lifetime
         self.comes_and_goes = self._lifetime == "use"
-        self._lasting = allocators.lasting
         codec = self._codec = spec.codec(self._shard(communicators))
         # See [Note: no full buffer].
         self._primary = codec if isinstance(codec, PrimaryBucket) else None
         self._has_full = self._primary is None
-        stays = not (self.comes_and_goes and self._has_full)
-        self._allocator = allocators.lasting if stays else allocators.weights
         self._streams = allocators.streams
         self._on_move = on_move
         self._events = events
-        rows = spec.buffers.rows
-        self._encoded = [row.payload for row in rows if row.role == "payload_shard"]
-        payloads = {row: BufferKey.of(spec.name, row) for row in rows if row.role == "payload"}
-        self._keys = {row.payload: key for row, key in payloads.items()}
-        self._until_decoded = [key for row, key in payloads.items() if row.lifetime == "gather"]
-        self._until_released = [key for row, key in payloads.items() if row.lifetime == "use"]
+        self._encoded = [row.payload for row in table.rows if row.role == "payload_shard"]
+        self._payloads = {
+            row.payload: allocators.buffer(table, "payload", row.payload)
+            for row in table.rows
+            if row.role == "payload"
+        }
+        payloads = self._payloads.values()
+        self._until_decoded = [one for one in payloads if one.row.lifetime == "gather"]
+        self._until_released = [one for one in payloads if one.row.lifetime == "use"]
         self._names = {
             direction: [p.name for p in spec.payloads if direction in p.directions]
             for direction in BOTH
         }
-        self._is_whole = spec.strategy.inner.weight_refresh is Collective.NONE
+        self._is_whole = strategy.inner.weight_refresh is Collective.NONE
+        # This rank's slices of what inner gathers fill.
+        replicate, slices = Placement.REPLICATE, spec.layout.slices
+        self._own = spec.coordinate.range_of(slices, replicate, strategy.inner.optimizer)
         self.has_two_payloads = self._names["forward"] != self._names["backward"]
         self._work: list[Pending] = []
         self._sources: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.Tensor] = {}
         self._direction: Direction = "forward"
         self._outer_stale = False
-        self.state, self.is_gathered = Residency.READY, True
-        self._full_key = spec.key("compute_weights")
-        self.full = FullBuffer(spec.layout, self._allocator.acquire(self._full_key))
-        self._nothing = self.full.data[:0].clone()
-        self.full.zero_gaps()
+        self.is_gathered = True
+        self.full.take()
+        if self._has_full:
+            self.full.zero_gaps()
 
     @property
     def full_bytes(self) -> int:
         """Bytes of the full buffer, or of what a forward pass has instead; see `begin`."""
         if self._has_full:
-            return self._full_key.size_bytes
-        keys = [self._keys[name] for name in self._names["forward"] if name in self._keys]
-        return sum(key.size_bytes for key in keys)
+            return self.full.size_bytes
+        names = [name for name in self._names["forward"] if name in self._payloads]
+        return sum(self._payloads[name].size_bytes for name in names)
 
     @property
     def is_for_backward(self) -> bool:
@@ -153,27 +147,29 @@ class WeightBuffers:
         Where there is none, main weights are zeros, and the caller fills them before `begin`.
         """
         table, inner = self._spec.buffers, self._spec.strategy.inner
+        sources: dict[str, tuple[DBuffer, range]] = {}
         for payload in self._encoded:
-            key = self._spec.key("payload_shard", payload)
-            self._sources[payload] = self._lasting.acquire(key).zero_()
+            shard = self._allocators.buffer(table, "payload_shard", payload)
+            shard.take().zero_()
+            sources[payload] = shard, shard.row.slices
         if table.find("compute_shard"):
-            shard = self._lasting.acquire(self._spec.key("compute_shard"))
-            self._sources[WEIGHTS] = shard.copy_(self._own_part())
+            shard = self._allocators.buffer(table, "compute_shard")
+            shard.take().copy_(self.full.part(self._own))
+            sources[WEIGHTS] = shard, self._own
         elif self._has_full and not self._encoded and not inner.gathers_every_use:
-            whole = self.full.data
-            self._sources[WEIGHTS] = self._own_part() if inner.shards_optimizer else whole
-        if table.find("main_weights"):
-            is_sent = self._has_full and not self._sources and self._spec.dtypes.shares_weights
-            with self._streams.communicated() if is_sent else nullcontext():
-                self.main = self._lasting.acquire(self._spec.key("main_weights"))
-            if not self._has_full:
-                self.main.zero_()
+            sources[WEIGHTS] = self.full, self._own
+        main = self._allocators.find(table, "main_weights")
+        if main is not None:
+            self.main = main.take()
+            if self._has_full:
+                self.main.copy_(self.full.part(table.owned))
             else:
-                self.main.copy_(self.full.data[slice(*table.owned)])
-                if is_sent:
-                    self._sources[WEIGHTS] = self.main
-        self._parts = {name: self._sub_part(source) for name, source in self._sources.items()}
-        if not table.find("main_weights"):
+                self.main.zero_()
+            if main.row.is_sent:
+                sources[WEIGHTS] = main, table.owned
+        self._sources = {name: buffer.part(held) for name, (buffer, held) in sources.items()}
+        self._parts = {name: buffer.part(table.owned) for name, (buffer, _) in sources.items()}
+        if main is None:
             self.main = self._parts[WEIGHTS]
 
     def begin(self, *, anew: bool) -> None:
@@ -193,23 +189,19 @@ class WeightBuffers:
             if self.serves(direction):
                 return False
             self.complete()
-        if self.state is Residency.EMPTY:
+        if not self.full.held:
             self._allocate()
             if "materialise" in self._events.wanted:
                 self._publish("materialise")
         copy_in = self._streams.copy_in
-        self.state, self.is_gathered = Residency.COMMUNICATING, True
+        self.is_gathered = True  # also if it fails: it can be released, and the reason is seen
         self._direction = direction
-        try:
-            if copy_in is None:
-                self._work = self._send(direction)
-            else:
-                with copy_in.running():
-                    works = self._send(direction)
-                    self._work = [*works, copy_in.mark()]
-        except BaseException:
-            self.state = Residency.READY  # so that it can be released, and the reason is seen
-            raise
+        if copy_in is None:
+            self._work = self._send(direction)
+        else:
+            with copy_in.running():
+                works = self._send(direction)
+                self._work = [*works, copy_in.mark()]
         return True
 
     def _send(self, direction: Direction) -> list[Pending]:
@@ -221,7 +213,7 @@ class WeightBuffers:
             self._outer_stale = False
         if not sources:
             # [Note: cast when gathered]
-            sources = {WEIGHTS: self._own_part()}
+            sources = {WEIGHTS: self.full.part(self._own)}
             self._codec.encode(self.main, sources)
         try:
             return [
@@ -246,7 +238,6 @@ class WeightBuffers:
         """
         if self._work:
             works, self._work = self._work, []
-            self.state = Residency.READY
             try:
                 for work in works:
                     work.wait()
@@ -267,20 +258,29 @@ class WeightBuffers:
         """Free the full buffer, unless this bucket stays materialised."""
         if self._work:
             self.complete()
-        if self.comes_and_goes and self.state is not Residency.EMPTY:
+        if self.comes_and_goes and self.full.held:
             self._empty()
 
     def _empty(self) -> None:
         """Free the full buffer."""
-        self.state, self.is_gathered = Residency.EMPTY, False
-        copy_in = self._streams.copy_in
-        if copy_in is None or not self._allocator.recycles:
-            self._free()
+        self.is_gathered = False
+        copy_in, allocator = self._streams.copy_in, self.full.allocator
+        if copy_in is None or not allocator.recycles:
+            self._free(allocator)
         else:
             with copy_in.behind():
-                self._free()
+                self._free(allocator)
         if "release" in self._events.wanted:
             self._publish("release")
+
+    def _free(self, allocator: Allocator) -> None:
+        allocator.give(self.full)
+        if not allocator.recycles:
+            self._on_move(None)
+        for payload in self._until_released:
+            payload.give()
+        if self._primary is not None:
+            self._primary.drop_copies()
 
     def install(self, *, anew: bool = False) -> None:
         """Bring updated main weights into the compute copy; other ranks' parts become stale.
@@ -295,10 +295,9 @@ class WeightBuffers:
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
         if not self._is_whole:
-            if self.state is not Residency.EMPTY and self._lifetime == "version":
+            self.is_gathered = False
+            if self.full.held and self._lifetime == "version":
                 self._empty()
-            elif self.state is not Residency.EMPTY:
-                self.state, self.is_gathered = Residency.PRESERVED, False
         elif self._encoded:
             self._direction = "forward"
             self._decode()
@@ -322,10 +321,8 @@ class WeightBuffers:
                 if communicator is not None and axis.shards_optimizer:
                     communicator.all_reduce_max(values, self._spec.name)
 
-        start, end = self._spec.buffers.owned
-        size = layout.slice_elements or 1  # none, where all parameters are empty
-        compute = self._spec.dtypes.compute
-        return Shard(layout, compute, start // size, (end - start) // size, reduce_max)
+        owned, compute = self._spec.buffers.owned, self._spec.dtypes.compute
+        return Shard(layout, compute, owned.start, len(owned), reduce_max)
 
     def _payload(self, name: str) -> torch.Tensor:
         """The memory that a payload is gathered into; the source itself where that is whole."""
@@ -333,7 +330,7 @@ class WeightBuffers:
             return self.full.data
         if self._is_whole:
             return self._sources[name]
-        return self._lasting.acquire(self._keys[name])
+        return self._payloads[name].take()
 
     def _decode(self) -> None:
         """Turn the payloads that have arrived into compute weights."""
@@ -341,56 +338,30 @@ class WeightBuffers:
         self._codec.decode(self._direction, gathered, self.full.data)
         copy_in = self._streams.copy_in
         with nullcontext() if copy_in is None else copy_in.behind():
-            for key in self._until_decoded:
-                self._lasting.release(key)
-
-    def _sub_part(self, source: torch.Tensor) -> torch.Tensor:
-        """What of a source this rank's main weights are encoded into."""
-        if not self._spec.strategy.outer.shards_optimizer:
-            return source
-        coordinate = self._spec.coordinate
-        return part(source, coordinate.outer_rank, coordinate.outer_size)
-
-    def _own_part(self) -> torch.Tensor:
-        """This rank's part of the full buffer."""
-        coordinate = self._spec.coordinate
-        return part(self.full.data, coordinate.inner_rank, coordinate.inner_size)
+            for payload in self._until_decoded:
+                payload.give()
 
     def _allocate(self) -> None:
         """Storage for the full buffer; in a backward pass, where the forward pass had it."""
+        full, copy_in = self.full, self._streams.copy_in
+        before, recycles = full.data, full.allocator.recycles
         in_backward = current_backward() != NO_BACKWARD
-        copy_in = self._streams.copy_in
-        if copy_in is None:
-            data = self._allocator.acquire(self._full_key, in_place=in_backward)
-        elif self._allocator.recycles:
-            with copy_in.running():
-                data = self._allocator.acquire(self._full_key, in_place=in_backward)
+        if copy_in is None or not recycles:
+            full.take(in_place=in_backward)
         else:
-            data = self._allocator.acquire(self._full_key)
+            with copy_in.running():
+                full.take(in_place=in_backward)
+        if copy_in is not None and not recycles:
             copy_in.follow()
-        if data is not self.full.data:
-            self._move(data)
-
-    def _free(self) -> None:
-        self._allocator.release(self._full_key)
-        if not self._allocator.recycles:
-            self._move(None)
-        for key in self._until_released:
-            self._lasting.release(key)
-        if self._primary is not None:
-            self._primary.drop_copies()
-
-    def _move(self, data: torch.Tensor | None) -> None:
-        """Let the parameters be views of `data`; None: of nothing."""
-        self.full = FullBuffer(self._spec.layout, self._nothing if data is None else data)
-        self._on_move(None if data is None else self.full)
+        if full.data is not before:
+            self._on_move(full)
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
         self._events.publish(
             Event(
                 kind=kind,
                 operation="",
-                dtype=dtype_name(self._spec.dtypes.compute),
+                dtype=self.full.row.dtype,
                 payload_bytes=self.full_bytes,
                 group=self.role,
                 group_size=self._gather.size,

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from mfsdp_core.errors import PoolExhaustedError
-from mfsdp_core.memory.allocators import BufferKey, TemporaryAllocator
+from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 from mfsdp_core.plan.layout import within_padding_budget
-from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.pools import Buffer, plan_pool
 from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.streams import Streams
 
@@ -42,37 +42,39 @@ def test_peaks_of_a_ledger_are_those_of_every_sequence_of_bookings() -> None:
 
 def test_views_that_a_backward_pass_reads_get_the_slot_that_they_had_or_none() -> None:
     """Room in another slot does not help: autograd has saved views of the first."""
-    requests = [BucketRequest(unit, f"{unit}/0", "float32", 4, 4) for unit in "abc"]
+    rows = [
+        Buffer(unit, f"{unit}/0", "compute_weights", "float32", range(1), 4, "use")
+        for unit in "abc"
+    ]
     pool = SlotPool(
         "compute_weights",
-        plan_pool("fixed_pool", requests, 2),
-        TemporaryAllocator(Streams(CPU), MemoryLedger()),
+        plan_pool("fixed_pool", rows, 2),
         streams=Streams(CPU),
         ledger=MemoryLedger(),
     )
-    a, b, c = (BufferKey(f"{u}/0", "compute_weights", 4, torch.float32) for u in "abc")
-    first = pool.acquire(a)
-    pool.acquire(b)
-    pool.release(a)
-    pool.acquire(c)  # into the slot that a had
-    pool.release(b)
+    a, b, c = (DBuffer(row, pool) for row in rows)
+    first = a.take()
+    b.take()
+    a.give()
+    c.take()  # into the slot that a had
+    b.give()
     assert pool.holders() == {0: "c"}
     assert not pool.has_room(a)
-    assert pool.blocking("a/0") == ["c"]
+    assert pool.blocking("a") == ["c"]
     with pytest.raises(PoolExhaustedError, match=r"only slot 0 will do.*idle slots: slot 1"):
-        pool.acquire(a, in_place=True)
+        a.take(in_place=True)
     assert pool.holders() == {0: "c"}
-    pool.release(c)
-    again = pool.acquire(a, in_place=True)
+    c.give()
+    again = a.take(in_place=True)
     assert again.data_ptr() == first.data_ptr()
-    pool.release(a)
+    a.give()
     # In a forward pass another slot will do; it is the unit's from then on, also in place.
-    pool.acquire(c)
+    c.take()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        moved = pool.acquire(a)
-    pool.release(a)
-    assert pool.acquire(a, in_place=True).data_ptr() == moved.data_ptr() != first.data_ptr()
+        moved = a.take()
+    a.give()
+    assert a.take(in_place=True).data_ptr() == moved.data_ptr() != first.data_ptr()
 
 
 def test_nested_units_are_gathered_for_a_backward_pass_in_the_reverse_of_their_ends() -> None:

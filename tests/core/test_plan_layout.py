@@ -32,10 +32,8 @@ def least_padding(shape: tuple[int, ...], slices: int) -> float:
 
 def test_cuts_ask_slices_that_hold_a_tensor_alone_and_once(monkeypatch):
     asked = []
-    local_rows = Layout.local_rows
-    monkeypatch.setattr(
-        Layout, "local_rows", lambda *one: asked.append(one[1:]) or local_rows(*one)
-    )
+    rows_in = Layout.rows_in
+    monkeypatch.setattr(Layout, "rows_in", lambda *one: asked.append(one[1:]) or rows_in(*one))
     layout = build_layout([(4096, 2), (1024, 2), (2,), ()], 4096)
     assert layout.cuts is layout.cuts
     assert len(asked) < 2 * 4096
@@ -47,7 +45,7 @@ def test_the_ranks_rows_put_together_are_the_tensor(shapes, slices):
     layout = build_layout(shapes, slices)
     for index, shape in enumerate(shapes):
         next_row = 0
-        held = [layout.local_rows(index, rank) for rank in range(slices)]
+        held = [layout.rows_in(index, range(rank, rank + 1)) for rank in range(slices)]
         assert list(layout.cuts[index]) == [local.rows for local in held]
         for rank, local in enumerate(held):
             assert local.elements == local.rows * row_elements(shape)

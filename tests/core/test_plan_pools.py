@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.options import AllocationConfig, Options
-from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.pools import Buffer, plan_pool
 
 ITEM_BYTES = {"bfloat16": 2, "float32": 4}
 #: One inner list per unit: the (dtype, elements) of its buckets.
@@ -21,9 +21,14 @@ UNITS = st.lists(
 )
 
 
+def row(unit, bucket, dtype, elements):
+    where = (unit, f"{unit}/{bucket}", "grad_bucket", dtype)
+    return Buffer(*where, range(1), elements, "reduction")
+
+
 def requests(units):
     return [
-        BucketRequest(f"u{u}", f"u{u}/{b}", dtype, elements, ITEM_BYTES[dtype])
+        row(f"u{u}", b, dtype, elements)
         for u, buckets in enumerate(units)
         for b, (dtype, elements) in enumerate(buckets)
     ]
@@ -33,7 +38,7 @@ def requests(units):
 @given(UNITS, st.integers(2, 4))
 def test_every_bucket_of_a_max_pool_has_an_area_of_its_own_that_is_large_enough(units, slots):
     plan = plan_pool("max_pool", requests(units), slots)
-    assert plan.outside == ()
+    assert len(plan.homes) == len(units)
     assert plan.slots == min(slots, len(units))
     for u, buckets in enumerate(units):
         areas = [plan.area_of[f"u{u}/{b}"] for b in range(len(buckets))]
@@ -62,14 +67,13 @@ def test_the_bytes_of_a_pool_are_its_slots_times_the_largest_jth_buckets(units):
 def test_a_fixed_pool_serves_the_most_frequent_signature_without_waste(units, slots):
     plan = plan_pool("fixed_pool", requests(units), slots)
     signatures = [tuple(sorted(buckets)) for buckets in units]
-    served = {r.unit for r in plan.served}
-    outside = {r.unit for r in plan.outside}
-    assert served | outside == {f"u{u}" for u in range(len(units))}
-    assert not served & outside
+    served = set(plan.homes)
     assert len(served) == max(signatures.count(s) for s in signatures)
     assert len({signatures[int(unit[1:])] for unit in served}) == 1
-    for request in plan.served:
-        assert plan.areas[plan.area_of[request.bucket]].elements == request.elements
+    assert {bucket.partition("/")[0] for bucket in plan.area_of} == served
+    for request in requests(units):
+        if request.unit in served:
+            assert plan.areas[plan.area_of[request.bucket]].elements == request.elements
 
 
 @settings(max_examples=40, deadline=None)
@@ -84,15 +88,15 @@ def test_neighbouring_units_have_different_homes(units, slots):
 
 def test_a_tie_of_fixed_signatures_goes_to_the_larger_one_then_to_the_first():
     units = [[("float32", 2)], [("float32", 8)], [("bfloat16", 16)]]
-    assert [r.unit for r in plan_pool("fixed_pool", requests(units), 2).served] == ["u1"]
+    assert [*plan_pool("fixed_pool", requests(units), 2).homes] == ["u1"]
 
 
 def test_two_units_of_equal_parameters_and_unequal_padding_do_not_share_a_fixed_pool():
     same = [
-        BucketRequest("a", "a/0", "float32", 12, 4, padding_elements=2),
-        BucketRequest("b", "b/0", "float32", 10, 4, padding_elements=0),
+        row("a", 0, "float32", 12)._replace(padding_elements=2),
+        row("b", 0, "float32", 10),
     ]
-    assert [r.unit for r in plan_pool("fixed_pool", same, 2).served] == ["a"]
+    assert [*plan_pool("fixed_pool", same, 2).homes] == ["a"]
 
 
 def test_a_pool_of_nothing_is_empty():

@@ -43,7 +43,7 @@ def test_a_patch_fits_also_where_lines_have_moved(tmp_path: Path) -> None:
     moved.write_text(re.sub(r"@@ -\d+,(\d+) \+\d+", r"@@ -400,\1 +400", R1.read_text()))
     (tmp_path / "plain").mkdir()
     plain, core = copy_of_core(tmp_path / "plain", R1), copy_of_core(tmp_path, moved)
-    file = "runtime/axis_reduction.py"
+    file = "runtime/gradient_buffers.py"
     assert (plain / file).read_text() == (core / file).read_text()
 
 

@@ -25,17 +25,13 @@ from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocators import (
-    AllocatedScratch,
-    BufferKey,
-    PersistentAllocator,
-    StorageResizeAllocator,
-    TemporaryAllocator,
-)
+from mfsdp_core.memory.allocation import build_allocators
+from mfsdp_core.memory.allocators import Allocator, DBuffer, KeepingAllocator, ResizingAllocator
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import CATEGORIES
-from mfsdp_core.plan.pools import BucketRequest, plan_pool
+from mfsdp_core.plan.options import AllocationConfig
+from mfsdp_core.plan.pools import Buffer, plan_pool
 from mfsdp_core.streams import Streams
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -43,8 +39,9 @@ pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 _FP32 = torch.float32
 
 
-def _key(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> BufferKey:
-    return BufferKey(bucket, role, elements, _FP32)
+def _row(bucket: str, elements: int = 8, role: Any = "grad_bucket") -> Buffer:
+    unit = bucket.partition("/")[0]
+    return Buffer(unit, bucket, role, "float32", range(1), elements, "reduction")
 
 
 def test_the_ledger_adds_up() -> None:
@@ -88,110 +85,89 @@ def test_allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
     streams: Any = Streams(torch.device("cpu"))
     for kind, same_object, left in (
-        (TemporaryAllocator, False, 0),
-        (StorageResizeAllocator, True, 0),
-        (PersistentAllocator, True, 32),
+        (Allocator, False, 0),
+        (ResizingAllocator, True, 0),
+        (KeepingAllocator, True, 32),
     ):
         ledger = MemoryLedger()
         made: Any = kind(streams, ledger)
-        key = _key("a")
-        same("room", made.has_room(key), True)
-        first = made.acquire(key)
-        same("once", made.acquire(key) is first, True)
-        same("another", made.acquire(_key("b", 2)).numel(), 2)
+        a, b, other = (
+            DBuffer(row, made) for row in (_row("a"), _row("b", 2), _row("a", 8, "outer_bucket"))
+        )
+        same("room", made.has_room(a), True)
+        first = a.take()
+        same("once", a.take() is first, True)
+        same("another", b.take().numel(), 2)
         booked = ledger.bytes_by_category()["communication_buffers"]
         same("booked", booked, 40)
-        made.release(_key("b", 2))
-        made.release(key)
-        made.release(key)
-        made.release(_key("never"))
+        for buffer in (b, a, a, other):
+            buffer.give()
         held = ledger.bytes_by_category()["communication_buffers"]
         same("left", held, left + (8 if left else 0))
         storage = first.untyped_storage().nbytes()
-        same("storage", storage, 0 if kind is StorageResizeAllocator else 32)
-        again = made.acquire(key)
+        same("storage", storage, 0 if kind is ResizingAllocator else 32)
+        again = a.take()
         same("again", again is first, same_object)
         same("refilled", again.untyped_storage().nbytes(), 32)
-        same("other keys", made.acquire(_key("a", 8, "outer_bucket")) is again, False)
+        same("other buffers", other.take() is again, False)
     ledger = MemoryLedger()
-    weights = TemporaryAllocator(streams, ledger)
-    view = weights.acquire(_key("a", 4, "compute_weights"))[1:3]
-    weights.release(_key("a", 4, "compute_weights"))
+    weights = DBuffer(_row("a", 4, "compute_weights"), Allocator(streams, ledger))
+    view = weights.take()[1:3]
+    weights.give()
     same("until its last view is gone", ledger.bytes_by_category()["compute_weights"], 16)
     del view
     same("gone", ledger.bytes_by_category()["compute_weights"], 0)
     ledger = MemoryLedger()
-    scratch = AllocatedScratch(TemporaryAllocator(streams, ledger))
-    memory = scratch.acquire("x", 3, torch.bfloat16)
-    same("scratch", (memory.numel(), memory.dtype), (3, torch.bfloat16))
-    scratch.release("x", memory)
+    made = build_allocators(AllocationConfig(), [], streams=streams, ledger=ledger)
+    block = made.scratch("x", 3, torch.bfloat16)
+    same("scratch", (block.data.numel(), block.data.dtype), (3, torch.bfloat16))
+    block.give()
     same("given back", ledger.bytes_by_category()["communication_buffers"], 0)
-
-
-def _comes_from_elsewhere(pool: SlotPool, key: BufferKey, area: Tensor) -> None:
-    """As asked for, and not in the pool's memory."""
-    found = pool.acquire(key)
-    same("as asked", (found.numel(), found.dtype), (key.elements, key.dtype))
-    assert found.untyped_storage().data_ptr() != area.untyped_storage().data_ptr(), key
-    pool.release(key)
 
 
 def test_slots_go_from_unit_to_unit() -> None:
     """Homes, second homes, what blocks whom, and words where nothing is left."""
     streams, ledger = Streams(torch.device("cpu")), MemoryLedger()
-    asked = [BucketRequest(u, f"{u}/{n}", "float32", 8 - 4 * n, 4) for u in "abc" for n in (0, 1)]
+    asked = [_row(f"{unit}/{n}", 8 - 4 * n) for unit in "abc" for n in (0, 1)]
     plan = plan_pool("fixed_pool", asked, 2)
-    fallback = TemporaryAllocator(streams, ledger)
-    pool = SlotPool("grad_bucket", plan, fallback, streams=streams, ledger=ledger)
+    pool = SlotPool("grad_bucket", plan, streams=streams, ledger=ledger)
+    a, a1, b, b1, c, _ = (DBuffer(row, pool) for row in asked)
     same("booked at once", ledger.bytes_by_category()["communication_buffers"], 2 * 48)
 
-    def key(name: str) -> BufferKey:
-        return _key(name, 8 if name.endswith("0") else 4)
-
-    a0 = pool.acquire(key("a/0"))
+    a0 = a.take()
     same("zeros", bool((a0 == 0).all()), True)
     same("an area", a0.data_ptr(), pool._slots[0][plan.area_of["a/0"]].data_ptr())
-    pool.acquire(key("a/1"))
-    b0 = pool.acquire(key("b/0"))
+    a1.take()
+    b0 = b.take()
     same("holders", pool.holders(), {0: "a", 1: "b"})
-    same("room", [pool.has_room(key(n)) for n in ("a/0", "b/1", "c/0")], [True, True, False])
+    same("room", [pool.has_room(one) for one in (a, b1, c)], [True, True, False])
     same(
         "blocking",
-        (pool.blocking("a/0"), sorted(pool.blocking("c/0")), pool.blocking("x")),
+        (pool.blocking("a"), sorted(pool.blocking("c")), pool.blocking("x")),
         ([], ["a", "b"], []),
     )
-    refuses(PoolExhaustedError, "slot 0: unit a, slot 1: unit b", lambda: pool.acquire(key("c/0")))
-    pool.release(key("a/0"))
-    same("held by its other area", pool.has_room(key("c/0")), False)
-    pool.release(key("a/1"))
-    pool.release(key("a/1"))
-    same("idle", (pool.has_room(key("c/0")), pool.blocking("c/0")), (True, []))
-    pool.acquire(key("c/0"))
+    refuses(PoolExhaustedError, "slot 0: unit a, slot 1: unit b", c.take)
+    a.give()
+    same("held by its other area", pool.has_room(c), False)
+    a1.give()
+    a1.give()
+    same("idle", (pool.has_room(c), pool.blocking("c")), (True, []))
+    c.take()
     same("slots", [pool.assigned_slot(u) for u in "abcd"], [0, 1, 0, None])
-    same("its slot is taken", (pool.has_room(key("a/0")), pool.blocking("a/0")), (False, ["c"]))
-    refuses(
-        PoolExhaustedError, "only slot 0 will do", lambda: pool.acquire(key("a/0"), in_place=True)
-    )
-    pool.release(key("b/0"))
+    same("its slot is taken", (pool.has_room(a), pool.blocking("a")), (False, ["c"]))
+    refuses(PoolExhaustedError, "only slot 0 will do", lambda: a.take(in_place=True))
+    b.give()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
-        moved = pool.acquire(key("a/0"))
+        moved = a.take()
     assert "unit a had slot 0" in str(said[0].message), said
     same("the other slot", moved.data_ptr(), b0.data_ptr())
-    pool.release(key("a/0"))
-    pool.release(key("c/0"))
-    same("the same object", pool.acquire(key("b/0")) is b0, True)
-    pool.release(key("b/0"))
+    a.give()
+    c.give()
+    same("the same object", b.take() is b0, True)
+    b.give()
     pool.forget_assignments()
-    same("home again", pool.acquire(key("a/0")).data_ptr(), a0.data_ptr())
-    served = (pool.serves(key("a/0")), pool.serves(_key("other")), pool.has_room(_key("other")))
-    same("serves", served, (True, False, True))
-    for unlike in (_key("a/0", 2), BufferKey("a/0", "grad_bucket", 8, torch.float64)):
-        same("another size or dtype", pool.serves(unlike), False)
-        _comes_from_elsewhere(pool, unlike, a0)
-    other = pool.acquire(_key("other"))
-    same("elsewhere", other.numel(), 8)
-    pool.release(_key("other"))
+    same("home again", a.take().data_ptr(), a0.data_ptr())
     alive = {(b.bucket, b.count_bytes) for b in ledger.alive() if b.in_pool}
     same("in use", alive, {("a/0", 32)})
     same("pool and nothing else", ledger.bytes_by_category()["communication_buffers"], 96)

@@ -179,7 +179,12 @@ def test_strategies_are_a_table() -> None:
     same("ranks", coordinate.data_parallel_size, 6)
     slices = [coordinate.sub_shards(strategy.parse_strategy(3, o)) for o in (0, 1)]
     same("slices", slices, [3, 6])
-    same("own", [coordinate.sub_shard(strategy.parse_strategy(3, o)) for o in (0, 1)], [1, 3])
+    flat, replicate = Placement.FLAT, Placement.REPLICATE
+    held = [
+        [*coordinate.range_of(6, *placed)]
+        for placed in ((flat, flat), (replicate, flat), (replicate, replicate))
+    ]
+    same("own", held, [[3], [2, 3], [0, 1, 2, 3, 4, 5]])
 
 
 def test_divisors_and_dtypes() -> None:

@@ -15,11 +15,10 @@ from mfsdp_core.plan.buffers import (
     BucketBuffers,
     plan_buffers,
     plan_pools,
-    pool_requests,
-    used_elements,
+    transient_rows,
 )
 from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.dtype_policy import ELEMENT_BYTES, resolve_dtypes
+from mfsdp_core.plan.dtype_policy import element_bytes, resolve_dtypes
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 from mfsdp_core.plan.options import AllocationConfig
 from mfsdp_core.plan.payload import PayloadPlan
@@ -59,10 +58,10 @@ def bytes_at_rest(  # noqa: PLR0913 - each of them decides about bytes
             is_stale = (adam and plan.requires_grad) or (plan.is_encoded and not gradients)
             there = row.lifetime == "model" or (row.lifetime == "version" and not is_stale)
             if there or (gradients and row.lifetime in ("cycle", "step")):
-                found[CATEGORY_OF_ROLE[row.role]] += row.elements * ELEMENT_BYTES[row.dtype]
+                found[CATEGORY_OF_ROLE[row.role]] += row.size_bytes
         if adam and plan.requires_grad:  # two moments, and a counter for each parameter
-            moments = 2 * used_elements(plan.layout, *table.owned)
-            found["optimizer_state"] += moments * ELEMENT_BYTES[named.main_params]
+            moments = 2 * plan.layout.used_in(table.owned)
+            found["optimizer_state"] += moments * element_bytes(named.main_params)
             found["optimizer_state"] += 4 * len(plan.members)
     found.update(_kept(tables, allocation, stepped=gradients or adam))
     return dict(found)
@@ -73,15 +72,13 @@ def _kept(
 ) -> Counter[str]:
     """All slots of pools; what a unit without a slot keeps is there from the first step on."""
     found: Counter[str] = Counter()
-    requests = pool_requests(tables, ELEMENT_BYTES.__getitem__)
+    requests = transient_rows(tables)
     pools = plan_pools(allocation, requests)
     for role, pool in pools.items():
-        area_bytes = sum(area.elements * ELEMENT_BYTES[area.dtype] for area in pool.areas)
-        found[CATEGORY_OF_ROLE[role]] += pool.slots * area_bytes
+        found[CATEGORY_OF_ROLE[role]] += pool.slots * sum(area.size_bytes for area in pool.areas)
     for role, wanted in requests.items() if allocation.persistent_fallback else ():
         served = pools[role].area_of if role in pools else {}
         if role == "compute_weights" or stepped:
             alone = (one for one in wanted if one.bucket not in served)
-            sizes = (one.elements * ELEMENT_BYTES[one.dtype] for one in alone)
-            found[CATEGORY_OF_ROLE[role]] += sum(sizes)
+            found[CATEGORY_OF_ROLE[role]] += sum(one.size_bytes for one in alone)
     return found
