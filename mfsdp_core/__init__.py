@@ -29,25 +29,7 @@ _HOMES = {
     "uneven_dtensor": "mfsdp_core.uneven_dtensor",
 }
 
-__all__ = [
-    "CapturedStep",
-    "Float8Reference",
-    "MegatronFSDP",
-    "MixedPrecisionPolicy",
-    "annotated",
-    "clip_grad_norm_",
-    "errors",
-    "export_state_dict",
-    "fully_shard",
-    "fully_shard_model",
-    "fully_shard_optimizer",
-    "gather_full",
-    "load_checkpoint",
-    "load_safetensors",
-    "save_checkpoint",
-    "save_safetensors",
-    "uneven_dtensor",
-]
+__all__ = [*_HOMES]  # noqa: PLE0604 - they are strings
 
 
 def __getattr__(name: str) -> Any:

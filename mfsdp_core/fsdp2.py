@@ -13,6 +13,7 @@ gradients that were removed begin a new cycle then.
 from __future__ import annotations
 
 import functools
+import gc
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -64,6 +65,8 @@ __all__ = [
 #: Attribute of a module: its `_Sharded`.
 _STATE = "_mfsdp_sharded"
 _META = torch.device("meta")
+#: Dimensions of a mesh, and whether they have no names.
+_MESHES = {(1, False), (1, True), (2, False)}
 _ON_META = (
     "{what} has parameters on the meta device: expected model.to_empty(device=...) and values for "
     "all of them, or load_state_dict(..., assign=True), before anything reads them."
@@ -99,26 +102,25 @@ def fully_shard(
     """
     refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
     modules = module if isinstance(module, list) else [module]
-    alone = set(ignored_params or ())
-    refuse(_wrong_list(modules, alone))
-    for one in modules:
-        refuse(_wrong_module(one))
-        refuse_shared(one)
-        refuse(_wrong_parameters(_own(one, alone), mp_policy, shard_placement_fn))
-    held = Counter(parameter for one in modules for parameter in one.parameters())
-    alone |= {parameter for parameter, times in held.items() if times > 1}
+    ignored = set(ignored_params or ())
+    refuse(_wrong_modules(modules, ignored))
+    for each in modules:
+        refuse_shared(each)
+        refuse(_wrong_parameters(_own(each, ignored), mp_policy, shard_placement_fn))
+    held = Counter(parameter for each in modules for parameter in each.parameters())
+    alone = ignored | {parameter for parameter, times in held.items() if times > 1}
     options, place = _place(mesh, mp_policy)
-    refuse(row for one in modules for inner in _inside(one) for row in _wrong_inside(inner, place))
-    for one in modules:
-        unit = Unit(f"{next(place.numbers)} {type(one).__name__}", one, index=None)
+    refuse(row for m in modules for inner in _inside(m) for row in _wrong_inside(inner, place))
+    for each in modules:
+        unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
         unit.stays = {"forward"} if reshard_after_forward is False else set()
-        state = _Sharded(unit, place, options, alone, reshard_after_forward is None)
-        state.shard(meta=any(p.is_meta for p in _own(one, alone).values()))
-        for inner in _inside(one):
-            inner.around = inner.around or ref(one)
-        setattr(one, _STATE, state)
-        _cast_around(one, mp_policy)
-        one.__class__ = _class_of(type(one))  # type: ignore[arg-type]
+        state = _Sharded(unit, place, options, alone, ignored, reshard_after_forward is None)
+        state.shard(meta=any(p.is_meta for p in _own(each, alone).values()))
+        for inner in _inside(each):
+            inner.around = inner.around or ref(each)
+        setattr(each, _STATE, state)
+        _cast_around(each, mp_policy)
+        each.__class__ = _class_of(type(each))  # type: ignore[arg-type]
     return module
 
 
@@ -333,14 +335,16 @@ class _Place:
 class _Sharded:
     """What a call of `fully_shard` knows of one module.
 
-    is_auto: weights stay after the forward pass if the module is the outermost. around: the module
-    of the next call outside. context: of the model, once it is built.
+    left_alone: parameters that the call did not take: `ignored` by the caller, or left to a call
+    around. is_auto: weights stay after the forward pass if the module is the outermost. around: the
+    module of the next call outside. context: of the model, once it is built.
     """
 
     unit: Unit
     place: _Place
     options: Options
     left_alone: set[nn.Parameter]
+    ignored: set[nn.Parameter]
     is_auto: bool
     is_last: bool = True
     is_meta: bool = False
@@ -455,11 +459,10 @@ def _context(module: nn.Module) -> ShardedContext:
         root = _state(outer)
     top = root.unit.module
     named = {name: _state(one) for name, one in top.named_modules() if isinstance(one, FSDPModule)}
-    for name, state in named.items():
-        what = _ON_META.format(what=name or "the model")
-        refuse([(state.is_meta, ConfigurationError, what)])
-        state.unit.name = name
     _name_parameters(top)
+    refuse(_wrong_model(named))
+    for name, state in named.items():
+        state.unit.name = name
     if root.is_auto:
         root.unit.stays.add("forward")
     units = [state.unit for state in named.values() if state is not root]
@@ -514,72 +517,63 @@ def _place(mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> tuple[Optio
     return options, place
 
 
+def _other_kind(name: str, value: object, kinds: Any, expected: str) -> Refusal:
+    what = f"{name}: expected {expected}, found {type(value).__name__}."
+    return not isinstance(value, kinds), ConfigurationError, what
+
+
 def _wrong_options(
     mesh: DeviceMesh | None, reshard: object, policy: object, offload: object, unknown: Any
 ) -> Rows:
     wrong, lacks = ConfigurationError, CapabilityNotBuiltError
-    found = type(mesh).__name__
-    is_mesh = mesh is None or isinstance(mesh, DeviceMesh)
-    yield not is_mesh, wrong, f"mesh: expected a DeviceMesh or None, found {found}."
-    if not isinstance(mesh, DeviceMesh):
-        mesh = None
+    yield _other_kind("mesh", mesh, (DeviceMesh, type(None)), "a DeviceMesh or None")
     yield unknown, wrong, f"fully_shard does not know {', '.join(unknown)}: leave it out."
-    shape = (1, True) if mesh is None else (mesh.ndim, mesh.mesh_dim_names is not None)
     yield (
-        shape not in {(1, False), (1, True), (2, True)},
+        mesh is not None and (mesh.ndim, mesh.mesh_dim_names is None) not in _MESHES,
         wrong,
         f"mesh: expected one dimension, or two with names; found {mesh}. The first of two "
         "replicates and the second shards: pass a part, as mesh['replicate', 'shard'].",
     )
-    is_number = isinstance(reshard, int) and not isinstance(reshard, bool)
+    is_known = reshard is None or isinstance(reshard, bool)
     yield (
-        is_number,
+        isinstance(reshard, int) and not is_known,
         lacks,
         f"reshard_after_forward={reshard}: keeping a part of the weights, on {reshard} ranks, is "
         "not built. Pass True, which keeps less, or False, which gathers less.",
     )
-    is_known = reshard is None or isinstance(reshard, bool)
     yield not is_known, wrong, f"reshard_after_forward={reshard!r}: expected True, False or None."
-    found = type(policy).__name__
-    expected = "torch.distributed.fsdp.MixedPrecisionPolicy"
-    is_policy = isinstance(policy, MixedPrecisionPolicy)
-    yield not is_policy, wrong, f"mp_policy: expected {expected}, found {found}."
+    torchs = "torch.distributed.fsdp.MixedPrecisionPolicy"
+    yield _other_kind("mp_policy", policy, MixedPrecisionPolicy, torchs)
     for name in ("param_dtype", "reduce_dtype", "output_dtype"):
         dtype = getattr(policy, name, None)
-        is_dtype = dtype is None or isinstance(dtype, torch.dtype)
-        yield not is_dtype, wrong, f"mp_policy: {name}: expected a torch.dtype, found {dtype!r}."
-    found = type(offload).__name__
-    is_policy = isinstance(offload, OffloadPolicy)
-    yield not is_policy, wrong, f"offload_policy: expected OffloadPolicy(), found {found}."
-    is_plain = type(offload) is OffloadPolicy
-    yield not is_plain, lacks, f"offload_policy={found}() is not built: leave it out."
+        where = f"mp_policy: {name}"
+        yield _other_kind(where, dtype, (torch.dtype, type(None)), "a torch.dtype")
+    yield _other_kind("offload_policy", offload, OffloadPolicy, "OffloadPolicy()")
+    built = type(offload) is OffloadPolicy
+    yield not built, lacks, f"offload_policy={type(offload).__name__}() is not built: leave it out."
 
 
-def _wrong_list(modules: list[Any], left_alone: set[Any]) -> Rows:
-    inside = [inner for one in modules if isinstance(one, nn.Module) for inner in one.modules()]
+def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Rows:
+    wrong = ConfigurationError
+    inside = [inner for m in modules if isinstance(m, nn.Module) for inner in m.modules()]
     yield (
-        any(inside.count(one) > 1 for one in modules),
-        ConfigurationError,
+        any(inside.count(module) > 1 for module in modules),
+        wrong,
         "a module of the list is in another one of it, or stands in it twice. Call fully_shard for "
         "the inner one first, then for the one around.",
     )
-    yield (
-        not all(isinstance(one, nn.Parameter) for one in left_alone),
-        ConfigurationError,
-        "ignored_params: expected parameters, as in set(module.head.parameters()).",
-    )
-
-
-def _wrong_module(module: object) -> Rows:
-    found = type(module).__name__
-    yield (
-        not isinstance(module, nn.Module) or not is_called(module),
-        ConfigurationError,
-        f"fully_shard of a {found}: expected a module with a forward(), or a list of such. Of a "
-        "container, shard what it holds.",
-    )
-    is_sharded = isinstance(module, FSDPModule)
-    yield is_sharded, ConfigurationError, f"this {found} is sharded already."
+    for parameter in left_alone:
+        expected = "parameters, as in set(module.head.parameters())"
+        yield _other_kind("ignored_params", parameter, nn.Parameter, expected)
+    for module in modules:
+        kind = type(module).__name__
+        yield (
+            not isinstance(module, nn.Module) or not is_called(module),
+            wrong,
+            f"fully_shard of a {kind}: expected a module with a forward(), or a list of such. Of a "
+            "container, shard what it holds.",
+        )
+        yield isinstance(module, FSDPModule), wrong, f"this {kind} is sharded already."
 
 
 def _wrong_parameters(
@@ -626,3 +620,39 @@ def _wrong_inside(inner: _Sharded, place: _Place) -> Rows:
         f"a {name} inside is sharded over another mesh. Units of one model on several meshes are "
         "not built: pass the same mesh.",
     )
+
+
+def _wrong_model(states: dict[str, _Sharded]) -> Rows:
+    """Before the first pass: weights without memory, and those that no unit takes care of."""
+    ignored = set[nn.Parameter]().union(*(state.ignored for state in states.values()))
+    for name, state in states.items():
+        what = _ON_META.format(what=name or "the model")
+        yield state.is_meta, ConfigurationError, what
+        for path, parameter in state.unit.module.named_parameters():
+            yield (
+                parameter in state.left_alone - ignored and offsets_of(parameter) is None,
+                ConfigurationError,
+                f"{path} of the {type(state.unit.module).__name__} is held by several modules of a "
+                "list that fully_shard was given, and by no module around that it was called for: "
+                "nobody would average its gradients over ranks. Call fully_shard for the module "
+                "around them as well, or pass it in ignored_params.",
+            )
+    known = {id(m.raw): m.names[0] for state in states.values() for m in state.parameters}
+    for module in _other_modules(states.values()) if known else ():
+        for held in module._parameters.values():
+            yield (
+                id(held) in known,
+                ConfigurationError,
+                f"{known.get(id(held))} is also held by a {type(module).__name__} outside of "
+                "what was sharded, which would compute with memory that comes and goes. Call "
+                "fully_shard for a module around both, or give each a parameter of its own.",
+            )
+
+
+def _other_modules(states: Iterable[_Sharded]) -> list[nn.Module]:
+    """All modules that live and hold no parameters of `states`."""
+    holders = {h for state in states for m in state.parameters for h, _ in m.holders}
+    held = {id(holder._parameters) for holder in holders}
+    gc.collect()  # a model of before may have held them
+    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
+    return [module for module in modules if id(vars(module).get("_parameters")) not in held]

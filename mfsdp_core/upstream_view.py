@@ -1,17 +1,27 @@
-"""What Megatron-LM and its tests read of `model.dist_index` and `model.param_and_grad_buffer`."""
+"""What callers of upstream read on a sharded model, and on its parameters.
+
+Checkpoint converters, fused layers and optimizers of Megatron-LM and its kin find parameters by
+these names, and its tests read `model.dist_index` and `model.param_and_grad_buffer`. They describe;
+nothing in this package reads them.
+"""
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import partial
+from math import prod
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.runtime.bucket import Bucket
+from mfsdp_core.precision.transformer_engine import marks_of
+from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
+from mfsdp_core.shard.dtensor import local_tensor
 
 
 class DistIndex(NamedTuple):
@@ -80,3 +90,41 @@ class ParamAndGradBuffer:
                 forget()
         if self._user_buffers is not None:
             self._user_buffers.close()
+
+
+def mark(managed: ManagedParameter, bucket: Bucket, index: DistIndex) -> None:
+    """Put upstream's attributes on both faces of a parameter.
+
+    __fsdp_param__: on both; sharded by this package. orig_param: on the shard, a stand-in for the
+    parameter that modules compute with: its shape (of what tensor parallelism leaves to a rank),
+    dtype and attributes, on the meta device, since there are values only while the unit runs.
+    megatron_fsdp_slice: on the shard, its elements in the flattened whole.
+    megatron_fsdp_dist_index: on the shard, the model's `dist_index`. The others are read by fused
+    layers: see [Note: fused weight gradients].
+    """
+    sharded: Any = managed.sharded
+    raw: Any = managed.raw
+    sharded.__fsdp_param__ = raw.__fsdp_param__ = True
+    blank = torch.empty(managed.part.shape, dtype=raw.dtype, device="meta")
+    sharded.orig_param = nn.Parameter(blank, requires_grad=raw.requires_grad)
+    vars(sharded.orig_param).update(marks_of(raw))
+    sharded.megatron_fsdp_dist_index = index
+    first_row = managed.offsets[0] - (managed.part.offsets or (0,))[0] if managed.offsets else 0
+    start = first_row * prod(managed.part.shape[1:])
+    sharded.megatron_fsdp_slice = slice(start, start + local_tensor(sharded).numel())
+    raw.get_main_grad = _no_main_gradient
+    if bucket.gradients is not None:
+        number = next(i for i, p in enumerate(bucket.parameters) if p is managed)
+        raw.get_main_grad = partial(bucket.gradients.target, number, raw.device)
+        raw.overwrite_main_grad = not bucket.gradients.holds_whole
+        raw.grad_added_to_main_grad = False
+        raw.zero_out_wgrad = len(managed.holders) > 1
+
+
+def _no_main_gradient() -> torch.Tensor:
+    """`get_main_grad()` of a frozen parameter.
+
+    Raises:
+        LifecycleError: always.
+    """
+    raise LifecycleError("get_main_grad() of a frozen parameter: it has no gradient.")

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cached_property
+from operator import attrgetter
 from typing import Any, Self
 from weakref import WeakKeyDictionary
 
@@ -19,7 +20,6 @@ from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError, PolicyChangeError
 from mfsdp_core.memory.ledger import MemoryLedger
-from mfsdp_core.parameter_marks import mark, mark_for_kernels
 from mfsdp_core.plan.options import Options
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import Bucket, BucketFacts
@@ -29,7 +29,7 @@ from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import shard_module
 from mfsdp_core.state.model_state import load_model_state, refuse_moves, serve_holders, shard_of
 from mfsdp_core.state.optimizer_parameters import OWNER
-from mfsdp_core.upstream_view import DistIndex, ParamAndGradBuffer
+from mfsdp_core.upstream_view import DistIndex, ParamAndGradBuffer, mark
 
 
 def _nobody() -> None:
@@ -77,8 +77,7 @@ class MegatronFSDP(nn.Module):
         for bucket in self._buckets():
             for managed in bucket.parameters:
                 setattr(managed.sharded, OWNER, owner)
-                mark(managed, self.dist_index)
-                mark_for_kernels(managed, bucket)
+                mark(managed, bucket, self.dist_index)
             serve_holders(bucket.parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -117,53 +116,47 @@ class MegatronFSDP(nn.Module):
         with self._context.marking_last(is_last=True):
             yield
 
-    @property
-    def model_auto_sync(self) -> bool:
-        """Whether every backward pass ends its cycle; `sync` makes it so within its block."""
-        return self._context.is_last_microbatch
-
-    @model_auto_sync.setter
-    def model_auto_sync(self, sync_model: bool) -> None:
-        self.set_model_auto_sync(sync_model)
-
     def set_model_auto_sync(self, sync_model: bool = True) -> None:
         """Whether a backward pass outside of `no_sync` and `sync` ends its cycle."""
         self._context.auto_sync = bool(sync_model)
 
-    @property
-    def is_last_microbatch(self) -> bool:
-        """Whether a backward pass that began now would end its cycle.
+    def _mark_last(self, is_last: bool) -> None:
+        self._context.marked_last = bool(is_last)
+
+    def _set_microbatch_count(self, count: int) -> None:
+        self._context.grads.unfinished_passes = count
+
+    model_auto_sync = property(
+        attrgetter("_context.is_last_microbatch"),
+        set_model_auto_sync,
+        doc="Whether every backward pass ends its cycle; `sync` makes it so within its block.",
+    )
+    is_last_microbatch = property(
+        attrgetter("_context.is_last_microbatch"),
+        _mark_last,
+        doc="""Whether a backward pass that began now would end its cycle.
 
         May be set, for loops that say so themselves: True makes backward passes outside of
         `no_sync` and `sync` end their cycle, as auto-sync does.
-        """
-        return self._context.is_last_microbatch
-
-    @is_last_microbatch.setter
-    def is_last_microbatch(self, is_last: bool) -> None:
-        self._context.marked_last = bool(is_last)
-
-    @property
-    def backward_seen(self) -> bool:
-        """Whether a backward pass has run in this cycle."""
-        return self._context.grads.backward_seen
-
-    @property
-    def awaits_backward(self) -> bool:
-        """Whether a forward pass of this cycle has built a graph that gave no gradient yet."""
-        return self._context.grads.awaits_backward
-
-    @property
-    def microbatch_count(self) -> int:
-        """Backward passes since gradients were last finished or forgotten.
+        """,
+    )
+    backward_seen = property(
+        attrgetter("_context.grads.backward_seen"),
+        doc="Whether a backward pass has run in this cycle.",
+    )
+    awaits_backward = property(
+        attrgetter("_context.grads.awaits_backward"),
+        doc="Whether a forward pass of this cycle has built a graph that gave no gradient yet.",
+    )
+    microbatch_count = property(
+        attrgetter("_context.grads.unfinished_passes"),
+        _set_microbatch_count,
+        doc="""Backward passes since gradients were last finished or forgotten.
 
         May be set; it is a counter for the caller. A step that finds passes warns of them.
-        """
-        return self._context.grads.unfinished_passes
-
-    @microbatch_count.setter
-    def microbatch_count(self, count: int) -> None:
-        self._context.grads.unfinished_passes = count
+        """,
+    )
+    mp_policy = property(attrgetter("_policy"), doc="The dtype policy in force.")
 
     # --- gradients ----------------------------------------------------------------------------
 
@@ -284,11 +277,6 @@ class MegatronFSDP(nn.Module):
 
     # --- dtypes -------------------------------------------------------------------------------
 
-    @property
-    def mp_policy(self) -> MixedPrecisionPolicy:
-        """The dtype policy in force."""
-        return self._policy
-
     def reset_mixed_precision_policy(self, mixed_precision_policy: MixedPrecisionPolicy) -> None:
         """Take the dtypes of gradient communication from a policy, from the next bucket on.
 
@@ -301,16 +289,16 @@ class MegatronFSDP(nn.Module):
             PolicyChangeError: a bucket in the old dtype is live (R5), or buffers are pooled.
             ConfigurationError: sums that the transport cannot take.
         """
-        given = mixed_precision_policy
+        given, policy = mixed_precision_policy, self._policy
         wanted = dataclasses.replace(
-            self._policy, grad_comm_dtype=given.grad_comm_dtype, reduce_dtype=given.reduce_dtype
+            policy, grad_comm_dtype=given.grad_comm_dtype, reduce_dtype=given.reduce_dtype
         )
-        if wanted == self._policy:
+        if wanted == policy:
             return
         if self._context.allocators.pools:
             raise PolicyChangeError(
                 "grad_comm_dtype cannot change with buffer pools, whose slots were planned for "
-                f"{self._policy.grad_comm_dtype}. Use allocator='storage_resize', or keep it."
+                f"{policy.grad_comm_dtype}. Use allocator='storage_resize', or keep it."
             )
         if not self._context.grads.is_idle:
             raise PolicyChangeError(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import nn
@@ -27,8 +28,10 @@ from mfsdp_core.shard.uneven_shard import cut_like, cut_of, is_cut_alike, is_cut
 
 #: What the wrapper puts before every name.
 PREFIX = "module."
-#: Attributes: of a parameter that modules compute with, its shard; of a module, that it was served.
-_SHARD, _SERVED = "_mfsdp_shard", "_mfsdp_served"
+#: Attribute of a parameter that modules compute with: its shard.
+_SHARD = "_mfsdp_shard"
+#: Modules with hooks of `serve_holders`.
+_served: WeakSet[nn.Module] = WeakSet()
 
 _WRITTEN_ELSEWHERE = (
     "{name}: set_model_state_dict(broadcast_from_rank0=True) has written rows where torch would "
@@ -58,8 +61,8 @@ def serve_holders(parameters: Iterable[ManagedParameter], *, moves: bool = False
         for holder, _ in managed.holders:
             if not moves:
                 holder._apply = partial(_apply_to_holder, holder)  # type: ignore[method-assign]
-            if _SERVED not in vars(holder):
-                setattr(holder, _SERVED, True)
+            if holder not in _served:
+                _served.add(holder)
                 shown: list[dict[str, nn.Parameter | None]] = []
                 holder.register_state_dict_pre_hook(partial(_show_shards, shown))
                 holder.register_state_dict_post_hook(partial(_describe, shown))

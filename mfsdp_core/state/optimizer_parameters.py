@@ -35,16 +35,16 @@ class Owners:
     """The models that own `parameters`, each once, in order, as long as they are alive."""
 
     def __init__(self, parameters: Iterable[torch.Tensor]) -> None:
-        found = (getattr(parameter, OWNER, None) for parameter in parameters)
+        references = (getattr(parameter, OWNER, None) for parameter in parameters)
         self._references: dict[int, weakref.ref[Any]] = {
             id(owner): reference
-            for reference in found
+            for reference in references
             if reference is not None and (owner := reference()) is not None
         }
 
     def __iter__(self) -> Iterator[Any]:
-        found = (reference() for reference in self._references.values())
-        return (owner for owner in found if owner is not None)
+        owners = [reference() for reference in self._references.values()]
+        return iter([owner for owner in owners if owner is not None])
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:

@@ -128,56 +128,43 @@ def test_parameters_and_gradients_are_those_of_fsdp2() -> None:
     same("class", type(models[0]).__name__, type(models[1]).__name__)
 
 
-class _Held:
-    """Full buffers of a model by module, at the ends of passes."""
-
-    def __init__(self, model: Any) -> None:
-        self.seen: list[list[bool]] = []
-        self.model = model
-
-    def look(self) -> list[bool]:
-        parts = (*self.model.units, self.model)
-        return [
-            not isinstance(next(iter(p._parameters.values())), DTensor) for p in self._first(parts)
-        ]
-
-    @staticmethod
-    def _first(parts: Any) -> list[nn.Module]:
-        return [getattr(part, "up", part) for part in parts]
+def _held(model: Any) -> list[bool]:
+    """Whether full buffers are there, of both units and of the rest."""
+    parts = [getattr(part, "up", part) for part in (*model.units, model)]
+    return [not isinstance(next(iter(part._parameters.values())), DTensor) for part in parts]
 
 
 def test_weights_stay_as_long_as_was_said() -> None:
     model, _ = _pair()
-    held = _Held(model)
-    same("before", held.look(), [False] * 3)
+    same("before", _held(model), [False] * 3)
     loss = model(batch())
-    same("the outermost stays", held.look(), [False, False, True])
+    same("the outermost stays", _held(model), [False, False, True])
     loss.backward()
-    same("after a backward pass", held.look(), [False] * 3)
+    same("after a backward pass", _held(model), [False] * 3)
     model.set_reshard_after_forward(False)
     loss = model(batch())
-    same("all stay", held.look(), [True] * 3)
+    same("all stay", _held(model), [True] * 3)
     model.units[0].reshard()
-    same("one was freed", held.look(), [False, True, True])
+    same("one was freed", _held(model), [False, True, True])
     model.set_reshard_after_backward(False)
     loss.backward()
-    same("after it they stay", held.look(), [True] * 3)
+    same("after it they stay", _held(model), [True] * 3)
     model.set_reshard_after_forward(True)
     model.set_reshard_after_backward(True)
     model(batch())
-    same("none stays", held.look(), [False] * 3)
+    same("none stays", _held(model), [False] * 3)
     model.units[1].unshard()
-    same("one was gathered", held.look(), [False, True, False])
+    same("one was gathered", _held(model), [False, True, False])
     handle = model.units[0].unshard(async_op=True)
     handle.wait()
-    same("two were", held.look(), [True, True, False])
+    same("two were", _held(model), [True, True, False])
     close(
         "whole",
         model.units[1].up.weight.detach(),
         gather_full(dict(model.named_parameters())["units.1.up.weight"]),
     )
     model(batch())
-    same("until the pass", held.look(), [False] * 3)
+    same("until the pass", _held(model), [False] * 3)
 
 
 def test_settings_of_the_schedule_change_no_number() -> None:
@@ -472,7 +459,7 @@ def test_ignored_frozen_and_listed_parameters() -> None:
 
 
 def test_weights_that_several_modules_hold() -> None:
-    """In one list they are left to the module around; apart they are refused."""
+    """In one list they are left to the module around; elsewhere they are refused, never silent."""
 
     def tied() -> Any:
         model = build(Small, torch.float64, 3, 0.4)
@@ -486,6 +473,11 @@ def test_weights_that_several_modules_hold() -> None:
     model = tied()
     fully_shard(model.units[0])
     refuses(ConfigurationError, "also in a module that is sharded", fully_shard, model)
+    refuses(ConfigurationError, "up.weight is also held by a Linear outside", model, batch())
+    model = tied()
+    fully_shard([model.units[0], model.units[1]])
+    refuses(ConfigurationError, "nobody would average its gradients", model, batch())
+    _train_beside(fully_shard(model), tied())
 
 
 def test_a_pass_that_raises_leaves_a_model_that_trains() -> None:
