@@ -155,24 +155,18 @@ class CapturedStep:
         return found
 
     def _current_addresses(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        tensors: dict[str, Any] = {}
         for index, group in enumerate(self._optimizer.param_groups):
             for number, parameter in enumerate(group["params"]):
                 name = f"param_groups[{index}]['params'][{number}]"
-                state = {
-                    f"{name}: {key}": value
-                    for key, value in self._optimizer.state[parameter].items()
-                }
-                found |= {
-                    key: local_tensor(tensor).data_ptr()
-                    for key, tensor in {
-                        name: parameter,
-                        f"{name}.grad": parameter.grad,
-                        **state,
-                    }.items()
-                    if isinstance(tensor, Tensor)
-                }
-        return found
+                tensors |= {name: parameter, f"{name}.grad": parameter.grad}
+                state = self._optimizer.state[parameter]
+                tensors |= {f"{name}: {key}": value for key, value in state.items()}
+        return {
+            name: local_tensor(tensor).data_ptr()
+            for name, tensor in tensors.items()
+            if isinstance(tensor, Tensor)
+        }
 
     def _warn_of_moved_memory(self) -> None:
         now = self._current_addresses()

@@ -133,21 +133,6 @@ class _Recorded:
         self._event.wait(torch.cuda.current_stream(self._device))
 
 
-class DevicePool(Protocol):
-    """Memory of an allocator of one's own. raw: as torch knows it."""
-
-    raw: Any
-
-    def use(self) -> AbstractContextManager[None]:
-        """Allocate in it, on this thread, inside the block."""
-
-    def segment_bytes(self) -> list[int]:
-        """Sizes of its segments, equal on ranks that have allocated the same."""
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """Addresses [start, end) of its segments."""
-
-
 class Streams:
     """Those of a device whose operations end in the order in which they are issued: a CPU.
 
@@ -287,7 +272,7 @@ class CudaStreams(Streams):
 
     def new_pool(self, allocator: Any) -> DevicePool:
         """A pool of `allocator`."""
-        return _CudaPool(allocator, self.device)
+        return DevicePool(allocator, self.device)
 
 
 @contextmanager
@@ -311,8 +296,8 @@ def _old_streams_allowed() -> Iterator[None]:
             switch(False)
 
 
-class _CudaPool:
-    """torch's memory pool."""
+class DevicePool:
+    """Memory of an allocator of one's own. raw: as torch knows it."""
 
     def __init__(self, allocator: Any, device: torch.device) -> None:
         # A tensor of its own segment has the same offset in its window on all ranks.
@@ -320,18 +305,18 @@ class _CudaPool:
         self._device = device
 
     def use(self) -> AbstractContextManager[None]:
-        """Allocate in it, on this thread."""
+        """Allocate in it, on this thread, inside the block."""
         context: AbstractContextManager[None] = torch.cuda.use_mem_pool(self.raw, self._device)
         return context
 
     def segment_bytes(self) -> list[int]:
-        """By the allocator's own account, which does not tell their order."""
+        """Sizes of its segments, equal on ranks that have allocated the same."""
         return sorted(end - start for start, end in self.ranges())
 
     def ranges(self) -> list[tuple[int, int]]:
-        """By the allocator's own account."""
-        found = ((int(one["address"]), int(one["total_size"])) for one in self.raw.snapshot())
-        return [(start, start + size) for start, size in found]
+        """Addresses [start, end) of its segments, by the allocator's own account."""
+        segments = ((int(s["address"]), int(s["total_size"])) for s in self.raw.snapshot())
+        return [(start, start + size) for start, size in segments]
 
 
 def current_device(kind: str) -> torch.device:

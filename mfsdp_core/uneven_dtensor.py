@@ -15,17 +15,10 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from mfsdp_core.comm.uneven import row_counts
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LayoutError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LayoutError, refuse
 from mfsdp_core.shard.chunk import Offsets, describe_chunk
-from mfsdp_core.shard.dtensor import (
-    agree_to_read,
-    as_dtensor,
-    assembly_order,
-    gather_full,
-)
-from mfsdp_core.shard.dtensor import (
-    local_tensor as local_of,
-)
+from mfsdp_core.shard.dtensor import agree_to_read, as_dtensor, assembly_order, gather_full
+from mfsdp_core.shard.dtensor import local_tensor as local_of
 from mfsdp_core.shard.experts import expert_scope
 from mfsdp_core.upstream_view import DistIndex
 
@@ -110,17 +103,14 @@ def split_dtensor(
         ConfigurationError: sections that do not add up to the dimension.
     """
     _check_type(dtensor)
-    is_listed = isinstance(split_size_or_sections, Sequence)
-    listed: Any = split_size_or_sections if is_listed else [split_size_or_sections]
-    if not all(isinstance(size, int) for size in listed):
-        raise TypeError(f"expected a size or sizes of parts, found {split_size_or_sections!r}.")
+    size = split_size_or_sections
+    sections = list(size) if isinstance(size, Sequence) else [size]
+    if not all(isinstance(section, int) for section in sections):
+        raise TypeError(f"expected a size or sizes of parts, found {size!r}.")
     dim %= dtensor.ndim
     length = dtensor.shape[dim]
-    if isinstance(split_size_or_sections, int):
-        size = split_size_or_sections
+    if isinstance(size, int):
         sections = [min(size, length - start) for start in range(0, length, size)]
-    else:
-        sections = list(split_size_or_sections)
     if sum(sections) != length:
         raise ConfigurationError(
             f"sections {sections} add up to {sum(sections)}, and dimension {dim} has {length}."
@@ -160,35 +150,40 @@ def make_fsdp_dtensor(  # noqa: PLR0917 - the drop-in signature
         ConfigurationError: not such a parameter, of other sizes, or another index.
         CapabilityNotBuiltError: force_sync_tp_duplicated_param.
     """
-    if force_sync_tp_duplicated_param:
-        raise CapabilityNotBuiltError(
-            "force_sync_tp_duplicated_param is not built: copies along the tensor-parallel axis "
-            "are kept equal by their gradients. Leave it at False."
-        )
-    if not is_sharded_param and param.numel() != local_tensor.numel():
-        raise ConfigurationError(
-            f"a tensor of {local_tensor.numel()} elements is not all of a parameter of shape "
-            f"{tuple(param.shape)}."
-        )
     template: Any = param
-    if not isinstance(template, DTensor):
-        raise ConfigurationError(
+    index, is_expert = getattr(param, "megatron_fsdp_dist_index", dist_index), expert_scope(param)
+    rows = (
+        (
+            force_sync_tp_duplicated_param,
+            CapabilityNotBuiltError,
+            "force_sync_tp_duplicated_param is not built: copies along the tensor-parallel axis "
+            "are kept equal by their gradients. Leave it at False.",
+        ),
+        (
+            not is_sharded_param and param.numel() != local_tensor.numel(),
+            ConfigurationError,
+            f"a tensor of {local_tensor.numel()} elements is not all of a parameter of shape "
+            f"{tuple(param.shape)}.",
+        ),
+        (
+            not isinstance(template, DTensor),
+            ConfigurationError,
             f"make_fsdp_dtensor expects a sharded parameter, found {type(param).__name__}: only "
-            "that says where its rows lie. Take it from model.named_parameters()."
-        )
-    index = getattr(param, "megatron_fsdp_dist_index", dist_index)
-    if index is not dist_index or is_expert_param != (expert_scope(param) is not None):
-        raise ConfigurationError(
+            "that says where its rows lie. Take it from model.named_parameters().",
+        ),
+        (
+            index is not dist_index or is_expert_param != (is_expert is not None),
+            ConfigurationError,
             "make_fsdp_dtensor: dist_index or is_expert_param are not those that the parameter was "
-            "sharded with. Pass model.dist_index, and True for parameters of experts alone."
-        )
+            "sharded with. Pass model.dist_index, and True for parameters of experts alone.",
+        ),
+    )
+    refuse(rows)
     placements = tuple(
         placement if is_sharded_param else Replicate() for placement in template.placements
     )
-    rows = (
-        local_tensor.view(-1, *template.shape[1:]) if template.ndim > 1 else local_tensor.view(-1)
-    )
-    made = as_dtensor(rows, tuple(template.shape), template.device_mesh, placements)
+    own = local_tensor.view(-1, *template.shape[1:]) if template.ndim else local_tensor.view(-1)
+    made = as_dtensor(own, tuple(template.shape), template.device_mesh, placements)
     if run_check:
         validate_uneven_dtensor(made)
     if update_uneven_dtensor_chunk_meta:

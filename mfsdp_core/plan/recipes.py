@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, get_args
 
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, refuse
 from mfsdp_core.plan.layout import Layout, Shape
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
@@ -76,15 +76,10 @@ class QuantisedWeights:
 
     def __post_init__(self) -> None:
         """Check the names."""
-        for said, expected in (
-            (("recipe", self.recipe), RECIPES),
-            (("gathers", self.gathers), get_args(GatherPrecision)),
-        ):
-            if said[1] not in expected:
-                raise ConfigurationError(
-                    f"{said[0]}={said[1]!r}: expected one of {', '.join(expected)}."
-                )
-
+        for name, choices in (("recipe", RECIPES), ("gathers", get_args(GatherPrecision))):
+            given = getattr(self, name)
+            what = f"{name}={given!r}: expected one of {', '.join(choices)}."
+            refuse([(given not in choices, ConfigurationError, what)])
         if self.gathers == "compute" and self.has_two_directions:
             raise ConfigurationError(
                 f"recipe={self.recipe!r} with gathers='compute': rows and columns decode to "
@@ -106,14 +101,13 @@ class QuantisedWeights:
         """The codes of each direction, and the scales that travel; or the weights."""
         if self.gathers == "compute":
             return (Payload(VALUES, compute, layout.slice_elements),)
-        found = []
+        payloads = []
         for codes in CODES[self.recipe]:
-            codes_each = layout.slice_elements
-            found.append(Payload(codes.payload, "uint8", codes_each, codes.directions))
+            sizes = {codes.payload: layout.slice_elements}
             if codes.scales is not None:
-                size = most_in_a_slice(layout, codes.block[1] or 1)
-                found.append(Payload(codes.scales, "uint8", size, codes.directions))
-        return tuple(found)
+                sizes[codes.scales] = most_in_a_slice(layout, codes.block[1] or 1)
+            payloads += [Payload(n, "uint8", size, codes.directions) for n, size in sizes.items()]
+        return tuple(payloads)
 
 
 @lru_cache(maxsize=1024)

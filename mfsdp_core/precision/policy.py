@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, refuse
 from mfsdp_core.precision.codec import Codec
 
 
@@ -42,16 +42,14 @@ class MixedPrecisionPolicy:
         """Check the types, which a caller without a type checker may get wrong."""
         for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype", "reduce_dtype"):
             value = getattr(self, name)
-            if value is None or (isinstance(value, torch.dtype) and value.is_floating_point):
-                continue
-            raise ConfigurationError(
-                f"MixedPrecisionPolicy({name}={value!r}): expected None or a floating-point "
-                "torch.dtype such as torch.bfloat16."
-            )
-        methods = ("takes", "payloads", "for_bucket")
-        missing = [name for name in methods if not hasattr(self.weight_codec, name)]
-        if self.weight_codec is not None and missing:
-            raise ConfigurationError(
-                f"weight_codec={self.weight_codec!r}: expected None or a codec "
-                f"(mfsdp_core.precision.codec.Codec), found no {', '.join(missing)}."
-            )
+            is_real = isinstance(value, torch.dtype) and value.is_floating_point
+            what = f"MixedPrecisionPolicy({name}={value!r}): expected None or a floating-point "
+            what += "torch.dtype such as torch.bfloat16."
+            refuse([(value is not None and not is_real, ConfigurationError, what)])
+        codec, methods = self.weight_codec, ("takes", "payloads", "for_bucket")
+        missing = [name for name in methods if not hasattr(codec, name)]
+        what = (
+            f"weight_codec={codec!r}: expected None or a codec (mfsdp_core.precision.codec.Codec)"
+        )
+        wrong = codec is not None and missing
+        refuse([(wrong, ConfigurationError, f"{what}, found no {', '.join(missing)}.")])

@@ -114,17 +114,18 @@ def take_drawn_values(weight: Any) -> torch.Tensor:
 
 def initial_values(name: str, weight: Any) -> torch.Tensor:
     """The values that main weights begin with, [shape of the weight]; perhaps on the CPU."""
-    kept = weight.get_high_precision_init_val() if has_drawn_values(weight) else None
-    if kept is None:
+    values: torch.Tensor
+    if has_drawn_values(weight):
+        values = weight.get_high_precision_init_val()
+    else:
         warnings.warn(
             f"main weights of {name} begin with decoded FP8 values, since nothing else is there. "
             "quantized_model_init(preserve_high_precision_init_val=True) keeps the drawn ones.",
             RuntimeWarning,
             stacklevel=2,
         )
-        kept = weight.dequantize(dtype=torch.float32)
-    result: torch.Tensor = kept
-    return result
+        values = weight.dequantize(dtype=torch.float32)
+    return values
 
 
 def marks_of(parameter: torch.Tensor) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from mfsdp_core.comm.rendezvous import OrderAgreement
 from mfsdp_core.comm.symmetric import UserBuffers, user_buffers
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.comm.usage import Usage
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, Refusal, refuse
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.allocation import build_allocators
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -114,7 +114,7 @@ def shard_units(
     collected = _collect(root, names, {id(parameter) for parameter in left_alone})
     readers = readers_of(root.module) if options.enable_fine_grained_param_gather else {}
     policy = options.mixed_precision_policy
-    managed_facts = [_manage(found, environment, policy, readers) for found in collected]
+    managed_facts = [_manage(held, environment, policy, readers) for held in collected]
     parameters = [managed for managed, _ in managed_facts]
     for axes in environment.all_axes:
         own = [m for m, f in managed_facts if environment.axes(is_expert=f.is_expert) is axes]
@@ -399,7 +399,7 @@ class BucketFactory:
 
 
 @dataclass
-class _Found:
+class _Held:
     """One physical parameter, with every path that leads to it."""
 
     raw: nn.Parameter
@@ -408,105 +408,86 @@ class _Found:
     holders: dict[tuple[int, str], nn.Module]
 
 
-def _collect(root: Unit, units: dict[int, str], left_alone: set[int]) -> list[_Found]:
+def _collect(root: Unit, units: dict[int, str], left_alone: set[int]) -> list[_Held]:
     """Physical parameters in registration order, with the units around each of their names.
 
     units: id of a unit's module -> its name. left_alone: ids of parameters. A module that is
     registered under several parents is visited once per path, since its parameters may then belong
     to several units.
     """
-    found: dict[int, _Found] = {}
+    collected: dict[int, _Held] = {}
 
     def visit(module: nn.Module, path: str, around: tuple[str, ...]) -> None:
         if id(module) in units:
             around = (*around, units[id(module)])
         for attribute, parameter in module._parameters.items():
-            if (
-                parameter is None
-                or id(parameter) in left_alone
-                or offsets_of(parameter) is not None
-            ):
+            is_left = parameter is None or id(parameter) in left_alone
+            if parameter is None or is_left or offsets_of(parameter) is not None:
                 continue
-            name = f"{path}.{attribute}" if path else attribute
-            entry = found.setdefault(id(parameter), _Found(parameter, [], [], {}))
-            entry.names.append(name)
-            entry.chains.append(around)
-            entry.holders[id(module), attribute] = module
+            held = collected.setdefault(id(parameter), _Held(parameter, [], [], {}))
+            held.names.append(path + attribute)
+            held.chains.append(around)
+            held.holders[id(module), attribute] = module
         for attribute, child in module._modules.items():
             if child is not None:
-                visit(child, f"{path}.{attribute}" if path else attribute, around)
+                visit(child, f"{path}{attribute}.", around)
 
     visit(root.module, "", (root.name,))
-    return list(found.values())
+    return list(collected.values())
 
 
-def _refuse_gather_hooks(found: _Found) -> None:
-    """Refuse a tensor that brings hooks for its gather: gathered without them, it goes in full.
-
-    Raises:
-        CapabilityNotBuiltError: it has them, as weights of torchao's float8 gathers do.
-    """
-    local = getattr(found.raw, "_local_tensor", found.raw)
-    if hasattr(local, "fsdp_pre_all_gather") or hasattr(local, "fsdp_post_all_gather"):
-        raise CapabilityNotBuiltError(
-            f"{found.names[0]} is a {type(local).__name__}, which wants to be gathered by its own "
-            "fsdp_pre_all_gather. That is not built. Shard plain weights (torchao: "
-            "enable_fsdp_float8_all_gather=False); for gathers in FP8 pass "
-            'MixedPrecisionPolicy(weight_codec=Float8Reference("current")).'
-        )
-
-
-def _primary_kind(found: _Found, environment: Environment, policy: MixedPrecisionPolicy) -> str:
-    """The kind of codes that a parameter is kept as; "" for plain values.
-
-    Raises:
-        ConfigurationError: without main weights, which codes are made of after every step.
-        CapabilityNotBuiltError: a kind that is not built, or beside tensor parallelism.
-    """
-    name, raw = found.names[0], found.raw
-    kind = next((k for m in found.holders.values() if (k := primary_kind(m, raw))), "")
-    if not kind:
-        return ""
-    check_primary(name, raw, kind)
-    if environment.dense.tensor_group is not None:
-        raise CapabilityNotBuiltError(
-            f"{name} is kept as codes by Transformer Engine. That is not built with tp_dim: make "
-            "the model outside of quantized_model_init()."
-        )
-    if policy.main_params_dtype is None:
-        raise ConfigurationError(
-            f"{name} is kept as codes by Transformer Engine, and main_params_dtype=None leaves no "
-            "weights for the optimizer. Use MixedPrecisionPolicy(main_params_dtype=torch.float32)."
-        )
-    return kind
+def _unbuilt(
+    held: _Held, kind: str, environment: Environment, policy: MixedPrecisionPolicy
+) -> Iterator[Refusal]:
+    """A tensor that would be gathered in full, or kept as codes where that cannot be."""
+    name, local = held.names[0], getattr(held.raw, "_local_tensor", held.raw)
+    gathers = hasattr(local, "fsdp_pre_all_gather") or hasattr(local, "fsdp_post_all_gather")
+    yield (
+        gathers and not kind,
+        CapabilityNotBuiltError,
+        f"{name} is a {type(local).__name__}, which wants to be gathered by its own "
+        "fsdp_pre_all_gather. That is not built. Shard plain weights (torchao: "
+        "enable_fsdp_float8_all_gather=False); for gathers in FP8 pass "
+        'MixedPrecisionPolicy(weight_codec=Float8Reference("current")).',
+    )
+    yield (
+        kind and environment.dense.tensor_group is not None,
+        CapabilityNotBuiltError,
+        f"{name} is kept as codes by Transformer Engine. That is not built with tp_dim: make the "
+        "model outside of quantized_model_init().",
+    )
+    yield (
+        kind and policy.main_params_dtype is None,
+        ConfigurationError,
+        f"{name} is kept as codes by Transformer Engine, and main_params_dtype=None leaves no "
+        "weights for the optimizer. Use MixedPrecisionPolicy(main_params_dtype=torch.float32).",
+    )
 
 
 def _manage(
-    found: _Found,
+    held: _Held,
     environment: Environment,
     policy: MixedPrecisionPolicy,
     readers: Mapping[int, tuple[int, ...]],
 ) -> tuple[ManagedParameter, ParameterFacts]:
     """readers: as of `readers_of`, empty where units gather as a whole."""
-    raw = found.raw
-    primary = _primary_kind(found, environment, policy)
-    if not primary:
-        _refuse_gather_hooks(found)
-    expert = is_expert(found.names, raw, has_expert_mesh=environment.experts is not None)
-    axes = environment.axes(is_expert=expert)
-    part = tensor_part(found.names[0], raw, axes.tensor_group)
-    holders = tuple((holder, attribute) for (_, attribute), holder in found.holders.items())
-    names, owner = tuple(found.names), nearest_common_unit(found.chains)
+    raw, names = held.raw, tuple(held.names)
+    primary = next((k for m in held.holders.values() if (k := primary_kind(m, raw))), "")
+    if primary:
+        check_primary(names[0], raw, primary)
+    refuse(_unbuilt(held, primary, environment, policy))
+    expert = is_expert(names, raw, has_expert_mesh=environment.experts is not None)
+    part = tensor_part(names[0], raw, environment.axes(is_expert=expert).tensor_group)
+    holders = tuple((holder, attribute) for (_, attribute), holder in held.holders.items())
     of_holders = (readers.get(id(holder), ()) for holder, _ in holders)
-    reading = tuple(sorted({number for numbers in of_holders for number in numbers}))
     facts = ParameterFacts(
         names,
-        (owner,),
+        (nearest_common_unit(held.chains),),
         part.shape,
         dtype_name(raw.dtype),
         raw.requires_grad,
         expert,
         primary,
-        reading,
+        tuple(sorted({number for numbers in of_holders for number in numbers})),
     )
     return ManagedParameter(names, holders, raw, part), facts

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
-from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
+from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, refuse
 from mfsdp_core.plan.grouping import BucketPlan
 from mfsdp_core.runtime.bucket import ManagedParameter
 
@@ -47,36 +47,42 @@ def check_meta_tensors(module: nn.Module, *, allowed: bool, sharded: bool) -> No
         ConfigurationError: meta tensors without the argument, under a strategy that shards nothing,
             or in modules that cannot initialise themselves.
     """
-    owners = [(name, child) for name, child in module.named_modules() if _own_meta(child)]
-    if not owners:
-        return
-    if not allowed:
-        raise ConfigurationError(
-            f"{_listed(name for name, _ in owners)} have tensors on the meta device. Pass "
-            "init_model_with_meta_device=True, or materialise the model before sharding it."
-        )
-    if not sharded:
-        raise ConfigurationError(
-            "init_model_with_meta_device=True saves nothing under no_shard, which holds the whole "
-            "model on every rank, and is refused. Use zero_dp_strategy 1 to 3, or initialise the "
-            "model on its device."
-        )
-    if any(isinstance(p, DTensor) and p.is_meta for p in module.parameters()):
-        raise CapabilityNotBuiltError(
-            "init_model_with_meta_device=True of tensor-parallel parameters is not built: every "
-            "rank of tp_dim would have to draw its own part. Materialise the model first."
-        )
+    owners = {name: child for name, child in module.named_modules() if _own_meta(child)}
     helpless = [
         f"{name or '(root)'} ({type(child).__name__})"
-        for name, child in owners
+        for name, child in owners.items()
         if _reset_of(child) is None
     ]
-    if helpless:
-        raise ConfigurationError(
+    is_cut = any(isinstance(p, DTensor) and p.is_meta for p in module.parameters())
+    rows = (
+        (
+            not allowed,
+            ConfigurationError,
+            f"{_listed(owners)} have tensors on the meta device. Pass "
+            "init_model_with_meta_device=True, or materialise the model before sharding it.",
+        ),
+        (
+            not sharded,
+            ConfigurationError,
+            "init_model_with_meta_device=True saves nothing under no_shard, which holds the whole "
+            "model on every rank, and is refused. Use zero_dp_strategy 1 to 3, or initialise the "
+            "model on its device.",
+        ),
+        (
+            is_cut,
+            CapabilityNotBuiltError,
+            "init_model_with_meta_device=True of tensor-parallel parameters is not built: every "
+            "rank of tp_dim would have to draw its own part. Materialise the model first.",
+        ),
+        (
+            helpless,
+            ConfigurationError,
             "init_model_with_meta_device=True calls reset_parameters() or _reset_parameters() of "
             f"every module that owns tensors on the meta device; {_listed(helpless)} have neither. "
-            "Define it there, to set the module's own parameters and buffers."
-        )
+            "Define it there, to set the module's own parameters and buffers.",
+        ),
+    )
+    refuse(rows if owners else ())
 
 
 class MetaInitialiser:
@@ -173,10 +179,8 @@ class MetaInitialiser:
     def _keep(self, module: nn.Module, attribute: str, managed: ManagedParameter) -> None:
         found = module._parameters.get(attribute)
         if id(managed) not in self._initialised:
-            if found is None or (found.shape, found.dtype) != (
-                managed.raw.shape,
-                managed.raw.dtype,
-            ):
+            kind = managed.raw.shape, managed.raw.dtype
+            if found is None or (found.shape, found.dtype) != kind:
                 raise ConfigurationError(
                     f"reset_parameters() of {type(module).__name__} replaced {managed.names[0]} by "
                     "another shape or dtype. It may only set values."
@@ -208,11 +212,8 @@ def _own_meta(module: nn.Module) -> list[str]:
 
 
 def _reset_of(module: nn.Module) -> Callable[[], Any] | None:
-    for name in _RESETS:
-        reset = getattr(module, name, None)
-        if callable(reset):
-            return cast("Callable[[], Any]", reset)
-    return None
+    resets = (getattr(module, name, None) for name in _RESETS)
+    return next(filter(callable, resets), None)
 
 
 def _real_parameter(meta: nn.Parameter, device: torch.device) -> nn.Parameter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -184,26 +185,28 @@ def _stored_slices(library: ModuleType, path: Path) -> dict[str, Any]:
         for name in reader.keys():  # noqa: SIM118 - not a mapping
             if name in slices:
                 raise CheckpointError(f"{path}: {name} is in two files.")
-            slices[name] = _Slice(reader, name)
+            slices[name] = _Slice(reader, name, tuple(reader.get_slice(name).get_shape()))
     return slices
 
 
+@dataclass(frozen=True)
 class _Slice:
     """A tensor in an open safetensors file."""
 
-    def __init__(self, reader: Any, name: str) -> None:
-        self._reader = reader
-        self._name = name
-        self.shape = tuple(reader.get_slice(name).get_shape())
+    reader: Any
+    name: str
+    shape: tuple[int, ...]
 
     def part(self, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> torch.Tensor:
         """The box of `sizes` at `offsets`."""
-        if not self.shape:
-            whole: torch.Tensor = self._reader.get_tensor(self._name)
-            return whole.view(1)[: sizes[0]] if sizes else whole
-        box = tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
-        found: torch.Tensor = self._reader.get_slice(self._name)[box]
-        return found
+        values: torch.Tensor
+        if self.shape:
+            box = tuple(slice(o, o + size) for o, size in zip(offsets, sizes, strict=True))
+            values = self.reader.get_slice(self.name)[box]
+        else:
+            values = self.reader.get_tensor(self.name)
+            values = values.view(1)[: sizes[0]] if sizes else values
+        return values
 
 
 def _compare(own: Mapping[str, torch.Tensor], stored: Mapping[str, _Slice]) -> None:
