@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from bench.errors import UsageError
-from bench.launch.arm.prepare import ArmRequest
+from bench.launch.arms import ArmRequest
 from sweeps.schema import ArmSection
 from sweeps.selection import parse_assignments
 from sweeps.settings import SettingError, Settings, checked, explain, flattened, full_path

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from bench.launch.arm.prepare import ArmRequest
+from bench.launch.arms import ArmRequest
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.document import KeyPath, Problem, SweepFileError, YamlDocument, read_document
 from sweeps.matrix import (

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePath
 
 from bench.errors import ConfigError, UnsupportedError
-from bench.launch.arm.prepare import ArmRequest
+from bench.launch.arms import ArmRequest
 from bench.plan import DuplicateCell, Plan, PlannedCell, PrunedCell
 from bench.resolve import resolve
 from bench.resolve.machine import Machine

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.errors import UsageError
-from bench.launch.arm.prepare import ArmRequest, PreparedArm, prepare_arms
-from bench.launch.code import code_identity
+from bench.launch.arms import ArmRequest, prepare_arms
+from bench.launch.code import RankCode, code_identity
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher
 from bench.launch.run import launch
@@ -128,8 +128,8 @@ class SelectedSweep:
         cells = {arm.name: {c.id: c.of(arm.name) for c in self.chosen.cells} for arm in self.arms}
         prepared = prepare_arms(self.arms, cells, store.root / ARMS_FOLDER)
         arms = tuple(
-            _planned(arm, request, self.whole)
-            for arm, request in zip(prepared, self.arms, strict=True)
+            _planned(code, request, self.whole)
+            for code, request in zip(prepared, self.arms, strict=True)
         )
         for arm in arms:
             note(f"arm {arm.name}: {arm.description}, {commit_text(arm)}, torch {arm.torch}")
@@ -138,8 +138,8 @@ class SelectedSweep:
             note("all arms run the same code: differences between them are noise (A/A)")
         name = f"{self.id}-{identity(arms)}" if self.named_by_code else self.id
         sides: Sides = {
-            arm.name: Side(partial(start, code=arm.code), partial(code_identity, code=arm.code))
-            for arm in prepared
+            request.name: Side(partial(start, code=code), partial(code_identity, code=code))
+            for code, request in zip(prepared, self.arms, strict=True)
         }
         return replace(self, whole=replace(self.whole, arms=arms, id=name), sides=sides)
 
@@ -170,19 +170,19 @@ class SelectedSweep:
         return None
 
 
-def _planned(arm: PreparedArm, request: ArmRequest, plan: Plan) -> PlannedArm:
-    torch, python = arm.code.versions()
-    pinned = arm.code.pinned
-    installed = pinned.distributions if pinned is not None else {}
+def _planned(code: RankCode, request: ArmRequest, plan: Plan) -> PlannedArm:
+    torch, python = code.versions()
+    pinned = code.pinned
+    installed = {} if pinned is None else pinned.distributions
     return PlannedArm(
-        name=arm.name,
-        description=arm.description,
-        commit=arm.commit,
-        dirty_hash=arm.dirty_hash,
+        name=request.name,
+        description=request.described(),
+        commit=None if pinned is None else pinned.commit,
+        dirty_hash=None if pinned is None else pinned.dirty_hash,
         torch=torch,
         python=python,
-        packages={name: str(found["version"]) for name, found in sorted(installed.items())},
-        codes={cell.id: code_identity(cell.of(arm.name), code=arm.code) for cell in plan.cells},
+        packages={name: str(one["version"]) for name, one in sorted(installed.items())},
+        codes={cell.id: code_identity(cell.of(request.name), code=code) for cell in plan.cells},
         settings=request.settings,
     )
 

@@ -39,7 +39,7 @@ class NoiseVerb(
         if self.sweep is None:
             return self._kept()
         from bench.cli.run import outcome_code, run_to_judge
-        from bench.launch.arm.prepare import ArmRequest
+        from bench.launch.arms import ArmRequest
         from bench.store.run_folder import utc_now
         from reports.compare.noise import FEWEST_BLOCKS, calibrate
         from reports.compare.sides import sides_of_arms

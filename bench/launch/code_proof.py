@@ -10,24 +10,54 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections.abc import Iterable, Mapping
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
-from bench.launch.code import expected_code
+from bench.launch.code import OWN_PACKAGES, RANK_PATTERNS, RankCode, named_code
 from bench.launch.command import WORKER_MODULE
 from bench.launch.protocol import Order
-from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB
-from bench.spec import known_engine
+from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB, file_hashes
+from bench.spec import ResolvedRun, known_engine
 from bench.store import RunFolder, StoreFullError
-from bench.store.atomic import (
-    reporting_failed_writes,
-    write_json_atomically,
-    write_text_atomically,
-)
+from bench.store.atomic import reporting_failed_writes, write_json_atomically
 from bench.store.layout import RUNTIME, SPEC
 
 Verdict = Literal["proven", "mismatch"]
 _RANKS = re.compile(rb'^\{"rank": (\d+),', re.MULTILINE)
+
+
+def expected_code(resolved: ResolvedRun, code: RankCode, imports: Iterable[str]) -> dict[str, Any]:
+    """The document by which a rank judges itself (see `rank_entry/mfsdp_bench_rank.py`).
+
+    Args:
+        resolved: the run.
+        code: what its ranks should import.
+        imports: modules that a rank loads before it looks.
+    """
+    packages: dict[str, Mapping[str, Any]] = {"torch": {"patterns": ["torch/version.py"]}}
+    files, pinned = code.files(), code.pinned
+    for name in OWN_PACKAGES:
+        own = {file: content for file, content in files.items() if file.startswith(f"{name}/")}
+        patterns = [one for one in RANK_PATTERNS if one.startswith(f"{name}/")]
+        packages[name] = {"patterns": patterns, "root": str(code.root), "files": own}
+    for named in named_code(resolved):
+        wanted: dict[str, Any] = {"patterns": named.patterns}
+        # An arm may bring its own copy of a user's package, so its place is not prescribed there.
+        if pinned is None:
+            wanted |= {"root": str(named.root), "files": file_hashes(named.root, named.patterns)}
+        packages[named.package] = wanted
+    document: dict[str, Any] = {"arm": code.arm, "import": list(imports), "packages": packages}
+    if pinned is None:
+        return document | {"distributions": {}, "torch": None, "python": None}
+    return document | {
+        "packages": {**packages, **pinned.packages},
+        "distributions": dict(pinned.distributions),
+        "torch": pinned.torch,
+        "python": pinned.python,
+    }
 
 
 def expect_code(order: Order) -> None:
@@ -46,16 +76,9 @@ def expect_code(order: Order) -> None:
         file.write_text(json.dumps(expected, indent=2), encoding="utf-8")
     if code.unknown_settings:
         document = resolved.model_dump(mode="json")
-        for place in code.unknown_settings:
-            _drop(document, place)
-        write_text_atomically(order.run_dir / SPEC, json.dumps(document, indent=2) + "\n")
-
-
-def _drop(document: dict[str, Any], place: tuple[str, ...]) -> None:
-    section = document
-    for key in place[:-1]:
-        section = section[key]
-    section.pop(place[-1], None)
+        for *sections, name in code.unknown_settings:
+            reduce(getitem, sections, document).pop(name, None)
+        write_json_atomically(order.run_dir / SPEC, document)
 
 
 def read_proofs(folder: RunFolder, ranks: int) -> dict[int, dict[str, Any]]:
@@ -83,24 +106,18 @@ def verdict(proofs: dict[int, dict[str, Any]], ranks: int) -> Verdict | None:
     return "proven" if len(proofs) == ranks else None
 
 
-def placement(proofs: dict[int, dict[str, Any]]) -> dict[str, Any] | None:
-    """Node and local rank of each rank (`bench.record.Placement`); None where one did not say."""
-    ordered = [proofs.get(rank, {}) for rank in range(len(proofs))]
-    if not all("host" in proof and "local_rank" in proof for proof in ordered):
-        return None
-    return {
-        "nodes": [proof["host"] for proof in ordered],
-        "local_ranks": [proof["local_rank"] for proof in ordered],
-    }
-
-
 def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> None:
     """Put the proofs into runtime.json, which the ranks have left.
 
     A full disk costs this copy, and not the status that is still to be written.
     """
     if proofs:
-        runtime = folder.read_runtime() | {"placement": placement(proofs)}
+        ordered = [proofs.get(rank, {}) for rank in range(len(proofs))]
+        placement = None
+        if all("host" in proof and "local_rank" in proof for proof in ordered):
+            hosts, local = ([one[name] for one in ordered] for name in ("host", "local_rank"))
+            placement = {"nodes": hosts, "local_ranks": local}  # bench.record.RankPlacement
+        runtime = folder.read_runtime() | {"placement": placement}
         runtime |= {"code_proof": {str(rank): proof for rank, proof in proofs.items()}}
         with contextlib.suppress(StoreFullError):
             write_json_atomically(folder.path / RUNTIME, runtime)

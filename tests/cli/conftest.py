@@ -12,7 +12,7 @@ from command_line import CHECKOUT, CommandLine
 from outcome_scenarios import TWO_CELLS
 from stand_in_runs import ended, with_end, with_steps
 
-from bench.launch.arm import probe
+from bench.launch import probe
 from bench.launch.code import RankCode, code_identity
 from bench.record import RunRecord, RunStatus
 from bench.store import ResultsStore, RunFolder

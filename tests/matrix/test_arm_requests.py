@@ -8,7 +8,7 @@ import pytest
 from sweep_texts import parse_sweep
 
 from bench.errors import UsageError
-from bench.launch.arm.prepare import ArmRequest
+from bench.launch.arms import ArmRequest
 from sweeps.arms import parse_arm_options
 from sweeps.definition import load_sweep
 from sweeps.document import SweepFileError

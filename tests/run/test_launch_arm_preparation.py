@@ -13,9 +13,10 @@ import pytest
 from git_repository import git
 
 from bench.errors import UsageError
-from bench.launch.arm.prepare import ArmRequest, PreparedArm, prepare_arms
-from bench.launch.arm.probe import unknown_settings
-from bench.launch.code import checkout_root, code_identity, expected_code
+from bench.launch.arms import ArmRequest, prepare_arms
+from bench.launch.code import RankCode, checkout_root, code_identity
+from bench.launch.code_proof import expected_code
+from bench.launch.probe import unknown_settings
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
@@ -52,7 +53,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "results" / "arms"
 
 
-def prepared(cache: Path, **request) -> PreparedArm:
+def prepared(cache: Path, **request) -> RankCode:
     return prepare_arms([ArmRequest("x", **request)], {"x": CELLS}, cache)[0]
 
 
@@ -64,9 +65,9 @@ def refusal(cache: Path, **request) -> str:
 
 def test_the_working_tree_is_this_checkout_with_this_interpreter(cache: Path) -> None:
     arm = prepared(cache)
-    assert (arm.code.root, arm.code.python, arm.code.paths) == (checkout_root(), sys.executable, ())
+    assert (arm.root, arm.python, arm.paths) == (checkout_root(), sys.executable, ())
     for resolved in CELLS.values():
-        assert code_identity(resolved, code=arm.code) == code_identity(resolved)
+        assert code_identity(resolved, code=arm) == code_identity(resolved)
 
 
 def test_a_ref_becomes_a_clean_worktree_of_its_commit_that_is_used_again(
@@ -75,8 +76,8 @@ def test_a_ref_becomes_a_clean_worktree_of_its_commit_that_is_used_again(
     monkeypatch.setenv("GIT_DIR", "/nonexistent")  # as a hook of git has it
     (repository / "mfsdp_core" / "errors.py").write_text("raise SystemExit('not committed')\n")
     arm = prepared(cache, git="first", repo=repository)
-    root, commit = arm.code.root, git(repository, "rev-parse", "first")
-    assert (arm.commit, arm.dirty_hash) == (commit, None)
+    root, commit = arm.root, git(repository, "rev-parse", "first")
+    assert (arm.pinned.commit, arm.pinned.dirty_hash) == (commit, None)
     assert root.is_relative_to(cache)
     assert "CHANGED" not in (root / "mfsdp_core" / "errors.py").read_text()
     assert "not committed" in (repository / "mfsdp_core" / "errors.py").read_text()
@@ -84,7 +85,7 @@ def test_a_ref_becomes_a_clean_worktree_of_its_commit_that_is_used_again(
     born = root.stat().st_ino
     (root / "bench" / "__pycache__").mkdir(exist_ok=True)
     (root / "bench" / "__pycache__" / "spec.cpython-311.pyc").write_bytes(b"")  # is no change
-    assert prepared(cache, git=commit[:9], repo=repository).code.root == root
+    assert prepared(cache, git=commit[:9], repo=repository).root == root
     assert root.stat().st_ino == born
     assert len(git(repository, "worktree", "list").splitlines()) == 2
 
@@ -97,14 +98,14 @@ def test_a_ref_becomes_a_clean_worktree_of_its_commit_that_is_used_again(
     assert "Remove that folder" in message
 
     shutil.rmtree(cache)
-    assert prepared(cache, git="first", repo=repository).code.root == root
+    assert prepared(cache, git="first", repo=repository).root == root
     assert git(repository, "worktree", "list").count("\n") == 1
 
 
 def test_a_changed_core_changes_the_code_of_mfsdp_cells_alone(
     cache: Path, repository: Path
 ) -> None:
-    first, second = (prepared(cache, git=ref, repo=repository).code for ref in ("first", "main"))
+    first, second = (prepared(cache, git=ref, repo=repository) for ref in ("first", "main"))
     same = {
         name: code_identity(run, code=first) == code_identity(run, code=second)
         for name, run in CELLS.items()
@@ -119,22 +120,22 @@ def test_a_project_in_a_folder_of_a_larger_repository_is_found(
     for package in ("bench", "mfsdp_core"):
         git(repository, "mv", package, f"inner/{package}")
     git(repository, "commit", "-q", "-m", "moved")
-    root = prepared(cache, git="main", repo=repository / "inner").code.root
+    root = prepared(cache, git="main", repo=repository / "inner").root
     assert root.name == "inner"
-    assert prepared(cache, git="main", repo=repository / "inner").code.root == root
+    assert prepared(cache, git="main", repo=repository / "inner").root == root
     assert "has no folder inner" in refusal(cache, git="first", repo=repository / "inner")
 
 
 def test_a_checkout_is_taken_as_it_is_and_pinned(cache: Path, repository: Path) -> None:
     run = CELLS["mfsdp"]
     clean = prepared(cache, checkout=repository)
-    before = code_identity(run, code=clean.code)
+    before = code_identity(run, code=clean)
     (repository / "mfsdp_core" / "errors.py").write_text("pass\n")
-    assert code_identity(run, code=clean.code) == before  # it does not follow later edits
+    assert code_identity(run, code=clean) == before  # it does not follow later edits
     dirty = prepared(cache, checkout=repository)
-    assert (clean.dirty_hash, dirty.commit) == (None, clean.commit)
-    assert dirty.dirty_hash is not None
-    assert code_identity(run, code=dirty.code) != before
+    assert (clean.pinned.dirty_hash, dirty.pinned.commit) == (None, clean.pinned.commit)
+    assert dirty.pinned.dirty_hash is not None
+    assert code_identity(run, code=dirty) != before
 
 
 def test_unknown_refs_and_places_are_refused(cache: Path, repository: Path, tmp_path: Path) -> None:
@@ -194,7 +195,7 @@ def test_a_setting_that_came_later_is_left_out_while_it_has_its_default(
     lines = spec.read_text().splitlines(keepends=True)
     spec.write_text("".join(line for line in lines if "double_buffer" not in line))
     arm = prepared(cache, checkout=repository)
-    assert arm.code.unknown_settings == {("engine", "double_buffer")}
+    assert arm.unknown_settings == {("engine", "double_buffer")}
 
 
 def test_a_cell_that_uses_a_setting_that_came_later_is_refused() -> None:
@@ -230,8 +231,8 @@ def test_another_interpreter_with_what_ranks_need_is_used(cache: Path, tmp_path:
     ours = [path for path in sys.path if path.endswith("site-packages")]
     (site / "ours.pth").write_text("\n".join(ours))
     arm = prepared(cache, python=tmp_path / "other" / "bin" / "python")
-    assert arm.code.python == str(tmp_path / "other" / "bin" / "python")
-    assert arm.code.versions() == prepared(cache).code.versions()
+    assert arm.python == str(tmp_path / "other" / "bin" / "python")
+    assert arm.versions() == prepared(cache).versions()
 
 
 def fake_torch(make_wheel, folder: Path, version: str) -> Path:
@@ -248,16 +249,16 @@ def test_two_versions_of_torch_are_two_arms(cache: Path, tmp_path: Path, make_wh
     wheels = [fake_torch(make_wheel, tmp_path / "wheels", version) for version in ("98.0", "99.0")]
     requests = [ArmRequest(f"torch{n}", packages=(str(w),)) for n, w in enumerate(wheels)]
     old, new = prepare_arms(requests, {arm.name: CELLS for arm in requests}, cache)
-    assert [arm.code.versions()[0] for arm in (old, new)] == ["98.0", "99.0"]
-    assert [arm.code.pinned.distributions["torch"]["version"] for arm in (old, new)] == [
+    assert [arm.versions()[0] for arm in (old, new)] == ["98.0", "99.0"]
+    assert [arm.pinned.distributions["torch"]["version"] for arm in (old, new)] == [
         "98.0",
         "99.0",
     ]
-    codes = [code_identity(CELLS["fsdp2"], code=arm.code) for arm in (old, new)]
+    codes = [code_identity(CELLS["fsdp2"], code=arm) for arm in (old, new)]
     assert len({*codes, code_identity(CELLS["fsdp2"])}) == 3
-    wanted = expected_code(CELLS["fsdp2"], new.code, ())
+    wanted = expected_code(CELLS["fsdp2"], new, ())
     assert wanted["torch"] == "99.0"
-    assert wanted["distributions"]["torch"]["folder"] == str(new.code.paths[0])
+    assert wanted["distributions"]["torch"]["folder"] == str(new.paths[0])
 
 
 def test_packages_are_installed_once_until_they_change(
@@ -265,12 +266,12 @@ def test_packages_are_installed_once_until_they_change(
 ) -> None:
     files = {"tiny_engine.py": "VALUE = 1\n"}
     pin = str(make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", files))
-    folder = prepared(cache, packages=(pin,)).code.paths[0]
+    folder = prepared(cache, packages=(pin,)).paths[0]
     assert (folder / "tiny_engine.py").read_text() == "VALUE = 1\n"
     born = folder.stat().st_ino
-    assert prepared(cache, packages=(pin,)).code.paths[0].stat().st_ino == born
+    assert prepared(cache, packages=(pin,)).paths[0].stat().st_ino == born
     make_wheel(tmp_path / "wheels", "tiny_engine", "1.0", {"tiny_engine.py": "VALUE = 2\n"})
-    again = prepared(cache, packages=(pin,)).code.paths[0]
+    again = prepared(cache, packages=(pin,)).paths[0]
     assert (again / "tiny_engine.py").read_text() == "VALUE = 2\n"
 
 
@@ -288,10 +289,10 @@ def test_an_engine_of_another_repository_is_put_first_and_hashed(
     engine = tmp_path / "engine" / "src" / "their_engine"
     engine.mkdir(parents=True)
     (engine / "__init__.py").write_text("VALUE = 1\n")
-    first = prepared(cache, checkout=tmp_path / "engine").code
+    first = prepared(cache, checkout=tmp_path / "engine")
     assert (first.root, first.paths) == (checkout_root(), (tmp_path / "engine" / "src",))
     (engine / "__init__.py").write_text("VALUE = 2\n")
-    second = prepared(cache, checkout=tmp_path / "engine").code
+    second = prepared(cache, checkout=tmp_path / "engine")
     run = CELLS["fsdp2"]
     assert code_identity(run, code=first) != code_identity(run, code=second)
     json.dumps(expected_code(run, second, ()))
@@ -306,4 +307,4 @@ def test_the_probe_looks_at_the_arm_and_not_at_the_current_folder(
     monkeypatch.setenv(
         "PYTHONPATH", os.pathsep.join([str(checkout_root()), str(tmp_path / "here")])
     )
-    assert prepared(cache, git="first", repo=repository).code.root.is_relative_to(cache)
+    assert prepared(cache, git="first", repo=repository).root.is_relative_to(cache)

@@ -15,7 +15,7 @@ from git_repository import git
 from launched_runs import launched
 
 from bench.derive.blocks import complete_blocks, is_interleaved
-from bench.launch.arm.prepare import ArmRequest, prepare_arms
+from bench.launch.arms import ArmRequest, prepare_arms
 from bench.launch.code import RankCode, checkout_root
 from bench.plan import Plan
 from bench.record import RunRecord, RunStatus
@@ -49,7 +49,7 @@ def run_in(root: Path, code: RankCode) -> RunRecord:
 
 def arm_of(root: Path, **request) -> RankCode:
     cells = {"c": resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2)))}
-    return prepare_arms([ArmRequest("head", **request)], {"head": cells}, root / "arms")[0].code
+    return prepare_arms([ArmRequest("head", **request)], {"head": cells}, root / "arms")[0]
 
 
 # Every other difference: test_launch_code.py.
@@ -80,7 +80,7 @@ def test_a_bench_that_lacks_a_setting_runs_with_its_default(tmp_path: Path) -> N
 
 def command_line(results: Path, sweep: Path, arms: list[str], *more: str) -> list[str]:
     command = [sys.executable, "-m", "bench", "run", str(sweep), "--results", str(results)]
-    command += ["--interleave", "--repeat", "2", "--seed", "3", *more]
+    command += ["--interleave", "--repeat", "2", *more]
     return command + [part for arm in arms for part in ("--arm", arm)]
 
 
@@ -113,6 +113,7 @@ def test_two_arms_prove_different_cores_and_a_killed_sweep_resumes_by_blocks(
     tmp_path: Path,
 ) -> None:
     project = copy_of_this_checkout(tmp_path / "project")
+    (project / ".gitignore").write_text("__pycache__\n")
     git(project, "init", "-q", "-b", "main")
     git(project, "add", ".")
     git(project, "commit", "-q", "-m", "as it is")
@@ -153,6 +154,6 @@ def test_two_arms_prove_different_cores_and_a_killed_sweep_resumes_by_blocks(
     assert [len(block[arm].environment["runtime"]["code_proof"]) for block in blocks
             for arm in block] == [2] * 4  # fmt: skip
     plan = Plan.from_document(store.read_plan(store.sweeps()[0]))
-    assert (plan.seed, plan.interleaved) == (3, True)
+    assert plan.interleaved
     assert [arm.dirty_hash is None for arm in plan.arms] == [True, False]
     assert str(tmp_path) not in str(plan.to_document()["arms"])

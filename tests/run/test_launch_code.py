@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.launch.code import RankCode, code_identity
-from bench.launch.rank_entry.mfsdp_bench_rank import collect, differences
+from bench.launch.rank_entry.mfsdp_bench_rank import collect, combined, differences
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
@@ -139,6 +139,7 @@ PACKAGE = {
     "elsewhere": [],
     "files": {"bench/loop.py": "1", "bench/same.py": "3"},
 }
+
 PROOF = {
     "packages": {"bench": PACKAGE},
     "distributions": {"tiny_engine": {"version": "1.0", "folder": "/arm/packages"}},
@@ -155,7 +156,7 @@ PROOF = {
         ({"elsewhere": ["/here/x.py"]}, "bench has loaded /here/x.py, expected all below /arm"),
         (
             {"sha256": "b", "files": {"bench/loop.py": "2", "bench/same.py": "3"}},
-            "bench has hash b, expected a (bench/loop.py changed)",
+            f"bench has hash b, expected {combined(PACKAGE['files'])} (bench/loop.py changed)",
         ),
         ({"version": None}, "version of tiny_engine is None, expected 1.0"),
         ({"folder": "/other"}, "folder of tiny_engine is /other, expected /arm/packages"),

@@ -7,9 +7,9 @@ started the run, while `bench` in this process may be that of another commit. As
 The launcher leaves `logs/expected_code.json` in the run folder:
     arm        name of the arm, or null
     import     modules to load before looking (what the worker would load anyway)
-    packages   name -> patterns, and, where known, root (folder that holds it), sha256, files; what
-               follows an @ in the name tells two looks at one package apart
+    packages   name -> patterns, and, where known, root (folder that holds it) and files
     distributions   name -> version, and folder it must come from (packages installed for an arm)
+    torch, python   versions, or null
 The answer is a line of `logs/code_proof.node<K>.jsonl`, the file of all ranks of a node. Of several
 by one rank the last counts: the worker may import more.
 """
@@ -28,6 +28,7 @@ import runpy
 import socket
 import sys
 import sysconfig
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -92,13 +93,7 @@ def outside_files(packages: dict[str, Any], distributions: dict[str, Any]) -> di
     The environment: the standard library and what is installed. packages, distributions: of the
     proof, which has its own hash or version for each.
     """
-    named = {
-        "__main__",
-        "__mp_main__",
-        "bench",
-        "mfsdp_core",
-        *(name.partition("@")[0] for name in packages),
-    }
+    named = {"__main__", "__mp_main__", "bench", "mfsdp_core", *packages}
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")]
     installed += [Path(found["folder"]) for found in distributions.values() if found["folder"]]
     known = tuple(f"{folder.resolve()}{os.sep}" for folder in (*installed, Path(__file__).parent))
@@ -138,52 +133,39 @@ def collect(expected: dict[str, Any]) -> dict[str, Any]:
         "arm": expected["arm"],
         "python": platform.python_version(),
         "torch": torch_version(),
-        "packages": {
-            name: located(name.partition("@")[0], wanted["patterns"], "root" in wanted)
-            for name, wanted in expected["packages"].items()
-        },
+        "packages": {name: located(name, one) for name, one in expected["packages"].items()},
         "distributions": {name: distribution(name) for name in expected["distributions"]},
     }
 
 
-def located(package: str, patterns: list[str], is_placed: bool) -> dict[str, Any]:
-    """Where `package` is imported from, and a hash of its files that match `patterns`.
+def located(package: str, wanted: dict[str, Any]) -> dict[str, Any]:
+    """Where `package` is imported from, and the files there that match the patterns of `wanted`.
 
-    is_placed: it has to be in one folder, so that modules of it from elsewhere matter. Of torch
-    there are a thousand, and no such folder.
+    elsewhere: modules of it from outside of that folder, where it has to be in one. Of torch there
+    are a thousand, and no such folder.
     """
     place = origin(package)
     if place is None:
-        return {
-            "file": None,
-            "root": None,
-            "sha256": None,
-            "modules": 0,
-            "elsewhere": [],
-            "files": {},
-        }
+        return {"root": None, "sha256": None, "elsewhere": [], "files": {}}
     root = place.parent.parent if place.name == "__init__.py" else place.parent
-    files = file_hashes(root, patterns)
-    loaded = loaded_files(package)
-    resolved = (Path(file).resolve() for file in loaded) if is_placed else ()
+    files = file_hashes(root, wanted["patterns"])
+    loaded = loaded_files(package) if "root" in wanted else []
     return {
-        "file": str(place),
         "root": str(root),
         "sha256": combined(files),
-        "modules": len(loaded),
-        "elsewhere": [str(file) for file in resolved if not file.is_relative_to(root)],
+        "elsewhere": [str(file) for file in loaded if not file.is_relative_to(root)],
         "files": files,
     }
 
 
-def loaded_files(package: str) -> list[str]:
+def loaded_files(package: str) -> list[Path]:
     """Files of the modules of `package` that this process has loaded."""
     members = [
         getattr(module, "__file__", None)
         for name, module in sorted(sys.modules.items())
         if name.partition(".")[0] == package
     ]
-    return [file for file in members if file is not None]
+    return [Path(file).resolve() for file in members if file is not None]
 
 
 def origin(package: str) -> Path | None:
@@ -195,15 +177,12 @@ def origin(package: str) -> Path | None:
     return Path(loaded).resolve() if loaded is not None else None
 
 
-def file_hashes(root: Path, patterns: list[str]) -> dict[str, str]:
-    """Path below `root` -> SHA-256, of the files that match and no pattern with `!` takes out."""
-    files = {p.relative_to(root).as_posix() for one in patterns if one[0] != "!"
-             for p in root.glob(one) if p.is_file()}  # fmt: skip
-    left_out = [one[1:] for one in patterns if one[0] == "!"]
+def file_hashes(root: Path, patterns: Iterable[str]) -> dict[str, str]:
+    """Path below `root` -> SHA-256, of the files that match one of `patterns`."""
+    files = {path for one in patterns for path in root.glob(one) if path.is_file()}
     return {
-        file: hashlib.sha256((root / file).read_bytes()).hexdigest()
-        for file in sorted(files)
-        if not file.startswith(tuple(left_out))
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(files)
     }
 
 
@@ -258,17 +237,17 @@ def _difference(what: str, wanted: dict[str, Any], found: dict[str, Any], key: s
 
 
 def _package_difference(name: str, wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
-    if wanted.get("root") not in (None, found["root"]):
-        return f"{name} is imported from {found['root'] or 'nowhere'}, expected {wanted['root']}"
-    if wanted.get("root") is not None and found["elsewhere"]:
-        return f"{name} has loaded {found['elsewhere'][0]}, expected all below {wanted['root']}"
-    if wanted.get("sha256") in (None, found["sha256"]):
+    root, files = wanted.get("root"), wanted.get("files")
+    if root not in (None, found["root"]):
+        return f"{name} is imported from {found['root'] or 'nowhere'}, expected {root}"
+    if root is not None and found["elsewhere"]:
+        return f"{name} has loaded {found['elsewhere'][0]}, expected all below {root}"
+    if files in (None, found["files"]):
         return None
-    files = wanted.get("files") or {}
     names = sorted({*files, *found["files"]})
     changed = [file for file in names if files.get(file) != found["files"].get(file)]
-    where = f" ({', '.join(changed[:3])} changed)" if files and changed else ""
-    return f"{name} has hash {found['sha256']}, expected {wanted['sha256']}{where}"
+    hashes = f"has hash {found['sha256']}, expected {combined(files)}"
+    return f"{name} {hashes} ({', '.join(changed[:3])} changed)"
 
 
 def probe() -> None:

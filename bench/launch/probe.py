@@ -11,23 +11,20 @@ import json
 import os
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel
-
 from bench.errors import UsageError
-from bench.launch.code import CORE_PATTERNS, RANK_PATTERNS, RankCode, torch_patterns
+from bench.launch.code import OWN_PACKAGES, RankCode
 from bench.launch.command import python_path
 from bench.launch.environment import PACKAGES
 from bench.record import SCHEMA_VERSION
-from bench.spec import ResolvedRun, engine_names, known_engine
+from bench.spec import ResolvedRun, known_engine
 from bench.spec.engine_table import TABLE
 
 # What a rank cannot start without.
-_NEEDED = ("bench", "mfsdp_core", "torch", "pydantic", "psutil", "numpy")
+_NEEDED = (*OWN_PACKAGES, "torch", "pydantic", "psutil", "numpy")
 _TIMEOUT_SECONDS = 120.0
+_ABSENT = object()
 
 
 def probe(
@@ -48,21 +45,30 @@ def probe(
     Raises:
         UsageError: the interpreter cannot run ranks, or is of another record format.
     """
+    patterns = dict.fromkeys(OWN_PACKAGES, ()) | {name: [f"{name}/**/*.py"] for name in packages}
     questions = {
         "arm": code.arm,
         "needed": _NEEDED,
         "versions": PACKAGES,
         "specs": {cell: resolved.model_dump_json() for cell, resolved in cells.items()},
-        "packages": {
-            "bench": {"patterns": RANK_PATTERNS},
-            "mfsdp_core": {"patterns": CORE_PATTERNS},
-            **{name: {"patterns": [f"{name}/**/*.py"]} for name in packages},
-            **{f"torch@{e}": {"patterns": torch_patterns(e)} for e in engine_names()},
-        },
+        "packages": {name: {"patterns": every} for name, every in patterns.items()},
         "distributions": list(distributions),
     }
-    answer = _ask(code, questions)
-    _check(code, answer)
+    answer, who = _ask(code, questions), f"arm {code.arm}"
+    if answer["missing"]:
+        raise UsageError(
+            f"{who}: {code.python} has no {', '.join(answer['missing'])}; install what"
+            " `pyproject.toml` lists there, add packages:NAME to the arm, or name another"
+            " interpreter"
+        )
+    if answer["error"] is not None:
+        raise UsageError(f"{who}: its bench cannot be imported: {answer['error'][:300]}")
+    if answer["schema_version"] != SCHEMA_VERSION:
+        raise UsageError(
+            f"{who}: its bench writes records of schema {answer['schema_version']}, this one reads"
+            f" schema {SCHEMA_VERSION}; choose a commit with the same schema, or run the sweep in"
+            " each checkout and compare the reports"
+        )
     return answer
 
 
@@ -92,31 +98,10 @@ def _ask(code: RankCode, questions: dict[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def _check(code: RankCode, answer: Mapping[str, Any]) -> None:
-    who = f"arm {code.arm}"
-    if answer["missing"]:
-        raise UsageError(
-            f"{who}: {code.python} has no {', '.join(answer['missing'])}; install what"
-            " `pyproject.toml` lists there, add packages:NAME to the arm, or name another"
-            " interpreter"
-        )
-    if answer["error"] is not None:
-        raise UsageError(f"{who}: its bench cannot be imported: {answer['error'][:300]}")
-    if answer["schema_version"] != SCHEMA_VERSION:
-        raise UsageError(
-            f"{who}: its bench writes records of schema {answer['schema_version']}, this one reads"
-            f" schema {SCHEMA_VERSION}; choose a commit with the same schema, or run the sweep in"
-            " each checkout and compare the reports"
-        )
-
-
-SettingPath = tuple[str, ...]
-
-
 def unknown_settings(
     unreadable: Mapping[str, Sequence[Sequence[Any]]], cells: Mapping[str, ResolvedRun], who: str
-) -> frozenset[SettingPath]:
-    """The settings to leave out of spec.json for an arm.
+) -> frozenset[tuple[str, ...]]:
+    """The settings to leave out of spec.json for an arm, each by its path.
 
     Args:
         unreadable: cell -> what the arm's `bench` says about its spec, as (place, kind, message).
@@ -126,27 +111,30 @@ def unknown_settings(
     Raises:
         UsageError: the arm cannot run a cell as meant.
     """
-    unknown: set[SettingPath] = set()
+    unknown: set[tuple[str, ...]] = set()
     for cell, problems in unreadable.items():
         for place, kind, message in problems:
             path = tuple(str(part) for part in place)
-            if kind != "extra_forbidden" or not _is_default(cells[cell], path):
-                value = _shown(cells[cell], path)
+            value = _value(cells[cell].model_dump(), path)
+            changed = _value(cells[cell].model_dump(exclude_defaults=True), path) is not _ABSENT
+            if kind != "extra_forbidden" or changed or value is _ABSENT:
+                shown = "" if value is _ABSENT else f" = {value!r}"[:80]
                 raise UsageError(
-                    f"{who}: its bench cannot run cell {cell}: {'.'.join(path)}{value}: {message};"
+                    f"{who}: its bench cannot run cell {cell}: {'.'.join(path)}{shown}: {message};"
                     " choose a later commit, or leave the cell out with --skip"
                 )
             unknown.add(path)
     return frozenset(unknown)
 
 
-def check_engines(root: Path, cells: Mapping[str, ResolvedRun], who: str) -> None:
-    """Refuse a checkout without the engine of a cell, whose settings it takes for somebody's own.
+def _value(document: Any, path: tuple[str, ...]) -> Any:
+    for part in path:
+        document = document.get(part, _ABSENT) if isinstance(document, dict) else _ABSENT
+    return document
 
-    Args:
-        root: the arm's checkout.
-        cells: the specs.
-        who: begins the message of an error.
+
+def check_engines(code: RankCode, cells: Mapping[str, ResolvedRun]) -> None:
+    """Refuse a checkout without the engine of a cell, whose settings it takes for somebody's own.
 
     Raises:
         UsageError: engines of this repository that came later.
@@ -154,34 +142,8 @@ def check_engines(root: Path, cells: Mapping[str, ResolvedRun], who: str) -> Non
     for cell, resolved in cells.items():
         row = known_engine(resolved.engine.name)
         module = row.factory.partition(":")[0].replace(".", "/")
-        if row in TABLE and not (root / f"{module}.py").is_file():
+        if row in TABLE and not (code.root / f"{module}.py").is_file():
             raise UsageError(
-                f"{who}: its bench has no engine {row.name}, which cell {cell} needs; choose a"
-                " later commit, or leave the cell out with --skip"
+                f"arm {code.arm}: its bench has no engine {row.name}, which cell {cell} needs;"
+                " choose a later commit, or leave the cell out with --skip"
             )
-
-
-def _is_default(resolved: ResolvedRun, path: SettingPath) -> bool:
-    owner = _owner(resolved, path)
-    if not isinstance(owner, BaseModel) or path[-1] not in type(owner).model_fields:
-        return False
-    field = type(owner).model_fields[path[-1]]
-    default = field.get_default(call_default_factory=True)
-    return not field.is_required() and bool(default == getattr(owner, path[-1]))
-
-
-def _owner(resolved: ResolvedRun, path: SettingPath) -> Any:
-    """What holds the last part of `path`; an engine's own settings are written among the others.
-
-    Raises:
-        AttributeError: nothing does.
-    """
-    owner: Any = reduce(getattr, path[:-1], resolved)
-    return owner.settings if hasattr(getattr(owner, "settings", None), path[-1]) else owner
-
-
-def _shown(resolved: ResolvedRun, path: SettingPath) -> str:
-    try:
-        return f" = {getattr(_owner(resolved, path), path[-1])!r}"[:80]
-    except AttributeError:
-        return ""

@@ -1,1 +1,0 @@
-"""Preparing the arms of a comparison: checkouts, interpreters, packages, all before any run."""
