@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, TypeVar
+from typing import Final, Literal
 
 from bench.derive.counts import COUNTED
 from bench.derive.live_storage import live_storage
@@ -22,8 +22,6 @@ Judge = Literal["interval", "ratio", "curve", "count"]
 """interval: of the paired ratio over blocks, for what varies from run to run. ratio: of medians,
 for what repeats almost exactly. curve: step by step. count: exact, and a rise names what
 rose and who called it."""
-
-_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class MetricRule:
 
     gate: Requirement
     tolerance: float | None
-    direction: Direction
+    direction: Direction = "lower_is_better"
     mode: LossMode = "spread"
     named: bool = False
     improve: float = 0.0
@@ -90,16 +88,14 @@ def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
     return None if summary.device_peak_bytes is None else float(summary.device_peak_bytes)
 
 
-def _of(
-    read: Callable[[RunRecord], _Read | None], of: Callable[[_Read], float | None]
-) -> Callable[[RunRecord, RunSummary], float | None]:
-    """Of what is read from a record, where it is there."""
+def _memory(record: RunRecord, summary: RunSummary) -> float | None:
+    values = (one.of(record, summary) for one in MEMORY_PEAKS)
+    return next((value for value in values if value is not None), None)
 
-    def found(record: RunRecord, _: RunSummary) -> float | None:
-        one = read(record)
-        return None if one is None else of(one)
 
-    return found
+def _live_storage(record: RunRecord, _: RunSummary) -> float | None:
+    live = live_storage(record)
+    return None if live is None else live.bytes_per_rank
 
 
 def _why_no_mfu(summary: RunSummary) -> str:
@@ -110,19 +106,21 @@ def _why_no_mfu(summary: RunSummary) -> str:
     return "unknown device"
 
 
+def _unit(name: str) -> Unit:
+    return "bytes" if name.endswith("_bytes") else "count"
+
+
 def _count(name: str) -> Callable[[RunRecord, RunSummary], float | None]:
     return lambda _, summary: summary.counts.get(name)
 
 
-_LESS: Final = "lower_is_better"
+_TIME: Final = MetricRule("required", 0.02)
+_PEAK: Final = MetricRule("off", 0.005)
+_EXACT: Final = MetricRule("required", 0.0)
+_CURVE: Final = MetricRule("required", None, "both")
 
 STEP_TIME = Metric(
-    "step_time",
-    "step (ms)",
-    "ms",
-    _derived("step_milliseconds_median"),
-    judge="interval",
-    rule=MetricRule("required", 0.02, _LESS),
+    "step_time", "step (ms)", "ms", _derived("step_milliseconds_median"), "interval", _TIME
 )
 STEP_TIME_P90 = Metric("step_time_p90", "p90 (ms)", "ms", _derived("step_milliseconds_p90"))
 THROUGHPUT = Metric(
@@ -130,62 +128,33 @@ THROUGHPUT = Metric(
     "tokens/s",
     "tokens/s",
     _derived("tokens_per_second"),
-    judge="interval",
-    rule=MetricRule("off", 0.02, "higher_is_better"),
+    "interval",
+    MetricRule("off", 0.02, "higher_is_better"),
 )
 CPU_TIME = Metric(
     "cpu_time",
     "CPU ms",
     "ms",
     _derived("cpu_milliseconds_median"),
-    judge="interval",
-    rule=MetricRule("advisory", 0.02, _LESS),
+    "interval",
+    MetricRule("advisory", 0.02),
 )
 """Of a step, over all ranks and their threads. Where others use the machine too, it repeats better
 than wall time; it does not see waiting."""
 TFLOPS = Metric("tflops", "TFLOP/s per device", "", _derived("tflops_per_second_per_device"))
 MFU = Metric("mfu", "MFU", "share", _derived("mfu"), missing=_why_no_mfu)
-LOSS = Metric(
-    "loss",
-    "final loss",
-    "loss",
-    _derived("final_loss"),
-    judge="curve",
-    rule=MetricRule("required", None, "both"),
-)
-GRAD_NORM = Metric(
-    "grad_norm",
-    "grad norm",
-    "",
-    _derived("final_grad_norm"),
-    judge="curve",
-    rule=MetricRule("required", None, "both"),
-)
+LOSS = Metric("loss", "final loss", "loss", _derived("final_loss"), "curve", _CURVE)
+GRAD_NORM = Metric("grad_norm", "grad norm", "", _derived("final_grad_norm"), "curve", _CURVE)
 """Of the whole gradient before clipping. A wrong scale shows here alone: Adam undoes it."""
 ALLOCATOR_PEAK = Metric(
-    "allocator_peak",
-    "allocator peak",
-    "bytes",
-    _allocator_peak,
-    judge="ratio",
-    rule=MetricRule("off", 0.005, _LESS),
+    "allocator_peak", "allocator peak", "bytes", _allocator_peak, "ratio", _PEAK
 )
 LEDGER_PEAK = Metric(
-    "ledger_peak",
-    "ledger peak",
-    "bytes",
-    _derived("ledger_peak_bytes"),
-    judge="ratio",
-    rule=MetricRule("off", 0.005, _LESS),
+    "ledger_peak", "ledger peak", "bytes", _derived("ledger_peak_bytes"), "ratio", _PEAK
 )
+# A resident set repeats less exactly than an allocator's peak.
 RSS = Metric(
-    "rss",
-    "RSS peak",
-    "bytes",
-    _derived("rss_peak_bytes"),
-    judge="ratio",
-    rule=MetricRule("off", 0.05, _LESS),
-    least_tolerance=0.05,  # a resident set repeats less exactly than an allocator's peak
+    "rss", "RSS peak", "bytes", _derived("rss_peak_bytes"), "ratio", MetricRule("off", 0.05), 0.05
 )
 MEMORY_PEAKS = (ALLOCATOR_PEAK, LEDGER_PEAK, RSS)
 """The first that is known counts. Columns of tables where a cell has them."""
@@ -193,43 +162,22 @@ MEMORY = Metric(
     "memory",
     "memory",
     "bytes",
-    lambda record, summary: next(
-        (value for one in MEMORY_PEAKS if (value := one.of(record, summary)) is not None), None
-    ),
-    judge="ratio",
-    rule=MetricRule("required", 0.005, _LESS),
+    _memory,
+    "ratio",
+    MetricRule("required", 0.005),
     alternatives=MEMORY_PEAKS,
     column=False,
 )
 LIVE_STORAGE = Metric(
-    "live_storage",
-    "live storage",
-    "bytes",
-    _of(live_storage, lambda live: live.bytes_per_rank),
-    judge="ratio",
-    rule=MetricRule("required", 0.0, _LESS),
-    column=False,
+    "live_storage", "live storage", "bytes", _live_storage, "ratio", _EXACT, column=False
 )
 """Of a rank between two steps, every tensor storage, whoever holds it."""
 WIRE_BYTES = Metric(
-    "wire_bytes",
-    "bytes sent per step",
-    "bytes",
-    _derived("wire_bytes_per_step"),
-    judge="ratio",
-    rule=MetricRule("required", 0.0, _LESS),
+    "wire_bytes", "bytes sent per step", "bytes", _derived("wire_bytes_per_step"), "ratio", _EXACT
 )
 
 COUNTS: tuple[Metric, ...] = tuple(
-    Metric(
-        name,
-        title,
-        "bytes" if name.endswith("_bytes") else "count",
-        _count(name),
-        judge="count",
-        rule=MetricRule("required", 0.0, _LESS),
-        column=False,
-    )
+    Metric(name, title, _unit(name), _count(name), "count", _EXACT, column=False)
     for name, (title, _) in COUNTED.items()
 )
 """What a step does, of runs with `measure.counts`; per step, over all ranks."""
@@ -240,19 +188,8 @@ JUDGED_IF_MEASURED: tuple[Metric, ...] = (CPU_TIME, LIVE_STORAGE, *COUNTS)
 """Where they were not measured, only a policy that names them requires them."""
 
 METRICS: list[Metric] = [
-    STEP_TIME,
-    STEP_TIME_P90,
-    THROUGHPUT,
-    CPU_TIME,
-    TFLOPS,
-    MFU,
-    MEMORY,
-    LOSS,
-    GRAD_NORM,
-    *MEMORY_PEAKS,
-    LIVE_STORAGE,
-    WIRE_BYTES,
-    *COUNTS,
+    *(STEP_TIME, STEP_TIME_P90, THROUGHPUT, CPU_TIME, TFLOPS, MFU, MEMORY, LOSS, GRAD_NORM),
+    *(*MEMORY_PEAKS, LIVE_STORAGE, WIRE_BYTES, *COUNTS),
 ]
 """In the order in which tables show them."""
 

@@ -1,21 +1,19 @@
-"""The memory of one step as series and as a peak, from the changes that a run has recorded.
-
-[Note: one attribution] Where one whole copy serves as main and compute weights, the core's ledger
-books all of it as compute weights, and the engine says which part the optimizer updates. That part
-is main weights wherever memory is shown or compared: in bars, timelines and tables.
-"""
+"""The memory of one step as series and as a peak, from the changes that a run has recorded."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from bench.record import MemoryChange, MemoryTimeline, understood
 
 #: Bucket under which a ledger books all slots of a pool.
 POOL = "(pool)"
+_Buffer = tuple[str, str, str, bool]
 
 
 @dataclass(frozen=True)
@@ -61,54 +59,34 @@ class LedgerPeak:
 
 
 def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
-    """The ledger's peak in a `memory.json`; of older ones it is derived from the timeline."""
+    """The ledger's peak in a `memory.json`."""
     recorded = (memory or {}).get("ledger")
     if isinstance(recorded, Mapping):
-        found = _bytes_by_category(recorded)
+        found, _ = _bytes_by_category(recorded)
         if found and recorded.get("peak_bytes") == sum(found.values()):
             return LedgerPeak(sum(found.values()), found, is_measured=True)
-    timeline = read_timeline(memory)
-    if timeline is not None:
-        moment = peak(timeline).moment
-        found = {name: size for name, size in moment.by_category.items() if size}
-        return LedgerPeak(moment.total_bytes, found, is_measured=True)
-    found = _bytes_by_category(memory)
-    said = _by_category(memory)
-    untold = tuple(sorted(name for name, size in said.items() if size is None))
-    if "main_weights" in said and "gradients" not in said:
-        untold = ("gradients",)  # as engines that say a part alone recorded it at first
+    found, untold = _bytes_by_category(memory)
     known = found and not untold and "activations" not in found
     return LedgerPeak(sum(found.values()) if known else None, found, False, untold)
 
 
-def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
-    """`timeline` of a `memory.json`; None where there is none that can be understood."""
-    timeline = understood(MemoryTimeline, (memory or {}).get("timeline"))
-    return timeline and attributed(timeline, _bytes_by_category(memory))
-
-
-def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int | None]) -> MemoryTimeline:
-    """With main weights apart from compute weights, as the engine counts them.
-
-    See [Note: one attribution]. by_category: the engine's own account.
-    """
-    updated = by_category.get("main_weights", 0)
-    if not updated or any(c.category == "main_weights" for c in timeline.start):
-        return timeline
-    apart = (
-        MemoryChange(category="compute_weights", bytes=-updated),
-        MemoryChange(category="main_weights", bytes=updated),
-    )
-    return timeline.model_copy(update={"start": (*timeline.start, *apart)})
-
-
-def _bytes_by_category(document: Mapping[str, Any] | None) -> dict[str, int]:
-    """`by_category_bytes` as far as it holds numbers."""
-    return {
+def _bytes_by_category(
+    document: Mapping[str, Any] | None,
+) -> tuple[dict[str, int], tuple[str, ...]]:
+    """`by_category_bytes` as far as it holds numbers, and the categories without one."""
+    ledger = (document or {}).get("by_category_bytes")
+    said = ledger if isinstance(ledger, Mapping) else {}
+    found = {
         str(name): int(value)
-        for name, value in _by_category(document).items()
+        for name, value in said.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
+    return found, tuple(sorted(name for name, size in said.items() if size is None))
+
+
+def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
+    """`timeline` of a `memory.json`; None where there is none that can be understood."""
+    return understood(MemoryTimeline, (memory or {}).get("timeline"))
 
 
 def moments(timeline: MemoryTimeline) -> list[Moment]:
@@ -118,51 +96,29 @@ def moments(timeline: MemoryTimeline) -> list[Moment]:
 
 def peak(timeline: MemoryTimeline) -> MemoryPeak:
     """Where the step held the most."""
-    best: Moment | None = None
-    held: dict[tuple[str, str, str, bool], int] = {}
-    for moment, alive in _walk(timeline):
-        if best is None or _height(moment) > _height(best):
-            best, held = moment, dict(alive)
+    every = moments(timeline)
+    highest = max(range(len(every)), key=lambda n: (every[n].total_bytes, -every[n].idle_bytes))
+    moment, alive = next(islice(_walk(timeline), highest, None))
     found = [
         MemoryChange(category=category, bytes=size, bucket=bucket, role=role, in_pool=in_pool)
-        for (category, bucket, role, in_pool), size in held.items()
+        for (category, bucket, role, in_pool), size in alive.items()
         if size > 0
     ]
-    return MemoryPeak(best or Moment(0.0, {}), tuple(found))
+    return MemoryPeak(moment, tuple(found))
 
 
-def _height(moment: Moment) -> tuple[int, int]:
-    return moment.total_bytes, -moment.idle_bytes
-
-
-def _walk(
-    timeline: MemoryTimeline,
-) -> Iterator[tuple[Moment, dict[tuple[str, str, str, bool], int]]]:
+def _walk(timeline: MemoryTimeline) -> Iterator[tuple[Moment, Counter[_Buffer]]]:
     """Every moment with the buffers held then; the mapping is reused, so copy what is kept."""
-    by_category: dict[str, int] = {}
-    alive: dict[tuple[str, str, str, bool], int] = {}
-    idle = sum(_apply(change, by_category, alive) for change in timeline.start)
-    yield Moment(0.0, dict(by_category), idle), alive
-    for change in timeline.changes:
-        idle += _apply(change, by_category, alive)
-        yield Moment(change.milliseconds, dict(by_category), idle), alive
-
-
-def _apply(
-    change: MemoryChange,
-    by_category: dict[str, int],
-    alive: dict[tuple[str, str, str, bool], int],
-) -> int:
-    """Book `change`; the bytes of pools that it leaves idle (negative: puts to use)."""
-    if not change.in_pool:
-        by_category[change.category] = by_category.get(change.category, 0) + change.bytes
-    key = (change.category, change.bucket, change.role, change.in_pool)
-    alive[key] = alive.get(key, 0) + change.bytes
-    if change.in_pool:
-        return -change.bytes
-    return change.bytes if change.bucket == POOL else 0
-
-
-def _by_category(document: Mapping[str, Any] | None) -> Mapping[str, Any]:
-    ledger = (document or {}).get("by_category_bytes")
-    return ledger if isinstance(ledger, Mapping) else {}
+    by_category: Counter[str] = Counter()
+    alive: Counter[_Buffer] = Counter()
+    idle_bytes = 0
+    later = [(change.milliseconds, (change,)) for change in timeline.changes]
+    for milliseconds, changes in [(0.0, timeline.start), *later]:
+        for one in changes:
+            alive[one.category, one.bucket, one.role, one.in_pool] += one.bytes
+            if one.in_pool:
+                idle_bytes -= one.bytes
+            else:
+                by_category[one.category] += one.bytes
+                idle_bytes += one.bytes if one.bucket == POOL else 0
+        yield Moment(milliseconds, dict(by_category), idle_bytes), alive

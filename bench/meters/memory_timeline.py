@@ -8,6 +8,7 @@ usual.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any, Final
 
@@ -108,3 +109,21 @@ def _fields(milliseconds: float, booked: Booked) -> dict[str, Any]:
         "role": booked.role,
         "in_pool": booked.in_pool,
     }
+
+
+def attributed(timeline: MemoryTimeline, by_category: Mapping[str, int | None]) -> MemoryTimeline:
+    """With main weights apart from compute weights, as the engine counts them.
+
+    [Note: one attribution] Where one whole copy serves as main and compute weights, the core's
+    ledger books all of it as compute weights, and the engine says which part the optimizer updates.
+    That part is main weights wherever memory is shown or compared. by_category: the engine's own
+    account.
+    """
+    updated = by_category.get("main_weights", 0)
+    if not updated or any(change.category == "main_weights" for change in timeline.start):
+        return timeline
+    apart = (
+        MemoryChange(category="compute_weights", bytes=-updated),
+        MemoryChange(category="main_weights", bytes=updated),
+    )
+    return timeline.model_copy(update={"start": (*timeline.start, *apart)})

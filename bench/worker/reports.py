@@ -10,12 +10,13 @@ from typing import Any, Final, Literal
 import torch
 from torch.nn.attention import SDPBackend
 
-from bench.derive.timeline import attributed, peak
+from bench.derive.timeline import peak
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.protocol import Engine
 from bench.meters.cost import MeterCost
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
+from bench.meters.memory_timeline import attributed
 from bench.record import MemoryTimeline
 from bench.spec import ResolvedRun
 from bench.worker.rank_process import RankProcess, backend
@@ -115,12 +116,14 @@ def memory_report(
     if peak is not None:
         by_category["activations"] = peak
     meter = MemoryMeter(process.device)
+    if timeline is not None:
+        timeline = attributed(timeline, by_category)
     return {
         "rank": process.rank,
         "by_category_bytes": {
             name: by_category[name] for name in CATEGORIES if name in by_category
         },
-        "ledger": None if timeline is None else _ledger_peak(attributed(timeline, by_category)),
+        "ledger": None if timeline is None else _ledger_peak(timeline),
         "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
         "cpu_allocator_steps_peak_bytes": profile.steps_peak_bytes if profile is not None else None,
         "device_peak_bytes": meter.device_peak_bytes(),
