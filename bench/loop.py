@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Protocol
@@ -54,6 +54,13 @@ class StepOutcome:
     loss: float
     grad_norm: float | None
     learning_rate: float
+
+
+class StepMeter(Protocol):
+    """Who hears when a step is over."""
+
+    def after_step(self, step: int) -> None:
+        """`step` (from 1) is, outside the clock."""
 
 
 class PhaseListener(Protocol):
@@ -101,14 +108,14 @@ class TrainingLoop:
 
         self.captured = capture and capture(enqueue)
 
-    def run(self, after_step: Callable[[int], None] | None = None) -> MeterCost:
-        """All steps. `after_step` gets the number of each finished step, outside the clock.
+    def run(self, meters: Iterable[StepMeter] = ()) -> MeterCost:
+        """All steps; `meters` hear of each.
 
         Raises:
             NonFiniteLossError: at the first step whose loss or gradient norm is not finite; its
                 sample is not written, because JSON has no NaN.
         """
-        self.setup_peaks = self._memory.end_setup()
+        self.setup_peaks, meters = self._memory.end_setup(), tuple(meters)
         for step in range(1, self._train.steps + 1):
             with self.cost.timed("cpu"):
                 before = self._cpu.read()
@@ -118,8 +125,8 @@ class TrainingLoop:
             self.cost.add_step(outcome.milliseconds / 1e3)
             _check_finite(step, outcome)
             self._record(step, outcome, cpu)
-            if after_step is not None:
-                after_step(step)
+            for meter in meters:
+                meter.after_step(step)
         return self.cost
 
     def step(self, step: int) -> StepOutcome:

@@ -8,7 +8,8 @@ mean over ranks would dilute it. Only steps that every rank has recorded count.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 
 from bench.derive.counts import totals
@@ -47,18 +48,15 @@ def summarise(record: RunRecord) -> RunSummary:
     times = step_milliseconds(window)
     middle = median(times) if times else None
     tokens = _tokens_per_step(window or steps, record, notes)
-    tflops = _tflops_per_device(record, middle)
-    if record.resolved.shape is None:
-        notes.append("no TFLOP/s: nothing is known about a model of the user's own")
-    mfu = _mfu(record, tflops, notes)
-    broken = broken_promise(record)
-    if broken is not None:
-        notes.append(broken)
-    notes += device_notes(record)
+    tflops, mfu = _utilisation(record, middle, notes)
+    notes += filter(None, (broken_promise(record), *device_notes(record)))
     ledger = ledger_peak(record.memory)
     if ledger.untold:
         notes.append(f"no ledger peak: the engine does not say its {', '.join(ledger.untold)}")
     cpu = _cpu_milliseconds(window)
+    slowest = [max(ranks, key=lambda sample: sample.milliseconds) for ranks in window]
+    host = [one.host_milliseconds for one in slowest if one.host_milliseconds is not None]
+    phases = [one.phase_milliseconds for one in slowest if one.phase_milliseconds]
     return RunSummary(
         formula=summary_formula(record.resolved),
         steady=steady,
@@ -66,12 +64,15 @@ def summarise(record: RunRecord) -> RunSummary:
         step_milliseconds_p90=_p90(times),
         tokens_per_second=tokens / (middle / 1e3) if tokens and middle else None,
         tflops_per_second_per_device=tflops,
-        mfu=mfu.fraction if mfu else None,
-        peak_tflops=mfu.peak_tflops if mfu else None,
+        mfu=mfu.fraction,
+        peak_tflops=mfu.peak_tflops,
         final_loss=_final(steps, "loss") if finished else None,
         final_grad_norm=_final(steps, "grad_norm") if finished else None,
         wire_bytes_per_step=_wire_bytes(window or steps, record, notes),
-        rss_peak_bytes=_rss_peak(record),
+        # Samples are taken between steps; the kernel's own peak, kept of one rank, can be higher.
+        rss_peak_bytes=_peak(
+            record.steps, "rss_bytes", (record.memory or {}).get("rss_peak_bytes")
+        ),
         device_peak_bytes=_peak(record.steps, "device_peak_bytes"),
         ledger_peak_bytes=ledger.peak_bytes,
         ledger_is_measured=ledger.is_measured,
@@ -79,8 +80,8 @@ def summarise(record: RunRecord) -> RunSummary:
         counts=totals(record),
         cpu_milliseconds_median=cpu.get("all"),
         cpu_milliseconds_by_thread={role: time for role, time in cpu.items() if role != "all"},
-        phase_milliseconds=_phases(window),
-        host_milliseconds_median=_host_milliseconds(window),
+        phase_milliseconds=_medians(phases),
+        host_milliseconds_median=median(host) if host else None,
         notes=tuple(notes),
     )
 
@@ -167,58 +168,40 @@ def _tokens_per_step(
     return counted
 
 
-def _tflops_per_device(record: RunRecord, milliseconds: float | None) -> float | None:
-    if milliseconds is None:
-        return None
-    train, ranks = record.resolved.train, record.resolved.launch.ranks
-    shape = record.resolved.shape
+def _utilisation(
+    record: RunRecord, milliseconds: float | None, notes: list[str]
+) -> tuple[float | None, ModelFlopsUtilisation]:
+    """TFLOP/s of a device, and what share of its peak that is."""
+    train, shape = record.resolved.train, record.resolved.shape
     if shape is None:
-        return None
+        notes.append("no TFLOP/s: nothing is known about a model of the user's own")
+    if shape is None or milliseconds is None:
+        return None, ModelFlopsUtilisation(None, None)
     flops = flops_per_global_batch(shape, train.seq_len, train.global_batch)
-    return flops / (milliseconds / 1e3) / 1e12 / ranks
-
-
-def _mfu(record: RunRecord, tflops: float | None, notes: list[str]) -> ModelFlopsUtilisation | None:
-    if tflops is None:
-        return None
+    tflops = flops / (milliseconds / 1e3) / 1e12 / record.resolved.launch.ranks
     mfu = model_flops_utilisation(tflops, device_name(record), record.resolved.dtypes.compute)
     if mfu.reason:
         notes.append(f"no MFU: {mfu.reason}")
-    return mfu
+    return tflops, mfu
 
 
 def _cpu_milliseconds(steps: list[list[StepSample]]) -> dict[str, float]:
     """Medians over steps of CPU time over all ranks, by thread and "all"; empty if not measured."""
     by_step = []
     for ranks in steps:
-        found: dict[str, float] = {"all": 0.0}
+        by_thread: Counter[str] = Counter()
         for sample in ranks:
             if sample.cpu_milliseconds is None:
                 return {}
-            for role, time in sample.cpu_milliseconds.items():
-                found[role] = found.get(role, 0.0) + time
-                found["all"] += time
-        by_step.append(found)
-    roles = sorted({role for found in by_step for role in found})
-    return {role: median(found.get(role, 0.0) for found in by_step) for role in roles}
+            by_thread.update(sample.cpu_milliseconds)
+        by_step.append({**by_thread, "all": sum(by_thread.values())})
+    return dict(sorted(_medians(by_step).items()))
 
 
-def _phases(steps: list[list[StepSample]]) -> dict[str, float]:
-    """Medians over steps, of the rank that took longest; empty if not measured."""
-    slowest = [_slowest(ranks).phase_milliseconds for ranks in steps]
-    by_step = [phases for phases in slowest if phases]
-    names = dict.fromkeys(name for phases in by_step for name in phases)
-    return {name: median(phases.get(name, 0.0) for phases in by_step) for name in names}
-
-
-def _host_milliseconds(steps: list[list[StepSample]]) -> float | None:
-    found = [_slowest(ranks).host_milliseconds for ranks in steps]
-    known = [time for time in found if time is not None]
-    return median(known) if known else None
-
-
-def _slowest(ranks: list[StepSample]) -> StepSample:
-    return max(ranks, key=lambda sample: sample.milliseconds)
+def _medians(by_step: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Over steps, of every name; a step without one counts as 0."""
+    names = dict.fromkeys(name for values in by_step for name in values)
+    return {name: median(values.get(name, 0.0) for values in by_step) for name in names}
 
 
 def _wire_bytes(steps: list[list[StepSample]], record: RunRecord, notes: list[str]) -> float | None:
@@ -245,18 +228,10 @@ def _final(steps: list[list[StepSample]], field: str) -> float | None:
     return float(sum(values) / len(values))
 
 
-def _peak(steps: dict[int, list[StepSample]], field: str) -> int | None:
+def _peak(steps: dict[int, list[StepSample]], field: str, *others: object) -> int | None:
+    """The largest of the samples' `field` and of `others`, as far as they are known."""
     values = [getattr(sample, field) for samples in steps.values() for sample in samples]
-    known = [value for value in values if value is not None]
-    return max(known) if known else None
-
-
-def _rss_peak(record: RunRecord) -> int | None:
-    """Samples are taken between steps; the kernel's own peak, kept of one rank, can be higher."""
-    sampled = _peak(record.steps, "rss_bytes")
-    kernel = (record.memory or {}).get("rss_peak_bytes")
-    known = [value for value in (sampled, kernel) if isinstance(value, int)]
-    return max(known) if known else None
+    return max((value for value in (*values, *others) if isinstance(value, int)), default=None)
 
 
 def _p90(times: list[float]) -> float | None:

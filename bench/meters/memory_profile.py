@@ -6,15 +6,16 @@ Only runs with measure.profile = memory pay for it, and their times do not count
 from __future__ import annotations
 
 import ctypes
-import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from bench.meters.saved_activations import SavedActivations
+from bench.spec import ResolvedRun
 
 PROFILED_STEPS: Final = 3
 """The first step builds optimizer state; the second and third are ordinary ones."""
@@ -23,7 +24,7 @@ _STEPS_BEGIN: Final = "mfsdp_bench: set-up is over"
 
 
 class MemoryProfile:
-    """Start before the model is built, `watch` the model, `stop` after PROFILED_STEPS.
+    """Start before the model is built, `watch` the model; it ends after PROFILED_STEPS.
 
     torch's CPU allocator keeps no statistics of its own, so its peak is summed up from the
     profiler's events, which see the allocations of every torch operator of this process. A device
@@ -33,8 +34,10 @@ class MemoryProfile:
     activations: the account of saved tensors; None before `watch`.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, steps: int = PROFILED_STEPS) -> None:
+        self._last_step = min(PROFILED_STEPS, steps)
         self._profile: profile | None = None
+        self._follows = ExitStack()
         self.activations: SavedActivations | None = None
         self.allocator_peak_bytes: int | None = None
         self.steps_peak_bytes: int | None = None
@@ -43,31 +46,31 @@ class MemoryProfile:
             self._profile = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
             self._profile.start()
 
+    @classmethod
+    def of(cls, resolved: ResolvedRun, device: torch.device) -> Self | None:
+        """None for a run without a memory profile."""
+        if resolved.measure.profile != "memory":
+            return None
+        return cls(device, resolved.train.steps)
+
     def watch(self, model: nn.Module) -> None:
         """Follow what autograd saves from now on; `model` says which storages are weights."""
-        self.activations = SavedActivations(model)
-        self.activations.__enter__()
+        self.activations = self._follows.enter_context(SavedActivations(model))
         with record_function(_STEPS_BEGIN):
             pass
 
     def after_step(self, step: int) -> None:
         """Callback of the loop: ends the recording in time."""
-        if step == PROFILED_STEPS:
+        if step == self._last_step:
             self.stop()
 
     def stop(self) -> None:
         """End the recording; later calls do nothing."""
-        if self.activations is not None:
-            self.activations.__exit__(None, None, None)
+        self._follows.close()
         if self._profile is not None:
             recorded, self._profile = self._profile, None
             recorded.stop()
             self.allocator_peak_bytes, self.steps_peak_bytes = _peaks(recorded)
-
-    @property
-    def activations_peak_bytes(self) -> int | None:
-        """Most that autograd kept at once; None if no model was watched."""
-        return None if self.activations is None else self.activations.peak_bytes
 
 
 def _count_frees_of_all_threads() -> None:
@@ -79,8 +82,7 @@ def _count_frees_of_all_threads() -> None:
     total, which each event carries, is right once it counts all threads. torch has no public
     switch for that. Without it, as in a torch that has renamed it, that total is the sum.
     """
-    library = "libc10.dylib" if sys.platform == "darwin" else "libc10.so"
-    path = Path(torch.__file__).parent / "lib" / library
+    path = Path(torch.__file__).parent / "lib" / "libc10.so"
     try:
         flag = ctypes.c_bool.in_dll(ctypes.CDLL(str(path)), "FLAGS_caffe2_report_cpu_memory_usage")
     except (OSError, ValueError):

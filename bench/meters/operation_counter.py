@@ -2,7 +2,7 @@
 
 Below autograd: a dispatch mode, which autograd's threads inherit. Python calls, storages that
 grow and blocking calls: the interpreter's profile function, in every thread that dispatches, and
-lines of Python by its trace function (`bench.meters.line_counter`).
+Python lines of the engine's own files, as loops that call nothing, by its trace function.
 Reads by the host, which waits for the device: operations that return numbers or need them, copies
 to a CPU, and on a CPU `Tensor.tolist` and `numpy`, which dispatch nothing there. Not what torch's
 optimizers read of the number of steps, which they keep on the CPU on any device.
@@ -19,11 +19,11 @@ import gc
 import sys
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any, Final
 
 import torch
@@ -34,7 +34,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from bench.derive.counts import CountRow, Kind
 from bench.meters.call_sites import CallSites, is_of_engine
-from bench.meters.line_counter import LineCounter
 
 _FILLS: Final = frozenset(
     ("zero_", "fill_", "zeros", "ones", "full", "zeros_like", "ones_like", "full_like")
@@ -66,6 +65,7 @@ class _Schema:
 
 
 _Key = tuple[str, Kind, str, str]
+_Tracer = Callable[[FrameType, str, Any], Any]
 
 
 class _Amounts:
@@ -90,7 +90,7 @@ class OperationCounter(TorchDispatchMode):
         self._products = 0
         self._local = threading.local()
         self._active = False
-        self._lines = LineCounter(sites)
+        self._tracers: dict[CodeType, _Tracer | None] = {}
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -106,7 +106,6 @@ class OperationCounter(TorchDispatchMode):
 
         dist.Work.wait = counted  # type: ignore[assignment, method-assign]
         self._active = True
-        self._lines.start()
         try:
             with _eager(), self:
                 self._watch_thread()
@@ -115,17 +114,12 @@ class OperationCounter(TorchDispatchMode):
             sys.setprofile(before)
             sys.settrace(traced)
             self._active = False
-            self._lines.stop()
             dist.Work.wait = wait  # type: ignore[method-assign]
             self._works.clear()
             gc.enable()
 
     def rows(self) -> list[CountRow]:
         """Everything counted so far, in a fixed order."""
-        for site, count in self._lines.lines.items():
-            if count:
-                found = self._found(("python line", "python_line", "", site), 0)
-                found.count, found.line = count, self._lines.first_line[site]
         return [
             CountRow(
                 operation=key[0],
@@ -135,6 +129,7 @@ class OperationCounter(TorchDispatchMode):
                 **{name: getattr(found, name) for name in _Amounts.__slots__},
             )
             for key, found in sorted(self._amounts.items())
+            if found.count
         ]
 
     @classmethod
@@ -161,7 +156,7 @@ class OperationCounter(TorchDispatchMode):
         self._local.watched = True
         self._local.inside = False
         sys.setprofile(self._profile)
-        self._lines.watch()
+        sys.settrace(self._trace)
 
     def _operation(self, func: Any, args: Any, kwargs: Any, result: Any) -> None:
         schema = self._schemas.get(func) or self._schema(func)
@@ -235,6 +230,28 @@ class OperationCounter(TorchDispatchMode):
                 self._called_c(frame, argument)
             elif event == "c_return" and argument.__name__ == "resize_":
                 self._resized(frame, argument.__self__)
+
+    def _trace(self, frame: FrameType, _event: str, _argument: Any) -> _Tracer | None:
+        """Hears of every function that is entered; what it returns hears of each of its lines."""
+        if not self._active:
+            sys.settrace(None)
+            return None
+        code = frame.f_code
+        if code not in self._tracers:
+            site = self._sites.of_code(code)
+            tracer = None if site is None or not is_of_engine(site) else self._tracer(site, code)
+            self._tracers[code] = tracer
+        return self._tracers[code]
+
+    def _tracer(self, site: str, code: CodeType) -> _Tracer:
+        amounts = self._found(("python line", "python_line", "", site), code.co_firstlineno)
+
+        def count(_frame: FrameType, event: str, _argument: Any) -> _Tracer:
+            if event == "line":
+                amounts.count += 1
+            return count
+
+        return count
 
     def _called(self, frame: FrameType) -> None:
         site, line = self._sites.of_frame(frame)

@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from bench.engines.dtypes import local_tensor
 
 
-class SavedActivations:
+class SavedActivations(saved_tensors_hooks):
     """Context: follows saved tensors from the moment they are saved until their graph is freed.
 
     Two views of one storage count once. Parameters do not count: they are weights. Copies of
@@ -23,23 +23,17 @@ class SavedActivations:
     """
 
     def __init__(self, model: nn.Module) -> None:
+        super().__init__(self._pack, lambda saved: saved.tensor)
         self._model = model
         self._holders: dict[int, int] = {}
         self.alive_bytes = 0
         self.peak_bytes = 0
-        self._hooks: saved_tensors_hooks | None = None
         #: Called with every change of the bytes that are alive, while there is one.
         self.observer: Callable[[int], None] | None = None
 
-    def __enter__(self) -> Self:
-        self._hooks = saved_tensors_hooks(self._pack, lambda saved: saved.tensor)
-        self._hooks.__enter__()
+    def __enter__(self) -> Self:  # type: ignore[override]
+        super().__enter__()
         return self
-
-    def __exit__(self, *failure: object) -> None:
-        hooks, self._hooks = self._hooks, None
-        if hooks is not None:
-            hooks.__exit__(*failure)
 
     def _pack(self, tensor: Tensor) -> _Saved:
         # Looked up anew for every tensor: a sharding engine gives its parameters new storage as it

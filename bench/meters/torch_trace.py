@@ -89,11 +89,12 @@ _TRACED = 3
 class TorchTrace:
     """Traces steps `_WARM_UP + 1` onwards. exposed: by operation, once the trace has ended."""
 
-    def __init__(self, path: Path, device: torch.device, engine: Engine) -> None:
+    def __init__(self, path: Path, device: torch.device, engine: Engine, steps: int) -> None:
         activities = [ProfilerActivity.CPU]
         if device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
         self._path = path
+        self._last_step = min(_WARM_UP + _TRACED, steps)
         self._ranges = Ranges(engine)
         self._profile = profile(activities=activities)
         self._running = False
@@ -104,7 +105,9 @@ class TorchTrace:
         cls, resolved: ResolvedRun, path: Path, device: torch.device, engine: Engine
     ) -> Self | None:
         """None for a run without a trace."""
-        return cls(path, device, engine) if resolved.measure.profile == "torch" else None
+        if resolved.measure.profile != "torch":
+            return None
+        return cls(path, device, engine, resolved.train.steps)
 
     def on_phase(self, name: str) -> None:
         """A part of a step begins."""
@@ -118,13 +121,11 @@ class TorchTrace:
             self._profile.start()
             self._ranges.begin()
             self._running = True
-        elif step == _WARM_UP + _TRACED:
-            self.stop()
+        if step == self._last_step and self._running:
+            self._write()
 
-    def stop(self) -> None:
-        """Write the trace, if one is running, and derive from it what was exposed."""
-        if not self._running:
-            return
+    def _write(self) -> None:
+        """The trace, and what was exposed in it."""
         self._running = False
         self._ranges.close()
         self._profile.stop()
@@ -138,8 +139,3 @@ class TorchTrace:
             }
             for operation, found in exposed_communication(events).items()
         }
-
-
-def communication(trace: TorchTrace | None) -> dict[str, Any]:
-    """The entry of `runtime.json`; empty without a trace."""
-    return {} if trace is None else {"communication": trace.exposed}

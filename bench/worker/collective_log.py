@@ -14,7 +14,6 @@ import json
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Self
 
 import torch.distributed as dist
@@ -42,12 +41,7 @@ class CollectiveLog:
             self._thread.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ends.set()
 
     def _watch(self) -> None:

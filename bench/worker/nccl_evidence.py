@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import torch.distributed as dist
 
@@ -54,23 +54,18 @@ class NcclEvidence:
             stream.write(json.dumps({"iteration": step, "offset_bytes": offset_bytes}) + "\n")
 
     def record_groups(self, resolved: ResolvedRun) -> None:
-        """Write the process groups of this rank with their roles."""
-        write_json_atomically(self._groups, {"groups": process_groups(resolved)})
+        """Write role and global ranks of every process group that this rank is in.
 
-
-def process_groups(resolved: ResolvedRun) -> list[dict[str, Any]]:
-    """Role and global ranks of every process group that this rank is in.
-
-    A role that no mesh names is `inner` for the group of all ranks of a run without an outer axis,
-    else what torch calls the group.
-    """
-    world = dist.distributed_c10d._world
-    groups = []
-    for group, name in world.pg_names.items():
-        ranks = sorted(world.pg_group_ranks.get(group, {}))
-        described = str(getattr(group, "group_desc", "") or name)
-        role = _ROLES.get(described)
-        if role is None and len(ranks) == dist.get_world_size():
-            role = "inner" if resolved.engine.outer_size == 1 else "all ranks"
-        groups.append({"role": role or described, "ranks": ranks, "torch_name": described})
-    return groups
+        A role that no mesh names is `inner` for the group of all ranks of a run without an outer
+        axis, else what torch calls the group.
+        """
+        world = dist.distributed_c10d._world
+        groups = []
+        for group, name in world.pg_names.items():
+            ranks = sorted(world.pg_group_ranks.get(group, {}))
+            described = str(getattr(group, "group_desc", "") or name)
+            role = _ROLES.get(described)
+            if role is None and len(ranks) == dist.get_world_size():
+                role = "inner" if resolved.engine.outer_size == 1 else "all ranks"
+            groups.append({"role": role or described, "ranks": ranks, "torch_name": described})
+        write_json_atomically(self._groups, {"groups": groups})

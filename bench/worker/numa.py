@@ -32,8 +32,6 @@ def bind_to_node(
         threads: that the rank computes with.
         system: where the kernel tells of nodes and devices.
     """
-    if not hasattr(os, "sched_setaffinity"):  # macOS
-        return None
     allowed = os.sched_getaffinity(0)
     nodes = {node: cpus & allowed for node, cpus in _nodes(system).items() if cpus & allowed}
     if len(nodes) < _SEVERAL:

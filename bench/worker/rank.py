@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -18,7 +16,7 @@ from bench.meters.live_storage import LiveStorageMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import TimelineMeter
 from bench.meters.sample_sink import SampleSink, SetupBeat
-from bench.meters.torch_trace import TorchTrace, communication
+from bench.meters.torch_trace import TorchTrace
 from bench.models.build import run_model
 from bench.spec import ResolvedRun, known_engine
 from bench.store.atomic import write_json_atomically
@@ -57,7 +55,7 @@ def run_rank(run_dir: Path) -> None:
 def _train(
     resolved: ResolvedRun, process: RankProcess, run_dir: Path, numa_node: int | None
 ) -> None:
-    profile = MemoryProfile(process.device) if resolved.measure.profile == "memory" else None
+    profile = MemoryProfile.of(resolved, process.device)
     own_file = partial(rank_file, rank=process.rank)
     sites = CallSites(known_engine(resolved.engine.name).torch_code)
     live = LiveStorageMeter(sites, process.device, resolved.train.steps)
@@ -91,13 +89,11 @@ def _train(
             resolved,
             device=process.device,
             sink=sink,
-            listeners=[one for one in (recorder, trace) if one is not None],
+            listeners=tuple(filter(None, (recorder, trace))),
         )
         if not is_compiled(model):  # its hooks would be traced
             loop.phases.watch(model)
-        after_step = _after_step(recorder, live, profile, evidence, trace)
-        cost = loop.run(after_step)
-    _stop(profile, trace)
+        cost = loop.run(filter(None, (recorder, live, profile, evidence, trace)))
     if evidence is not None:
         evidence.record_groups(resolved)
     held = None if live.found is None else over_ranks(gathered(live.found, process))
@@ -105,34 +101,13 @@ def _train(
     if process.rank == 0:
         timeline = None if recorder is None else recorder.timeline
         report = runtime_report(engine, resolved, process, cost) | {"devices": devices} | start
-        write_json_atomically(run_dir / RUNTIME, report | communication(trace))
-        memory = memory_report(engine, process, profile, timeline)
-        memory |= loop.setup_peaks or {}
-        memory |= {"live": None if held is None else held.model_dump(mode="json")}
-        write_json_atomically(run_dir / MEMORY, memory)
+        exposed = {"communication": trace.exposed} if trace else {}
+        write_json_atomically(run_dir / RUNTIME, report | exposed)
+        memory = memory_report(engine, process, profile, timeline) | (loop.setup_peaks or {})
+        live_rows = held and held.model_dump(mode="json")
+        write_json_atomically(run_dir / MEMORY, memory | {"live": live_rows})
     if resolved.measure.counts:  # last, so that no time and no memory is its own
         counts = count_steps(loop, model, resolved, process)
         if process.rank == 0:
             write_json_atomically(run_dir / COUNTS, counts.model_dump(mode="json"))
     getattr(engine, "close", lambda: None)()
-
-
-def _stop(*meters: MemoryProfile | TorchTrace | None) -> None:
-    for meter in meters:
-        if meter is not None:
-            meter.stop()
-
-
-class _Meter(Protocol):
-    def after_step(self, step: int) -> None: ...
-
-
-def _after_step(*meters: _Meter | None) -> Callable[[int], None]:
-    """What happens between two steps, outside the clock."""
-    wanted = [one for one in meters if one is not None]
-
-    def every_meter(step: int) -> None:
-        for one in wanted:
-            one.after_step(step)
-
-    return every_meter

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import platform
 import resource
-import sys
 from typing import Any, Final, Literal
 
 import torch
@@ -112,40 +111,29 @@ def memory_report(
     `device_setup_peak_bytes` and `device_setup_peak_reserved_bytes` join them from the loop.
     """
     by_category = dict(engine.memory_by_category())
-    peak = profile.activations_peak_bytes if profile is not None else None
-    if peak is not None:
-        by_category["activations"] = peak
-    meter = MemoryMeter(process.device)
+    if profile is not None and profile.activations is not None:
+        by_category["activations"] = profile.activations.peak_bytes
+    meter, ledger = MemoryMeter(process.device), None
     if timeline is not None:
         timeline = attributed(timeline, by_category)
+        moment = peak(timeline).moment
+        held = {one: size for one in CATEGORIES if (size := moment.by_category.get(one))}
+        ledger = {
+            "step": timeline.step,
+            "peak_bytes": moment.total_bytes,
+            "by_category_bytes": held,
+        }
     return {
         "rank": process.rank,
         "by_category_bytes": {
             name: by_category[name] for name in CATEGORIES if name in by_category
         },
-        "ledger": None if timeline is None else _ledger_peak(timeline),
-        "cpu_allocator_peak_bytes": profile.allocator_peak_bytes if profile is not None else None,
-        "cpu_allocator_steps_peak_bytes": profile.steps_peak_bytes if profile is not None else None,
+        "ledger": ledger,
+        "cpu_allocator_peak_bytes": profile and profile.allocator_peak_bytes,
+        "cpu_allocator_steps_peak_bytes": profile and profile.steps_peak_bytes,
         "device_peak_bytes": meter.device_peak_bytes(),
         "device_peak_reserved_bytes": meter.device_peak_reserved_bytes(),
         "pool_plan": engine.pool_plan(),
         "timeline": None if timeline is None else timeline.model_dump(mode="json"),
-        "rss_peak_bytes": _rss_peak_bytes(),
+        "rss_peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
     }
-
-
-def _ledger_peak(timeline: MemoryTimeline) -> dict[str, Any]:
-    moment = peak(timeline).moment
-    return {
-        "step": timeline.step,
-        "peak_bytes": moment.total_bytes,
-        "by_category_bytes": {
-            name: moment.by_category[name] for name in CATEGORIES if moment.by_category.get(name)
-        },
-    }
-
-
-def _rss_peak_bytes() -> int:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    # Linux counts in KiB, macOS in bytes.
-    return peak if sys.platform == "darwin" else peak * 1024

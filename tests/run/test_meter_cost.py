@@ -57,7 +57,7 @@ def test_a_memory_profile_tells_the_peak_of_set_up_from_that_of_steps():
     assert profile.steps_peak_bytes == pytest.approx(500 * KIB, rel=0.02)
     unwatched = MemoryProfile(CPU)
     unwatched.stop()
-    assert unwatched.activations_peak_bytes is None
+    assert unwatched.activations is None
 
 
 def test_a_memory_profile_counts_what_other_threads_free():
