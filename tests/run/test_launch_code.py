@@ -27,26 +27,18 @@ def identity(engine: str, checkout: Path) -> str:
     return code_identity(run_of(engine), RankCode(checkout, sys.executable))
 
 
+FILES = """
+    bench/worker/rank.py bench/loop.py bench/spec/run.py bench/store/atomic.py bench/cli/main.py
+    bench/models/llama.py bench/data/source.py bench/meters/memory.py bench/engines/stock.py
+    bench/engines/single.py bench/engines/ddp.py bench/engines/fsdp2.py bench/engines/mfsdp.py
+    mfsdp_core/runtime/hooks.py reports/build.py
+"""
+
+
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """A small checkout with one file of every kind."""
-    for file in (
-        "bench/worker/rank.py",
-        "bench/loop.py",
-        "bench/spec/run.py",
-        "bench/store/atomic.py",
-        "bench/cli/main.py",
-        "bench/models/llama.py",
-        "bench/data/source.py",
-        "bench/meters/memory.py",
-        "bench/engines/stock.py",
-        "bench/engines/single.py",
-        "bench/engines/ddp.py",
-        "bench/engines/fsdp2.py",
-        "bench/engines/mfsdp.py",
-        "mfsdp_core/runtime/hooks.py",
-        "reports/build.py",
-    ):
+    for file in FILES.split():
         (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / file).write_text(f"# {file}\n")
     return tmp_path
