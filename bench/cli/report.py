@@ -54,10 +54,9 @@ class ReportVerb(
 
     def _post(self, store: ResultsStore) -> Answer:
         """The block of a pull request; written where a folder is named."""
-        from reports.posts.gathered import gather
         from reports.posts.pull_request import pull_request
 
-        text = pull_request(gather(store, self.sweeps))
+        text = pull_request(store, self.sweeps)
         if self.out is None:
             return Answer(text, {"markdown": text})
         path = self.out / "pr.md"

@@ -46,28 +46,25 @@ def changes(pair: Pair) -> dict[str, float]:
 
     time is that of a step, or the inverse of a rate.
     """
-    found = {one.name.removesuffix(", median"): one.ratio for one in beside(*pair).changes}
-    ratios = {name: ratio for name, ratio in found.items() if ratio}
-    rate = ratios.get("tokens/s per device")
-    told = {"time": ratios.get("step time") or (1 / rate if rate else None)}
-    told["memory"] = ratios.get("allocated peak of a device")
+    stated = {one.name.removesuffix(", median"): one.ratio for one in beside(*pair).changes}
+    rate = stated.get("tokens/s per device")
+    ratios = {
+        "time": stated.get("step time") or (1 / rate if rate else None),
+        "memory": stated.get("allocated peak of a device") or None,
+    }
     base, head = (_last(run) for run in pair)
     if base is not None and head is not None and base.step == head.step:
-        told |= {name: _over(getattr(base, name), getattr(head, name)) for name in _AT_A_STEP}
-    return {name: ratio for name, ratio in told.items() if ratio is not None}
-
-
-_AT_A_STEP = ("loss", "grad_norm")
-
-
-def _over(base: float | None, head: float | None) -> float | None:
-    """Of negative numbers, too, a rise is above 1."""
-    return None if not base or head is None else 1 + (head - base) / abs(base)
+        for name in ("loss", "grad_norm"):
+            before, after = getattr(base, name), getattr(head, name)
+            if before and after is not None:
+                # Of negative numbers, too, a rise is above 1.
+                ratios[name] = 1 + (after - before) / abs(before)
+    return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 
 def _last(run: Shown) -> ImportedStep | None:
     steps = () if run.run is None else run.run.steps
-    return next((one for one in steps[::-1] if one.loss is not None), None)
+    return next((step for step in steps[::-1] if step.loss is not None), None)
 
 
 def _label(run: Shown) -> str:

@@ -9,7 +9,6 @@ from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
 from reports.compare.change import change_between, flag_table, memory_metric, tradeoff_flags
 from reports.compare.parity import parity_groups
 from reports.compare.samples import cell_samples, shared_metric
-from reports.posts.gathered import gather
 from reports.posts.pull_request import pull_request
 from reports.sections.cell_table import best_cells
 from reports.views.cells import make_cell
@@ -148,7 +147,7 @@ def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(s
     assert [cell.text(LEDGER_PEAK) for cell in cells] == ["<= 8.0 MiB", "7.0 MiB"]
     assert best_cells(cells, LEDGER_PEAK) == []
     assert cells[0].text(LIVE_STORAGE) == "6.0 MiB"
-    assert "| memory | live storage |" in pull_request(gather(store, ["a", "b"]))
+    assert "| memory | live storage |" in pull_request(store, ["a", "b"])
     base, head = map(cell_samples, cells)
     assert shared_metric(MEMORY, base, head) is RSS
     assert shared_metric(MEMORY, base, base) is LEDGER_PEAK

@@ -15,7 +15,7 @@ from reports.compare.parity import (
     tolerance_for,
     wire_verdicts,
 )
-from reports.posts.gathered import gather
+from reports.posts.pull_request import pull_request
 from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section
 from reports.views.cells import make_cell
@@ -103,7 +103,7 @@ def test_cells_with_gradients_in_other_dtypes_have_one_reference_and_verdicts_by
     ]
     texts = [block.text for block in parity_section(found) if isinstance(block, Paragraph)]
     assert any(text.startswith("Across dtypes of gradients, against fp32: FSDP") for text in texts)
-    assert "FSDP, BF16 wire: equal within" in gather(store, ["quickstart"]).parity
+    assert "FSDP, BF16 wire: equal within" in pull_request(store, ["quickstart"])
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2"])

@@ -13,7 +13,6 @@ from recorded_runs import Arm, Recorded, record_arms, record_run, resolved_run, 
 from bench.errors import NothingMeasuredError
 from bench.importers.table import read_text
 from bench.store import ResultsStore
-from reports.posts.gathered import gather
 from reports.posts.pull_request import pull_request
 
 LOGS = Path(__file__).parents[1] / "run" / "logs"
@@ -41,10 +40,6 @@ def measured(store: ResultsStore, cells: int = 2, repeats: int = 1) -> ResultsSt
     return store
 
 
-def pr(store: ResultsStore, *names: str) -> str:
-    return pull_request(gather(store, names))
-
-
 def rows(text: str) -> list[list[str]]:
     html = MarkdownIt("gfm-like", {"linkify": False}).render(text)
     found = re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)
@@ -56,8 +51,8 @@ def test_the_block_of_imported_runs_stays_below_sixty_lines_and_counts_the_rest(
     store, names, left
 ) -> None:
     with pytest.raises(NothingMeasuredError, match="no finished and no imported run"):
-        gather(store, ())
-    text = pr(imported(store, *names))
+        pull_request(store, ())
+    text = pull_request(imported(store, *names), ())
     assert len(text.splitlines()) < 60
     for heading in ("Trade-offs", "Parity", "Evidence", "Reproduce"):
         assert f"**{heading}" in text
@@ -68,7 +63,7 @@ def test_the_block_of_imported_runs_stays_below_sixty_lines_and_counts_the_rest(
 
 
 def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
-    text = pr(measured(store, cells=2, repeats=12))
+    text = pull_request(measured(store, cells=2, repeats=12), ())
     assert len(text.splitlines()) < 60
     assert "n=12 against 12" in text
     assert "# cell-0 (mfsdp optim_grads_params, fp32" in text
@@ -77,7 +72,7 @@ def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
 def test_the_block_of_arms_has_their_intervals_and_every_loss_that_moved(store) -> None:
     arms = {"base": Arm(), "head": Arm(slower=1.1), "wrong": Arm(loss_shift=1e-3)}
     record_arms(store, arms, noise=0.003)
-    text = pr(store).replace("\N{NO-BREAK SPACE}", " ")
+    text = pull_request(store, ()).replace("\N{NO-BREAK SPACE}", " ")
     for row in rows(text)[1:]:
         slower = "[head]" in row[0]
         low, high = row[3].split(" to ")
@@ -88,14 +83,14 @@ def test_the_block_of_arms_has_their_intervals_and_every_loss_that_moved(store) 
 
 def test_the_block_of_arms_has_a_gradient_norm_that_moved_under_equal_losses(store) -> None:
     record_arms(store, {"base": Arm(), "head": Arm(norm_scale=4.0)})
-    text = pr(store, "gate")
+    text = pull_request(store, ["gate"])
     assert "grad norm: +300.00 %" in text.replace("\N{NO-BREAK SPACE}", " ")
     assert "ddp \\[head\\] diverges (gradient norm)" in text
     assert "gradient norm moved: differs" in text
 
 
 def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
-    text = pr(imported(store, "pr4133"))
+    text = pull_request(imported(store, "pr4133"), ())
     head, _, *changes = rows(text)[1]
     assert head == "no-fusedadam-master-weights"
     assert [one.replace("\N{NO-BREAK SPACE}", " ") for one in changes[:5]] == [
@@ -106,7 +101,7 @@ def test_the_block_says_what_changed_and_what_was_traded(store) -> None:
 
 
 def test_the_lines_of_a_block_can_be_imported_again(store) -> None:
-    text = pr(imported(store, "pr4133"))
+    text = pull_request(imported(store, "pr4133"), ())
     again = read_text("again", [text.encode()], "megatron", {})
     assert [run.provenance.label for run in again] == [
         run.provenance.label for run in sorted(store.imports.all(), key=lambda r: r.id)
@@ -125,6 +120,6 @@ def test_names_of_labels_cannot_break_out_of_the_block(store) -> None:
     bad = "# a ``` <script> | x\n" + line + "# b @someone #1\n" + line
     for one in read_text("x", [bad.encode()], None, {}):
         store.imports.write(replace(one, id=f"x.{one.id}"))
-    html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(pr(store))
+    html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(pull_request(store, ()))
     assert "<script>" not in html
     assert html.count("<pre>") == 2
