@@ -11,6 +11,7 @@ from matplotlib.ticker import NullFormatter
 
 from reports.compare.parity import ParityGroup, ParityRow, losses, relative_differences
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
+from reports.views.cells import Cell
 
 _LOWEST_FLOOR = 1e-16
 _THINNEST, _THICKER, _THICKEST = 1.2, 1.8, 9.0
@@ -18,6 +19,7 @@ _ROW_INCHES = 2.9
 _LEGEND_ROW_INCHES = 0.19
 MOST_GROUPS = 6
 MOST_CURVES = 16
+_Curves = Sequence[tuple[Cell, list[float]]]
 
 
 def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
@@ -57,32 +59,31 @@ def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> s
     """
     heights = [max(_ROW_INCHES, 0.7 + _LEGEND_ROW_INCHES * (len(g.rows) + 1)) for g in groups]
     with drawing(11.0, sum(heights)) as figure:
-        axes = figure.subplots(
-            len(groups), 2, squeeze=False, gridspec_kw={"height_ratios": heights}
-        )
-        for (left, right), group in zip(axes, groups, strict=True):
-            _curves(left, group, look_of)
-            _differences(right, group, look_of)
+        ratios = {"height_ratios": heights}
+        rows = figure.subplots(len(groups), 2, squeeze=False, gridspec_kw=ratios)
+        for (left, right), group in zip(rows, groups, strict=True):
+            curves = [(row.cell, losses(row.cell.finished[0].record)) for row in group.rows]
+            base = losses(group.reference.finished[0].record)
+            _losses(left, group, curves, base, look_of)
+            _differences(right, group, curves, base, look_of)
             handles, names = left.get_legend_handles_labels()
             right.legend(handles, names, loc="upper left", bbox_to_anchor=(1.02, 1.02))
         return svg(figure, "loss")
 
 
-def _curves(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
-    base = losses(group.reference.finished[0].record)
-    widths = [_THINNEST + _THICKER * place for place in range(len(group.rows))]
-    for row, width in zip(group.rows, reversed(widths), strict=True):
-        values = losses(row.cell.finished[0].record)
-        look = look_of[row.cell.name]
+def _losses(
+    axes: Axes, group: ParityGroup, curves: _Curves, base: list[float], look_of: Mapping[str, Look]
+) -> None:
+    for later, (cell, values) in zip(range(len(curves) - 1, -1, -1), curves, strict=True):
+        look = look_of[cell.name]
         equal = " (equal)" if values == base else ""
-        name = label(row.cell.name) + (" (reference)" if row.cell is group.reference else equal)
         axes.plot(
             range(1, len(values) + 1),
             values,
             color=look.colour,
             linestyle=look.dash,
-            linewidth=min(width, _THICKEST),
-            label=name,
+            linewidth=min(_THINNEST + _THICKER * later, _THICKEST),
+            label=label(cell.name) + (" (reference)" if cell is group.reference else equal),
         )
     axes.set_title(f"Loss, {label(group.label)}", loc="left")
     axes.set_xlabel("step")
@@ -90,39 +91,39 @@ def _curves(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None
     whole_steps(axes)
 
 
-def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) -> None:
-    base = losses(group.reference.finished[0].record)
-    curves = {
-        row.cell.name: relative_differences(losses(row.cell.finished[0].record), base)
-        for row in group.rows
-        if row.cell is not group.reference
+def _differences(
+    axes: Axes, group: ParityGroup, curves: _Curves, base: list[float], look_of: Mapping[str, Look]
+) -> None:
+    apart = {
+        cell.name: relative_differences(values, base)
+        for cell, values in curves
+        if cell is not group.reference
     }
-    compared = any(curves.values())
-    whole = all(len(losses(row.cell.finished[0].record)) == len(base) for row in group.rows)
-    curves = {name: curve for name, curve in curves.items() if any(curve)}
-    drawn = bool(curves)
-    floor = _floor([value for curve in curves.values() for value in curve])
-    for name, curve in curves.items():
-        look = look_of[name]
-        axes.plot(
-            range(1, len(curve) + 1),
-            # Beyond every scale where the reference is 0: a gap, as of what is not a number.
-            [max(value, floor) if math.isfinite(value) else math.nan for value in curve],
-            color=look.colour,
-            linestyle=look.dash,
-            linewidth=1.3,
-        )
+    drawn = {name: values for name, values in apart.items() if any(values)}
+    positive = [value for values in drawn.values() for value in values if 0 < value < math.inf]
+    # Where exact agreement, which has no place on a logarithmic axis, is drawn.
+    floor = max(_LOWEST_FLOOR, min(positive, default=1e-9) / 5)
+    for name, values in drawn.items():
+        # Beyond every scale where the reference is 0: a gap, as of what is not a number.
+        shown = [max(value, floor) if math.isfinite(value) else math.nan for value in values]
+        look, steps = look_of[name], range(1, len(shown) + 1)
+        axes.plot(steps, shown, color=look.colour, linestyle=look.dash, linewidth=1.3)
     bound = group.tolerance.bound
     title = f"Difference from {label(group.reference.name, 30)}"
     axes.set_title(f"{title} (line: bound {bound:.1e})" if drawn else title, loc="left")
-    axes.set_xlabel("step")
-    axes.set_ylabel("|relative difference|")
     if not drawn:
+        text = "nothing to compare with"
+        if any(apart.values()):
+            whole = all(len(values) == len(base) for _, values in curves)
+            which = (
+                "all losses" if whole else "numbers of steps differ; losses of steps that both have"
+            )
+            text = f"{which} are equal, bit for bit"
         axes.set_axis_off()
-        equal = "all losses" if whole else "numbers of steps differ; losses of steps that both have"
-        text = f"{equal} are equal, bit for bit" if compared else "nothing to compare with"
         axes.text(0.5, 0.5, text, ha="center", transform=axes.transAxes)
         return
+    axes.set_xlabel("step")
+    axes.set_ylabel("|relative difference|")
     axes.set_yscale("log")
     # Plain text: mathtext is off, because a name may hold dollar signs.
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0e}")
@@ -131,9 +132,3 @@ def _differences(axes: Axes, group: ParityGroup, look_of: Mapping[str, Look]) ->
     _, high = axes.get_ylim()
     axes.set_ylim(floor / 2, max(high, bound * 8))
     whole_steps(axes)
-
-
-def _floor(differences: Sequence[float]) -> float:
-    """Where exact agreement, which has no place on a logarithmic axis, is drawn."""
-    positive = [value for value in differences if 0 < value < math.inf]
-    return max(_LOWEST_FLOOR, min(positive, default=1e-9) / 5)

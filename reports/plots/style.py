@@ -14,10 +14,10 @@ import textwrap
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
@@ -29,7 +29,8 @@ from reports.views.cells import Cell
 
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 YELLOW, BLUE, VERMILLION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
-GREY = "#8a8f98"
+GREY, INK = "#8a8f98", "#25282d"
+MIB = 2**20
 CYCLE = (BLUE, VERMILLION, GREEN, PURPLE, ORANGE, SKY, BLACK)
 DASHES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
@@ -65,8 +66,7 @@ _RC: dict[Any, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class Look:
+class Look(NamedTuple):
     """How one cell is drawn everywhere."""
 
     colour: str
@@ -82,22 +82,16 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
     """
     policies = list(dict.fromkeys(cell.dtypes for cell in cells))
     colours = _engine_colours(cells)
-    spoken: dict[str, Look] = {}
-    for cell in cells:
+    found: dict[str, Look] = {}
+    counted: dict[str, Look] = {}
+    for number, cell in enumerate(cells):
         engine = cell.resolved.engine
-        index = STRATEGIES.index(engine.strategy) if engine.strategy else 0
+        strategy = STRATEGIES.index(engine.strategy) if engine.strategy else 0
         marker = MARKERS[policies.index(cell.dtypes) % len(MARKERS)]
-        spoken[cell.name] = Look(colours[engine.name], DASHES[index % len(DASHES)], marker)
-    if len(set(spoken.values())) == len(cells):
-        return spoken
-    return {
-        cell.name: Look(
-            CYCLE[index % len(CYCLE)],
-            DASHES[index // len(CYCLE) % len(DASHES)],
-            spoken[cell.name].marker,
-        )
-        for index, cell in enumerate(cells)
-    }
+        found[cell.name] = Look(colours[engine.name], DASHES[strategy % len(DASHES)], marker)
+        dash = DASHES[number // len(CYCLE) % len(DASHES)]
+        counted[cell.name] = Look(CYCLE[number % len(CYCLE)], dash, marker)
+    return found if len(set(found.values())) == len(cells) else counted
 
 
 def _engine_colours(cells: Sequence[Cell]) -> dict[str, str]:
@@ -145,6 +139,46 @@ def drawing(width: float, height: float, *, arranged: bool = True) -> Iterator[F
         figure = Figure(figsize=(width, height), layout="constrained" if arranged else None)
         FigureCanvasSVG(figure)
         yield figure
+
+
+@contextmanager
+def panels(
+    count: int,
+    columns: int,
+    inches: float,
+    labels: tuple[str, str],
+    *,
+    top: float,
+    hspace: float,
+) -> Iterator[tuple[Figure, list[Axes]]]:
+    """So many panels on one vertical scale, each so many inches high, below `top` inches.
+
+    Placed by hand: constrained layout gives up on many small panels. labels: of both axes.
+    """
+    columns = min(columns, max(count, 1))
+    rows = -(-count // columns)
+    height = top + 0.5 + inches * rows
+    with drawing(11.0, height, arranged=False) as figure:
+        grid = figure.subplots(rows, columns, squeeze=False, sharey=True).flatten()
+        edges = {"left": 0.066, "right": 0.988, "top": 1 - top / height, "bottom": 0.5 / height}
+        figure.subplots_adjust(**edges, wspace=0.08, hspace=hspace)
+        for unused in grid[count:]:
+            unused.set_axis_off()
+        figure.supxlabel(labels[0], fontsize=9, y=0.12 / height)
+        figure.supylabel(labels[1], fontsize=9, x=0.006)
+        yield figure, list(grid[:count])
+
+
+def top_legend(figure: Figure, handles: Sequence[Artist], columns: int, left: float = 0.06) -> None:
+    """One legend above all axes."""
+    figure.legend(
+        handles=handles,
+        loc="upper left",
+        bbox_to_anchor=(left, 1 - 0.03 / figure.get_figheight()),
+        ncols=columns,
+        borderaxespad=0.0,
+        handletextpad=0.4,
+    )
 
 
 def svg(figure: Figure, salt: str) -> str:
@@ -198,8 +232,12 @@ def in_order(found: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
     return [name for name in order if name in names] + [n for n in names if n not in order]
 
 
-def category_look(category: str, others: Iterable[str] = ()) -> tuple[str, str]:
-    """Colour and hatch; unknown categories get what `ORDER` leaves, by their place in `others`."""
-    names = [*ORDER, *(name for name in others if name not in ORDER)]
-    index = names.index(category) if category in names else len(names)
-    return _COLOURS[index % len(_COLOURS)], _HATCHES[index % len(_HATCHES)]
+def category_look(category: str, others: Iterable[str]) -> dict[str, Any]:
+    """How its area is drawn; unknown ones get what `ORDER` leaves, by their place in `others`."""
+    index = [*ORDER, *(name for name in others if name not in ORDER)].index(category)
+    return {
+        "facecolor": _COLOURS[index % len(_COLOURS)],
+        "hatch": _HATCHES[index % len(_HATCHES)],
+        "edgecolor": "white",
+        "label": label(category.replace("_", " ")),
+    }
