@@ -13,11 +13,10 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from bench.derive.metrics import GRAD_NORM, LOSS, Metric, judged_metrics
 from bench.derive.summary import common_steps, step_milliseconds
@@ -26,55 +25,48 @@ from bench.workload import ImportedStep, Workload
 from reports.compare.parity import losses
 from reports.compare.samples import CellSamples, cell_samples, imported_samples
 from reports.compare.statistics import Interval, Rearrangements, subset_means
-from reports.views.cells import Cell, Run
+from reports.views.cells import Cell
 from reports.views.machine import entries
 from reports.views.sweep_view import load_sweeps
 
 _ALPHA: Final = 0.05
 _COMMIT: Final = re.compile(r"[0-9a-f]{40}")
 _NOT_PLAIN: Final = re.compile(r"[^A-Za-z0-9._-]+")
-_BIGGER: Final = "higher_is_better"
-_ASV_VERSION: Final = 2
-_ASV_MACHINE_VERSION: Final = 1
 _ASV_COLUMNS: Final = [
     *("result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b"),
     *("stats_q_25", "stats_q_75", "stats_number", "stats_repeat", "samples", "profile"),
 ]
+_ASV_BENCHMARK: Final = {
+    "param_names": [],
+    "params": [],
+    "timeout": 60.0,
+    "type": "track",
+    "unit": "1",
+    "version": "1",
+}
 # Name in Megatron-LM's files -> (field of a step, factor into its unit).
 _GOLDEN: Final = {
-    "lm loss": ("loss", 1.0),
-    "grad-norm": ("grad_norm", 1.0),
-    "mem-allocated-bytes": ("device_allocated_bytes", 1.0),
-    "mem-max-allocated-bytes": ("device_peak_bytes", 1.0),
+    "lm loss": ("loss", 1),
+    "grad-norm": ("grad_norm", 1),
+    "mem-allocated-bytes": ("device_allocated_bytes", 1),
+    "mem-max-allocated-bytes": ("device_peak_bytes", 1),
     "iteration-time": ("milliseconds", 1e-3),
 }
 
 
-@dataclass(frozen=True)
-class Measure:
-    """One metric of one cell: a number per run, and the interval of their centre if it is known."""
+class Measure(NamedTuple):
+    """One metric of one cell: a number per run, their median and the interval of their centre.
+
+    interval: at 95 %, of values that are symmetric around it; None of too few runs.
+    """
 
     metric: Metric
     values: tuple[float, ...]
-
-    @property
-    def value(self) -> float:
-        """Median over runs."""
-        return median(self.values)
-
-    @property
-    def interval(self) -> Interval | None:
-        """At 95 %, of values that are symmetric around their centre; None of too few runs."""
-        return Rearrangements(subset_means(self.values)).interval(_ALPHA)
-
-    @property
-    def bigger_is_better(self) -> bool:
-        """By the default policy."""
-        return self.metric.rule is not None and self.metric.rule.direction == _BIGGER
+    value: float
+    interval: Interval | None
 
 
-@dataclass(frozen=True)
-class Exported:
+class Exported(NamedTuple):
     """A cell of a sweep, or an imported run. steps: of its first finished run.
 
     commit: 40 digits, "" if its code is of no commit. utc: when its first run began.
@@ -84,8 +76,8 @@ class Exported:
     workload: Workload
     samples: CellSamples
     steps: tuple[ImportedStep, ...]
-    commit: str
     utc: str
+    commit: str = ""
     python: str = ""
     hostname: str = "unknown"
 
@@ -94,166 +86,170 @@ class Exported:
         """Its name as a part of a file name."""
         return _NOT_PLAIN.sub("-", self.name).strip("-.")
 
-    def measures(self) -> Iterator[Measure]:
-        """Of every judged metric that was measured, then the last loss and gradient norm."""
-        known = judged_metrics()
-        for name, numbers in self.samples.values.items():
-            if name in known and numbers:
-                yield Measure(known[name], tuple(numbers.values()))
-        for metric in (LOSS, GRAD_NORM):
-            curves = self.samples.curves.get(metric.name, ())
-            if last := tuple(curve.values[-1] for curve in curves if curve.values):
-                yield Measure(metric, last)
+
+_Files = dict[str, str]
 
 
 def exported(store: ResultsStore, names: Sequence[str]) -> list[Exported]:
     """Finished cells of the sweeps, and the imports, of these names; of all where none is given."""
     sweeps = [name for name in store.sweeps() if not names or name in names]
     views = load_sweeps(store, sweeps) if sweeps else []
-    found = [_of_cell(view.id, cell) for view in views for cell in view.cells if cell.finished]
-    for name in store.imports.ids():
-        if not names or name in names:
-            run = store.imports.read(name)
-            samples, utc = imported_samples(run), run.provenance.imported_utc
-            found.append(Exported(name, run.workload, samples, run.steps, "", utc))
-    return found
+    cells = [_of_cell(view.id, cell) for view in views for cell in view.cells if cell.finished]
+    runs = [store.imports.read(name) for name in store.imports.ids() if not names or name in names]
+    return cells + [
+        Exported(
+            run.id, run.workload, imported_samples(run), run.steps, run.provenance.imported_utc
+        )
+        for run in runs
+    ]
 
 
 def _of_cell(sweep: str, cell: Cell) -> Exported:
     record = cell.finished[0].record
-    git, runtime = entries(record.environment, "git"), record.runtime
+    git = entries(record.environment, "git")
     commit = "" if git.get("dirty") else str(git.get("commit") or "")
+    # Times of the slowest rank, losses and norms as means over ranks.
+    times = step_milliseconds(common_steps(record.steps))
+    curves = (losses(record, name) for name in (LOSS.name, GRAD_NORM.name))
+    rows = itertools.islice(itertools.zip_longest(times, *curves), len(times))
     return Exported(
         f"{sweep}/{cell.name}",
         record.workload,
         cell_samples(cell),
-        _steps(cell.finished[0]),
-        commit if _COMMIT.fullmatch(commit) else "",
+        tuple(
+            ImportedStep(number, milliseconds=time, loss=loss, grad_norm=norm)
+            for number, (time, loss, norm) in enumerate(rows, start=1)
+        ),
         record.status.started_utc,
-        str(runtime.get("python") or ""),
+        commit if _COMMIT.fullmatch(commit) else "",
+        str(record.runtime.get("python") or ""),
         str(record.environment.get("hostname") or "unknown"),
     )
 
 
-def _steps(run: Run) -> tuple[ImportedStep, ...]:
-    """Times of the slowest rank, losses and norms as means over ranks."""
-    grouped = common_steps(run.record.steps)
-    times = step_milliseconds(grouped)
-    curves = (losses(run.record, name) for name in (LOSS.name, GRAD_NORM.name))
-    rows = itertools.islice(itertools.zip_longest(times, *curves), len(times))
-    return tuple(
-        ImportedStep(number, milliseconds=time, loss=loss, grad_norm=norm)
-        for number, (time, loss, norm) in enumerate(rows, start=1)
-    )
+def _measures(runs: Sequence[Exported]) -> Iterator[tuple[Exported, Measure]]:
+    """Of every judged metric that was measured, then the last loss and gradient norm."""
+    known = judged_metrics()
+    for run in runs:
+        numbers = {known[n]: tuple(v.values()) for n, v in run.samples.values.items() if n in known}
+        for metric in (LOSS, GRAD_NORM):
+            curves = run.samples.curves.get(metric.name, ())
+            numbers[metric] = tuple(curve.values[-1] for curve in curves if curve.values)
+        for metric, values in numbers.items():
+            if values:
+                interval = Rearrangements(subset_means(values)).interval(_ALPHA)
+                yield run, Measure(metric, values, median(values), interval)
 
 
 def _json(document: Any) -> str:
     return json.dumps(document, indent=1, allow_nan=False) + "\n"
 
 
-def golden(found: Sequence[Exported]) -> dict[str, str]:
+def _golden(runs: Sequence[Exported]) -> _Files:
     """Every step; what a step does not tell is `nan`, as Megatron-LM writes it."""
-    return {f"golden_values_{one.file}.json": _golden(one.steps) for one in found if one.steps}
+    files = {}
+    for run in runs:
+        numbers = [step.step for step in run.steps]
+        gaps = {after - before for before, after in itertools.pairwise(numbers)}
+        document = {}
+        for metric, (field, factor) in _GOLDEN.items():
+            values = {str(step.step): getattr(step, field) for step in run.steps}
+            if any(value is not None for value in values.values()):
+                document[metric] = {
+                    "start_step": numbers[0],
+                    "end_step": numbers[-1],
+                    "step_interval": min(gaps, default=1),
+                    "values": {n: "nan" if v is None else v * factor for n, v in values.items()},
+                }
+        if run.steps:
+            files[f"golden_values_{run.file}.json"] = _json(document)
+    return files
 
 
-def _golden(steps: Sequence[ImportedStep]) -> str:
-    numbers = [step.step for step in steps]
-    gaps = {after - before for before, after in itertools.pairwise(numbers)}
-    document = {}
-    for metric, (field, factor) in _GOLDEN.items():
-        told = {str(step.step): getattr(step, field) for step in steps}
-        if any(value is not None for value in told.values()):
-            document[metric] = {
-                "start_step": numbers[0],
-                "end_step": numbers[-1],
-                "step_interval": min(gaps, default=1),
-                "values": {
-                    step: "nan" if value is None else value * factor if factor != 1 else value
-                    for step, value in told.items()
-                },
-            }
-    return _json(document)
-
-
-def torchtitan(found: Sequence[Exported]) -> dict[str, str]:
+def _torchtitan(runs: Sequence[Exported]) -> _Files:
     """Runs with losses; the third column where every step has a norm."""
-    return {f"{one.file}.txt": text for one in found if (text := _losses(one))}
+    files = {}
+    for run in runs:
+        steps = [step for step in run.steps if step.loss is not None]
+        normed = all(step.grad_norm is not None for step in steps)
+        lines = [f"# config: {run.name}"]
+        lines += [] if run.workload.ranks is None else [f"# ngpu: {run.workload.ranks}"]
+        lines.append("# step loss" + (" grad_norm" if normed else ""))
+        for step in steps:
+            lines.append(f"{step.step} {step.loss!r}" + (f" {step.grad_norm!r}" if normed else ""))
+        if steps:
+            files[f"{run.file}.txt"] = "\n".join([*lines, ""])
+    return files
 
 
-def _losses(one: Exported) -> str:
-    told = [step for step in one.steps if step.loss is not None]
-    normed = all(step.grad_norm is not None for step in told)
-    rows = [
-        f"{step.step} {step.loss!r}" + (f" {step.grad_norm!r}" if normed else "") for step in told
-    ]
-    ranks = [] if one.workload.ranks is None else [f"# ngpu: {one.workload.ranks}"]
-    head = [f"# config: {one.name}", *ranks, "# step loss" + (" grad_norm" if normed else "")]
-    return "\n".join([*head, *rows, ""]) if rows else ""
-
-
-def pytorch(found: Sequence[Exported]) -> dict[str, str]:
+def _pytorch(runs: Sequence[Exported]) -> _Files:
     """One record per cell and metric, a value per run."""
     records = [
         {
             "benchmark": {
                 "name": "mfsdp-bench",
                 "mode": "training",
-                "dtype": one.workload.compute_dtype or "unknown",
-                "extra_info": _plain({"cell": one.name, "strategy": one.workload.strategy}),
+                "dtype": run.workload.compute_dtype or "unknown",
+                "extra_info": _plain({"cell": run.name, "strategy": run.workload.strategy}),
             },
             "model": {
-                "name": one.workload.model or "unknown",
+                "name": run.workload.model or "unknown",
                 "type": "training",
-                "backend": one.workload.engine or one.workload.framework,
+                "backend": run.workload.engine or run.workload.framework,
             },
             "metric": {
                 "name": measure.metric.name,
                 "benchmark_values": list(measure.values),
-                "extra_info": _plain({"unit": measure.metric.unit, "commit": one.commit}),
+                "extra_info": _plain({"unit": measure.metric.unit, "commit": run.commit}),
             },
         }
-        for one, measure in _all(found)
+        for run, measure in _measures(runs)
     ]
     return {"pytorch.json": _json(records)} if records else {}
 
 
-def bencher(found: Sequence[Exported]) -> dict[str, str]:
+def _plain(values: Mapping[str, str | None]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value}
+
+
+def _bencher(runs: Sequence[Exported]) -> _Files:
     """Bounds where so many runs give an interval."""
     document: dict[str, dict[str, dict[str, float]]] = {}
-    for one, measure in _all(found):
-        said = {"value": measure.value}
+    for run, measure in _measures(runs):
+        numbers = {"value": measure.value}
         if measure.interval is not None:
-            said |= dict(zip(("lower_value", "upper_value"), measure.interval, strict=True))
-        document.setdefault(one.name, {})[measure.metric.name] = said
+            numbers["lower_value"], numbers["upper_value"] = measure.interval
+        document.setdefault(run.name, {})[measure.metric.name] = numbers
     return {"bencher.json": _json(document)} if document else {}
 
 
-def github_action_benchmark(found: Sequence[Exported]) -> dict[str, str]:
+def _github_action_benchmark(runs: Sequence[Exported]) -> _Files:
     """For its tools customSmallerIsBetter and customBiggerIsBetter."""
     files: dict[str, list[dict[str, Any]]] = {}
-    for one, measure in _all(found):
+    for run, measure in _measures(runs):
+        metric = measure.metric
         entry: dict[str, Any] = {
-            "name": f"{one.name}: {measure.metric.name}",
-            "unit": measure.metric.unit or "1",
+            "name": f"{run.name}: {metric.name}",
+            "unit": metric.unit or "1",
             "value": measure.value,
             "extra": f"{len(measure.values)} runs",
         }
         if measure.interval is not None:
             entry["range"] = "{:g} to {:g}".format(*measure.interval)
-        file = "bigger.json" if measure.bigger_is_better else "smaller.json"
-        files.setdefault(file, []).append(entry)
-    return {file: _json(entries_) for file, entries_ in files.items()}
+        is_bigger = metric.rule is not None and metric.rule.direction == "higher_is_better"
+        files.setdefault("bigger.json" if is_bigger else "smaller.json", []).append(entry)
+    return {file: _json(listed) for file, listed in files.items()}
 
 
-def asv(found: Sequence[Exported]) -> dict[str, str]:
+def _asv(runs: Sequence[Exported]) -> _Files:
     """Cells whose code is a commit; machines are hosts."""
-    files: dict[str, str] = {}
-    benchmarks: dict[str, Any] = {"version": _ASV_VERSION}
+    files: _Files = {}
+    benchmarks: dict[str, Any] = {"version": 2}
     grouped: dict[tuple[str, str, str], list[Exported]] = {}
-    for one in found:
-        if one.commit:
-            machine = _NOT_PLAIN.sub("-", one.hostname) or "unknown"
-            grouped.setdefault((machine, one.commit, one.python or "unknown"), []).append(one)
+    for run in runs:
+        if run.commit:
+            machine = _NOT_PLAIN.sub("-", run.hostname) or "unknown"
+            grouped.setdefault((machine, run.commit, run.python or "unknown"), []).append(run)
     for (machine, commit, python), members in grouped.items():
         hardware = members[0].samples.hardware
         about = {
@@ -262,18 +258,17 @@ def asv(found: Sequence[Exported]) -> dict[str, str]:
             "cpu": hardware.device,
             "num_cpu": str(hardware.count),
         }
-        files[f"results/{machine}/machine.json"] = _json({**about, "version": 1})
-        environment = f"existing-py{python}"
-        started = min(_epoch_milliseconds(one.utc) for one in members)
+        started = min(_epoch_milliseconds(run.utc) for run in members)
         results = {}
-        for one, measure in _all(members):
-            name = f"{one.file}.{measure.metric.name}"
-            benchmarks[name] = _asv_benchmark(name, measure.metric.unit)
-            row = [[measure.value], [], "1", started, *[None] * 7, [list(measure.values)]]
-            results[name] = row
+        for run, measure in _measures(members):
+            name = f"{run.file}.{measure.metric.name}"
+            unit = measure.metric.unit or "1"
+            benchmarks[name] = {"code": name, "name": name, **_ASV_BENCHMARK, "unit": unit}
+            samples = [list(measure.values)]
+            results[name] = [[measure.value], [], "1", started, *[None] * 7, samples]
         document = {
             "commit_hash": commit,
-            "env_name": environment,
+            "env_name": f"existing-py{python}",
             "date": started,
             "params": {**about, "python": python},
             "python": python,
@@ -282,43 +277,23 @@ def asv(found: Sequence[Exported]) -> dict[str, str]:
             "result_columns": _ASV_COLUMNS,
             "results": results,
             "durations": {},
-            "version": _ASV_VERSION,
+            "version": 2,
         }
-        files[f"results/{machine}/{commit[:8]}-{environment}.json"] = _json(document)
+        files[f"results/{machine}/machine.json"] = _json({**about, "version": 1})
+        files[f"results/{machine}/{commit[:8]}-existing-py{python}.json"] = _json(document)
     return files | {"results/benchmarks.json": _json(benchmarks)} if files else {}
-
-
-def _asv_benchmark(name: str, unit: str) -> dict[str, Any]:
-    return {
-        "code": name,
-        "name": name,
-        "param_names": [],
-        "params": [],
-        "timeout": 60.0,
-        "type": "track",
-        "unit": unit or "1",
-        "version": "1",
-    }
 
 
 def _epoch_milliseconds(utc: str) -> int:
     return round(datetime.fromisoformat(utc).timestamp() * 1e3)
 
 
-def _all(found: Iterable[Exported]) -> Iterator[tuple[Exported, Measure]]:
-    return ((one, measure) for one in found for measure in one.measures())
-
-
-def _plain(values: Mapping[str, str | None]) -> dict[str, str]:
-    return {name: value for name, value in values.items() if value}
-
-
-FORMS: Final[Mapping[str, Callable[[Sequence[Exported]], dict[str, str]]]] = {
-    "golden": golden,
-    "torchtitan": torchtitan,
-    "pytorch": pytorch,
-    "bencher": bencher,
-    "github-action-benchmark": github_action_benchmark,
-    "asv": asv,
+FORMS: Final[Mapping[str, Callable[[Sequence[Exported]], _Files]]] = {
+    "golden": _golden,
+    "torchtitan": _torchtitan,
+    "pytorch": _pytorch,
+    "bencher": _bencher,
+    "github-action-benchmark": _github_action_benchmark,
+    "asv": _asv,
 }
 """Name -> files by path below the folder; none where nothing can be written in this form."""
