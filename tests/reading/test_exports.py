@@ -142,7 +142,11 @@ def test_documents_keep_to_the_documented_schema(measured, form, names, schema):
     found = files(measured, form)
     assert {*found} == names
     for text in found.values():
-        validate(json.loads(text), schema)
+        document = json.loads(text)
+        validate(document, schema)
+        if isinstance(document, list):  # each number once
+            named = [one.get("name") or one["metric"]["name"] for one in document]
+            assert len(named) == len(set(named))
 
 
 def times(store) -> list[float]:
