@@ -25,6 +25,8 @@ from reports.nccl.reasons import FIRST_SYMMETRIC, MULTI_NODE_SCATTER
 from reports.nccl.verdicts import Audit, Verdict, VerdictRow, bytes_by_verdict
 
 _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
+# Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
+_OF_WINDOWS = (Verdict.SYMMETRIC, Verdict.COPY_ENGINE, Verdict.HIERARCHICAL_CE)
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,17 @@ def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
     """What a run asked for that NCCL may silently leave undone."""
     launch, setting = resolved.launch, resolved.engine.setting
     symmetric = bool(setting("nccl_ub") and setting("symmetric_registration"))
-    found = []
-    if launch.copy_engine:
-        gathers = ("AllGather",)
-        found.append(Expectation("copy-engine gathers", gathers, _by((Verdict.COPY_ENGINE,))))
-    if symmetric:
-        operations = tuple(
-            o for o in _WEIGHTS_AND_GRADIENTS if not (launch.copy_engine and o == "AllGather")
+    both, copied = _WEIGHTS_AND_GRADIENTS, launch.copy_engine
+    return [
+        Expectation(text, operations, is_met)
+        for requested, text, operations, is_met in (
+            (copied, "copy-engine gathers", both[:1], _is_copied),
+            (symmetric, "symmetric kernels", both[1:] if copied else both, _is_symmetric),
+            (launch.nvls == "on", "NVLS (NVLink SHARP)", both, _uses_nvls),
+            (launch.collnet == "on", "CollNet (SHARP)", both, _uses_collnet),
         )
-        # Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
-        verdicts = (Verdict.SYMMETRIC, Verdict.COPY_ENGINE, Verdict.HIERARCHICAL_CE)
-        if operations:
-            found.append(Expectation("symmetric kernels", operations, _by(verdicts)))
-    if launch.nvls == "on":
-        found.append(Expectation("NVLS (NVLink SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_nvls))
-    if launch.collnet == "on":
-        found.append(Expectation("CollNet (SHARP)", _WEIGHTS_AND_GRADIENTS, _uses_collnet))
-    return found
+        if requested
+    ]
 
 
 def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
@@ -108,11 +104,12 @@ def steady_rows(audit: Audit) -> list[VerdictRow]:
     return after or list(audit.rows)
 
 
-def _by(verdicts: tuple[Verdict, ...]) -> Callable[[VerdictRow], bool]:
-    def is_met(row: VerdictRow) -> bool:
-        return row.verdict in verdicts
+def _is_copied(row: VerdictRow) -> bool:
+    return row.verdict is Verdict.COPY_ENGINE
 
-    return is_met
+
+def _is_symmetric(row: VerdictRow) -> bool:
+    return row.verdict in _OF_WINDOWS
 
 
 def _uses_nvls(row: VerdictRow) -> bool:

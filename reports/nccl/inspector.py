@@ -24,19 +24,17 @@ _NEEDED: Final = frozenset({b"coll", _SIZE, _TIME})
 _MOST_KEYS: Final = 2_000
 
 
-class TimedKey(NamedTuple):
-    """One kind of collective. ranks: of the communicator, 0 if unknown. kernel: "" if unknown."""
+class TimedRow(NamedTuple):
+    """Records of all ranks of one kind of collective, times in microseconds.
+
+    ranks: of the communicator, 0 if unknown. kernel: "" if unknown. bus_bandwidth: in GB/s, None if
+    no record has one.
+    """
 
     operation: str
     size_bytes: int
     ranks: int
     kernel: str
-
-
-class TimedRow(NamedTuple):
-    """Records of all ranks. Times in microseconds; bus bandwidth in GB/s, None if none is told."""
-
-    key: TimedKey
     records: int
     median: float
     least: float
@@ -44,13 +42,17 @@ class TimedRow(NamedTuple):
     bus_bandwidth: float | None
 
 
+Key = tuple[str, int, int, str]
+"""The first fields of a row."""
+
+
 @dataclass
 class InspectorTimes:
     """Of all streams. left_out: records beyond the limit of kinds."""
 
     left_out: int = 0
-    _times: dict[TimedKey, array[float]] = field(default_factory=dict)
-    _rates: dict[TimedKey, array[float]] = field(default_factory=dict)
+    _times: dict[Key, array[float]] = field(default_factory=dict)
+    _rates: dict[Key, array[float]] = field(default_factory=dict)
     _open: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, line: bytes) -> bool:
@@ -79,7 +81,7 @@ class InspectorTimes:
             return
         chosen = (said.get(name, b"").decode() for name in (b"coll_algo", b"coll_proto"))
         kernel = " ".join(one for one in chosen if one not in ("", "unknown"))
-        key = TimedKey(said[b"coll"].decode(), int(size), int(ranks or 0), kernel)
+        key = (said[b"coll"].decode(), int(size), int(ranks or 0), kernel)
         if key not in self._times and len(self._times) >= _MOST_KEYS:
             self.left_out += 1
             return
@@ -90,16 +92,12 @@ class InspectorTimes:
     def rows(self) -> list[TimedRow]:
         """One per kind of collective."""
         return [
-            TimedRow(
-                key,
-                len(times),
-                median(times),
-                min(times),
-                max(times),
-                median(rates) if (rates := self._rates.get(key)) else None,
-            )
+            TimedRow(*key, len(times), median(times), min(times), max(times), self._rate(key))
             for key, times in sorted(self._times.items())
         ]
+
+    def _rate(self, key: Key) -> float | None:
+        return median(self._rates[key]) if key in self._rates else None
 
 
 def _number(text: bytes | None) -> float | None:

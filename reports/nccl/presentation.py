@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from reports.nccl.events import ANY, SAID
-from reports.nccl.inspector import TimedRow
 from reports.nccl.job import LoggedJob, is_unknown
-from reports.nccl.reasons import COPIED, copy_engine_policy
+from reports.nccl.reasons import COPIED, Reason, copy_engine_policy
 from reports.nccl.verdicts import (
     Audit,
     CommunicatorRow,
@@ -27,12 +26,12 @@ from reports.renderers import markdown, terminal
 from reports.renderers.document import Block, Bullets, Heading, TableBlock
 from reports.renderers.printable import printable
 from reports.renderers.quantity import binary_bytes, counted, significant
-from reports.renderers.table import Row, Table
+from reports.renderers.table import Row, RowKind, Table
 
-_PHASES = {
-    "before": "before registration",
-    "after": "after registration",
-    "": "-",
+_KINDS: Final[dict[Verdict, RowKind]] = {
+    Verdict.NO_EVIDENCE: "unsteady",
+    Verdict.MIXED: "bad",
+    Verdict.REGULAR: "bad",
 }
 _MOST_REASONS = 40
 _SHOWN_HOSTS = 4
@@ -51,20 +50,18 @@ def communicator_text(one: CommunicatorRow) -> str:
     """Role, identifier and size of a communicator."""
     if not one.attributed:
         return "unknown"
-    words = [one.role] if one.role else []
-    words.append(one.label)
     sizes = []
     if one.ranks is not None:
         sizes.append(f"{one.ranks} ranks")
     if one.nodes is not None:
-        sizes.append(f"{one.nodes} node{'s' * (one.nodes != 1)}")
+        sizes.append(counted(one.nodes, "node"))
     if one.nodes is None or one.nodes > 1:
         shown = ", ".join(one.hosts[:_SHOWN_HOSTS])
         more = len(one.hosts) - _SHOWN_HOSTS
         part = "seen on " if len(one.hosts) != one.nodes else ""
         if len(one.hosts) > 1 or one.nodes:
             sizes.append(f"{part}{shown}" + (f" and {more} more" if more > 0 else ""))
-    return " ".join(words) + (f" ({', '.join(sizes)})" if sizes else "")
+    return f"{one.role} {one.label}".strip() + (f" ({', '.join(sizes)})" if sizes else "")
 
 
 def calls_text(row: VerdictRow) -> str:
@@ -91,19 +88,13 @@ def _table_row(row: VerdictRow) -> Row:
         communicator_text(row.communicator),
         row.operation,
         size,
-        _PHASES[row.phase],
+        f"{row.phase} registration" if row.phase else "-",
         str(row.verdict),
         kernels,
         calls_text(row),
         printed,
     )
-    kind = {
-        Verdict.SYMMETRIC: "plain",
-        Verdict.NO_EVIDENCE: "unsteady",
-        Verdict.MIXED: "bad",
-        Verdict.REGULAR: "bad",
-    }.get(row.verdict, "plain")
-    return Row(texts, kind)  # type: ignore[arg-type]
+    return Row(texts, _KINDS.get(row.verdict, "plain"))
 
 
 def reason_lines(audit: Audit) -> list[ReasonLine]:
@@ -173,15 +164,13 @@ def reading_facts(audit: Audit) -> list[str]:
         f"NCCL {', '.join(audit.versions) or 'unknown'}; {' and '.join(seen)};"
         f" {job.lines:,} NCCL lines in {job.bytes_read:,} bytes"
     ]
-    counts = []
-    if unread.unknown.total():
-        counts.append(f"{unread.unknown.total():,} NCCL lines not understood")
-    if unread.damaged:
-        counts.append(f"{unread.damaged:,} pieces of cut or glued lines")
-    if unread.overlong:
-        counts.append(f"{unread.overlong:,} lines too long to read")
-    if counts:
-        facts.append(", ".join(counts))
+    counts = {
+        "NCCL lines not understood": unread.unknown.total(),
+        "pieces of cut or glued lines": unread.damaged,
+        "lines too long to read": unread.overlong,
+    }
+    if any(counts.values()):
+        facts.append(", ".join(f"{count:,} {words}" for words, count in counts.items() if count))
     most = unread.unknown.most_common(5)
     facts += [f"not understood, {n:,} x: {unread.examples.get(s, s)}" for s, n in most]
     facts += [f"damaged: {text}" for text in unread.damaged_examples]
@@ -238,13 +227,12 @@ def times_table(audit: Audit) -> Table:
     titles = "operation | bytes | ranks | kernel | records | median us | min us | max us | bus GB/s"
     rows = (
         (
-            row.key.operation,
-            f"{row.key.size_bytes:,}",
-            str(row.key.ranks or "-"),
-            row.key.kernel or "-",
+            row.operation,
+            f"{row.size_bytes:,}",
+            str(row.ranks or "-"),
+            row.kernel or "-",
             f"{row.records:,}",
-            *(significant(value) for value in (row.median, row.least, row.most)),
-            significant(row.bus_bandwidth),
+            *map(significant, row[5:]),
         )
         for row in audit.job.times.rows()
     )
@@ -385,6 +373,11 @@ FORMAT_VERSION: Final = 1
 def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
     """Everything, ready for `json.dumps`."""
     unread, job = audit.job.unread, audit.job
+    lines = [
+        {"kind": kind, "line": line, "other_processes": others}
+        for kind, _, line, others in said(audit)
+    ]
+    times = [row._asdict() for row in job.times.rows()]
     return {
         "format": FORMAT_VERSION,
         "nccl_versions": list(audit.versions),
@@ -394,12 +387,18 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
         "bytes_read": job.bytes_read,
         "iterations": {"seen": job.iterations_seen, "by": audit.boundaries_by or None},
         "rows": [_row(row) for row in audit.rows],
-        "bytes_by_verdict": {
-            name: {str(verdict): size for verdict, size in own.items()}
-            for name, own in sorted(bytes_by_verdict(audit.rows).items())
-        },
+        "bytes_by_verdict": dict(sorted(bytes_by_verdict(audit.rows).items())),
         "hints": hints(audit),
-        "requirements": [_result(one) for one in results],
+        "requirements": [
+            {
+                "requirement": one.requirement.text,
+                "operation": one.requirement.operation,
+                "state": one.state,
+                "message": one.message,
+                "failing_rows": len(one.failing),
+            }
+            for one in results
+        ],
         "requirements_met": all(one.state == "met" for one in results) if results else None,
         "not_understood": {
             "lines": unread.unknown.total(),
@@ -410,84 +409,46 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
                 {"count": count, "example": unread.examples.get(shape, shape)}
                 for shape, count in unread.unknown.most_common(20)
             ],
-            "damaged_examples": list(unread.damaged_examples),
+            "damaged_examples": unread.damaged_examples,
         },
-        "remarks": list(job.remarks),
-    } | _beside(audit)
+        "remarks": job.remarks,
+    } | {name: records for name, records in (("said", lines), ("inspector", times)) if records}
+
+
+# In JSON, where it is not the name of the field.
+_NAMES: Final = {
+    "label": "communicator",
+    "attributed": "communicator_known",
+    "size_bytes": "bytes",
+    "at_least": "calls_are_at_least",
+    "processes": "printed_by",
+    "quote": "line",
+}
 
 
 def _row(row: VerdictRow) -> dict[str, Any]:
-    one, reason = row.communicator, row.reason
-    return {
-        "communicator": one.label,
-        "communicator_known": one.attributed,
-        "role": one.role or None,
-        "ranks": one.ranks,
-        "nodes": one.nodes,
-        "hosts": list(one.hosts),
-        "operation": row.operation,
+    reason = row.reason
+    return (_fields(row) | _fields(row.communicator)) | {
         "bytes": None if row.bytes_are == "unknown" else row.size_bytes,
-        "bytes_are": row.bytes_are,
-        "phase": row.phase or None,
-        "verdict": str(row.verdict),
-        "calls": {str(verdict): count for verdict, count in row.calls.items()},
-        "calls_are_at_least": row.at_least,
-        "bytes_by_verdict": {str(v): size for v, size in row.bytes_by_verdict.items()},
-        "lines": row.lines,
-        "kernels": list(row.kernels),
-        "printed_by": list(row.processes),
-        "line": row.quote or None,
-        "reason": None
-        if reason is None
-        else {
-            "condition": reason.condition or None,
-            "text": reason.text,
-            "line": reason.quote or None,
-            "candidates": list(reason.candidates),
-            "missing": list(reason.missing),
-            "settled_by": reason.settled_by or None,
-        },
-        "remarks": list(row.remarks),
+        "reason": reason and _fields(reason) | {"settled_by": reason.settled_by or None},
     }
 
 
-def _beside(audit: Audit) -> dict[str, Any]:
-    """What most logs do not hold."""
-    lines = [
-        {"kind": kind, "line": line, "other_processes": others}
-        for kind, _, line, others in said(audit)
-    ]
-    times = [_timed(row) for row in audit.job.times.rows()]
-    return ({"said": lines} if lines else {}) | ({"inspector": times} if times else {})
-
-
-def _timed(row: TimedRow) -> dict[str, Any]:
-    plain = row._asdict()
-    return {**plain.pop("key")._asdict(), **plain}
-
-
-def _result(one: Result) -> dict[str, Any]:
-    return {
-        "requirement": one.requirement.text,
-        "operation": one.requirement.operation,
-        "state": one.state,
-        "message": one.message,
-        "failing_rows": len(one.failing),
-    }
+def _fields(record: VerdictRow | CommunicatorRow | Reason) -> dict[str, Any]:
+    """By their names in JSON, None for an empty text."""
+    values = ((one.name, getattr(record, one.name)) for one in fields(record))
+    return {_NAMES.get(name, name): None if value == "" else value for name, value in values}
 
 
 def to_junit(results: Sequence[Result]) -> str:
     """An XML document; a requirement without evidence is a failure of its own type."""
     from reports.renderers.junit import Finding, junit
 
-    kinds = {"no evidence": "NoEvidence"}
+    kinds = {"no evidence": "NoEvidence", "not met": "RequirementNotMet"}
     findings = (
         Finding("nccl", one.requirement.text)
         if one.state == "met"
-        else Finding(
-            *("nccl", one.requirement.text, one.message, "failure"),
-            kinds.get(one.state, "RequirementNotMet"),
-        )
+        else Finding("nccl", one.requirement.text, one.message, "failure", kinds[one.state])
         for one in results
     )
     return junit("mfsdp-bench nccl", "NCCL requirements", findings)

@@ -321,6 +321,11 @@ class Requirement:
     kinds: frozenset[Verdict]
     role: str = ""
 
+    def is_about(self, row: VerdictRow) -> bool:
+        """Whether the row is of the operation, on a communicator of the role."""
+        roles = ("", *row.communicator.role.split("/"))
+        return row.operation == self.operation and self.role in roles
+
 
 @dataclass(frozen=True)
 class Result:
@@ -338,11 +343,10 @@ def parse_requirements(text: str) -> tuple[Requirement, ...]:
     Raises:
         UsageError: a term that means nothing.
     """
-    terms = [part.strip() for part in text.split(",")]
-    found = [_parse_term(term) for term in terms if term]
-    if not found:
+    terms = [term.strip() for term in text.split(",") if term.strip()]
+    if not terms:
         raise UsageError("--require is empty; expected terms such as AG=sym,RS=sym")
-    return tuple(found)
+    return tuple(map(_parse_term, terms))
 
 
 def _parse_term(term: str) -> Requirement:
@@ -352,24 +356,21 @@ def _parse_term(term: str) -> Requirement:
             f"--require: {term[:60]!r} is no requirement; expected OPERATION=KIND such as AG=sym,"
             " AG=sym|ce or inner.AR=sym"
         )
-    role, short, kinds = match.group(1) or "", match.group(2), match.group(3)
-    by_name = {
-        name.lower(): name for name in (*_OPERATIONS.values(), "Reduce", "Gather", "Scatter")
-    }
-    operation = _OPERATIONS.get(short.upper()) or by_name.get(short.lower())
+    role, short, kinds = match[1] or "", match[2], match[3].lower().split("|")
+    names = (*_OPERATIONS.values(), "Reduce", "Gather", "Scatter")
+    full = (name for name in names if name.lower() == short.lower())
+    operation = _OPERATIONS.get(short.upper()) or next(full, None)
     if operation is None:
         raise UsageError(
             f"--require: unknown operation {short!r}; expected one of {', '.join(_OPERATIONS)} or a"
             " full name such as AllGather"
         )
-    unknown = [kind for kind in kinds.lower().split("|") if kind not in _KINDS]
-    if unknown:
+    if unknown := [kind for kind in kinds if kind not in _KINDS]:
         raise UsageError(
             f"--require: unknown kind {unknown[0]!r} in {term!r}; expected one of"
             f" {', '.join(_KINDS)}, several joined by |"
         )
-    wanted = frozenset(_KINDS[kind] for kind in kinds.lower().split("|"))
-    return Requirement(term, operation, wanted, role)
+    return Requirement(term, operation, frozenset(_KINDS[kind] for kind in kinds), role)
 
 
 def profile(name: str) -> tuple[Requirement, ...]:
@@ -399,13 +400,22 @@ def judge(
         after_iteration: only calls after so many iterations count.
         min_bytes: only calls of so many bytes count.
     """
-    counted, remark, refusal = _counted_rows(audit, after_iteration)
-    counted = [row for row in counted if row.size_bytes >= min_bytes]
+    counted, where, refusal = _counted_rows(audit, after_iteration)
     until = audit.job.unread.damaged_until
     # Without boundaries between iterations, damage may be of any.
     least = after_iteration or 0 if audit.boundaries_by else 0
     damaged = {operation for operation, iteration in until.items() if iteration >= least}
-    return [_judge_one(one, counted, remark, refusal, damaged) for one in requirements]
+    large = f" of {min_bytes:,} bytes or more" if min_bytes else ""
+    results = []
+    for required in requirements:
+        rows = [r for r in counted if required.is_about(r) and r.size_bytes >= min_bytes]
+        if refusal or not rows:
+            what = f"{required.role} {required.operation}".strip()
+            message = refusal or f"the log shows no {what}{large}{where}"
+            results.append(Result(required, "no evidence", message))
+        else:
+            results.append(_judge_rows(required, rows, where, damaged))
+    return results
 
 
 def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow], str, str]:
@@ -416,12 +426,12 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow]
         seen = audit.job.iterations_seen or 0
         if seen < after:
             return (), "", f"the log holds the end of {seen} iterations, not of {after}"
-        return audit.rows_after(after), f"after iteration {after} ({audit.boundaries_by})", ""
+        return audit.rows_after(after), f" after iteration {after} ({audit.boundaries_by})", ""
     if any(row.phase for row in audit.rows):  # the log shows a registration
         # Manual registration follows the first iteration, so what comes after it is later still.
         kept = [row for row in audit.rows if row.phase == "after"]
         if after == 1:
-            return kept, "after registration (the log marks no iterations)", ""
+            return kept, " after registration (the log marks no iterations)", ""
     return (
         (),
         "",
@@ -431,41 +441,26 @@ def _counted_rows(audit: Audit, after: int | None) -> tuple[Sequence[VerdictRow]
     )
 
 
-def _judge_one(
-    one: Requirement,
-    counted: Sequence[VerdictRow],
-    remark: str,
-    refusal: str,
-    damaged: Collection[str],
+def _judge_rows(
+    required: Requirement, rows: Sequence[VerdictRow], where: str, damaged: Collection[str]
 ) -> Result:
-    where = f" {remark}" if remark else ""
-    own = [
-        row
-        for row in counted
-        if row.operation == one.operation
-        and (not one.role or one.role in row.communicator.role.split("/"))
-    ]
-    if refusal or not own:
-        what = f"{one.role} {one.operation}".strip()
-        return Result(one, "no evidence", refusal or f"the log shows no {what}{where}")
-    allowed = {*one.kinds, Verdict.NO_EVIDENCE}
-    wrong = [row for row in own if row.foreign_kernels or not set(row.calls) <= allowed]
+    allowed = {*required.kinds, Verdict.NO_EVIDENCE}
+    wrong = [row for row in rows if row.foreign_kernels or not set(row.calls) <= allowed]
     if wrong:
-        return Result(one, "not met", _wrong(wrong, len(own)) + where, tuple(wrong))
-    silent = [row for row in own if Verdict.NO_EVIDENCE in row.calls]
+        return Result(required, "not met", _wrong(wrong, len(rows)) + where, tuple(wrong))
+    silent = [row for row in rows if Verdict.NO_EVIDENCE in row.calls]
     if silent:
         message = (
-            f"{len(silent)} of {len(own)} rows show calls without their kernel{where}:"
+            f"{len(silent)} of {len(rows)} rows show calls without their kernel{where}:"
             f" {_silence(silent[0])}"
         )
-        return Result(one, "no evidence", message, tuple(silent))
-    if one.operation in damaged:
-        return Result(
-            one,
-            "no evidence",
-            f"damaged lines may be about {one.operation} too: the first stand under Reading",
+        return Result(required, "no evidence", message, tuple(silent))
+    if required.operation in damaged:
+        message = (
+            f"damaged lines may be about {required.operation} too: the first stand under Reading"
         )
-    return Result(one, "met", f"all {len(own)} rows{where}")
+        return Result(required, "no evidence", message)
+    return Result(required, "met", f"all {len(rows)} rows{where}")
 
 
 def _silence(row: VerdictRow) -> str:

@@ -150,7 +150,7 @@ def test_times_of_the_inspector_are_read_per_collective_size_and_ranks(tmp_path,
     texts = [json.dumps(one, indent=indent) for one in records]
     found = audit(tmp_path, *texts)
     assert [
-        (row.key.size_bytes, row.key.ranks, row.records, row.median, row.least, row.most)
+        (row.size_bytes, row.ranks, row.records, row.median, row.least, row.most)
         for row in found.job.times.rows()
     ] == [(64, 4, 1, 9, 9, 9), (2048, 8, 3, 350.5, 300, 400)]
     assert (found.rows, found.job.unread.damaged) == ((), 0)
@@ -166,7 +166,7 @@ def test_records_behind_a_marker_have_its_ranks_and_their_algorithm(tmp_path):
     marker = {"header": {"rank": 0, "n_ranks": 4}, "dump_stats": {"coll_dropped_total": 0}}
     bodies = [record(n, header=False, coll_algo="RING", coll_proto="LL") for n in (10, 20)]
     (row,) = audit(tmp_path, *map(json.dumps, (marker, *bodies))).job.times.rows()
-    assert (row.key.ranks, row.key.kernel, row.records, row.median) == (4, "RING LL", 2, 15)
+    assert (row.ranks, row.kernel, row.records, row.median) == (4, "RING LL", 2, 15)
 
 
 def test_a_record_without_a_time_or_with_none_is_left_out(tmp_path):

@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: cli": (4116, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2986, ("sweeps/",)),
-    "reports: nccl": (3855, ("reports/nccl/",)),
+    "reports: nccl": (3806, ("reports/nccl/",)),
     "reports: compare": (6037, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
