@@ -50,8 +50,7 @@ class SaveVerb(
         if sweep in store.imports.ids():
             cells = [imported_samples(store.imports.read(sweep))]
         else:
-            called = store.sweeps_called(sweep)
-            sweep = called[0] if len(called) == 1 else sweep
+            sweep = store.only_called(sweep)
             cells = samples_of(store, sweep, self.arm)
         return _written(store, make_baseline(self.name, sweep, utc_now(), cells))
 

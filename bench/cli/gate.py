@@ -145,29 +145,29 @@ class GateVerb(
         return stated_sides(f"baseline {base.name}", base.cells, self.sweep, cells)
 
     def _judged(self, store: ResultsStore, sweep: JudgedSweep, policy: Policy) -> Verdicts:
-        from reports.compare import sides as pairing
+        from reports.compare import sides
         from reports.compare.judge import judge
         from reports.compare.noise import calibrations
         from sweeps.selected_sweep import sweep_file
 
         arms: tuple[str | None, ...] = (self.head_arm,)
-        codes = None if sweep.expected is None else sweep.expected.codes
+        codes = sweep.codes
         if self.baseline is not None:
             kept = load_baseline(store, self.baseline)
             named = store, kept.name, kept.cells, sweep.id, self.head_arm
-            sides = pairing.sides_of_baseline(*named, codes=codes)
+            pairs = sides.sides_of_baseline(*named, codes=codes)
         elif self.against is not None:
             both = (self.base_arm, self.head_arm)
-            sides = pairing.sides_of_sweeps(store, self.against, sweep.id, arms=both, codes=codes)
+            pairs = sides.sides_of_sweeps(store, self.against, sweep.id, arms=both, codes=codes)
         else:
-            arms = pairing.arms_of_sweep(store, sweep.id, self.base_arm, self.head_arm)
-            sides = pairing.sides_of_arms(store, sweep.id, *arms, codes)
+            arms = sides.arms_of_sweep(store, sweep.id, self.base_arm, self.head_arm)
+            pairs = sides.sides_of_arms(store, sweep.id, *arms, codes)
         if self.only:
-            sides = sides.selected(self.only)
+            pairs = pairs.selected(self.only)
         if sweep.expected is not None:  # a file was named: annotations can point at it
-            sides = replace(sides, source=str(sweep_file(Path(self.sweep))))
-            sides = pairing.checked(sides, sweep.expected, arms, self.only)
-        return judge(sides, policy, calibrations(store), any_nodes=self.any_nodes)
+            pairs = replace(pairs, source=str(sweep_file(Path(self.sweep))))
+        pairs = sweep.checked(pairs, arms, self.only)
+        return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
 
     def _blocks_to_run(self, repeat: int | None = None) -> SelectedSweep:
         """The sweep with its arms in blocks, of the cells that are judged.

@@ -17,7 +17,7 @@ from bench.launch.inputs import changed_inputs
 from bench.plan import Plan
 from bench.resolve.machine import Machine
 from bench.store import ResultsStore
-from reports.compare.sides import WHAT_TO_DO, Expected, ExpectedRun
+from reports.compare.sides import WHAT_TO_DO, Expected, ExpectedRun, Sides, checked
 from sweeps.selected_sweep import SelectedSweep, commit_text, find_sweep_file
 from sweeps.suggest import did_you_mean
 
@@ -28,6 +28,17 @@ class JudgedSweep:
 
     id: str
     expected: Expected | None = None
+
+    @property
+    def codes(self) -> dict[tuple[str, str | None], str] | None:
+        """Code of every cell and arm, where it is known what is expected."""
+        return None if self.expected is None else self.expected.codes
+
+    def checked(
+        self, pairs: Sides, arms: tuple[str | None, ...], only: Sequence[str] = ()
+    ) -> Sides:
+        """`pairs` as `reports.compare.sides.checked` leaves them, where something is expected."""
+        return pairs if self.expected is None else checked(pairs, self.expected, arms, only)
 
 
 def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> JudgedSweep:

@@ -245,6 +245,11 @@ class ResultsStore:
         """The sweep of this id; where there is none, those of this name with any arms."""
         return [name] if name in self.sweeps() else self.sweeps_of_arms(name)
 
+    def only_called(self, name: str) -> str:
+        """The only sweep of this name, where its arms are left out of it; else the name itself."""
+        called = self.sweeps_called(name)
+        return called[0] if len(called) == 1 else name
+
     def _folders(self, sweep: str | None = None) -> list[tuple[str, Path]]:
         """(run id, folder) of every run, or of those of a sweep; oldest first."""
         if sweep is not None:

@@ -54,6 +54,8 @@ def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) 
         f"{head}{lines[2 * at]}{lines[2 * at + 1]}```\n\n" for at, head in enumerate(heads)
     ))  # fmt: skip
     found = compared(capsys, page)
+    with pytest.raises(UsageError, match="name HEAD"):
+        compared(capsys, page, form="refresh")
     assert [one["label"] for one in found["side_by_side"]] == [
         "before (as run)", "after (as run)", "again (as run)",
     ]  # fmt: skip
