@@ -47,6 +47,7 @@ def _root(
     """Benchmark and validate fully sharded data parallel training."""
 
 
+_EXAMPLES = "\n\nExamples:\n"
 _PLACES = {"results": 1, "as_json": 2}
 """Options that stand at the end of the help of every verb that has them."""
 
@@ -77,8 +78,14 @@ def _command(takes: type[Verb]) -> Callable[..., Verb]:
 
     command.__signature__ = inspect.Signature([*_parameters(takes)])  # type: ignore[attr-defined]
     command.__annotations__ = {}
-    command.__doc__ = takes.__doc__
+    command.__doc__ = inspect.cleandoc(takes.__doc__ or "").partition(_EXAMPLES)[0]
     return command
+
+
+def _epilog(takes: type[Verb]) -> str:
+    """The examples of its text; the mark in front keeps their lines."""
+    examples = inspect.cleandoc(takes.__doc__ or "").partition(_EXAMPLES)[2].split("\n")
+    return "\n".join(["\b", "Examples:", *(f"  mfsdp-bench {line.strip()}" for line in examples)])
 
 
 app = typer.Typer(
@@ -98,9 +105,7 @@ _baseline_app = typer.Typer(
 _MODULES = "plan fit run status report import_ export compare gate noise baseline validate nccl"
 for _module in (*_MODULES.split(), "doctor", "schema"):  # in the order of the help
     import_module(f"bench.cli.{_module}")
-for _name, _examples, _verb in Verb.ALL:
+for _name, _verb in Verb.ALL.items():
     _group, _, _name = _name.rpartition(" ")
-    # `\b` keeps the line breaks.
-    _epilog = "\n".join(["\b", "Examples:", *(f"  mfsdp-bench {line}" for line in _examples)])
-    (_baseline_app if _group else app).command(_name, epilog=_epilog)(_command(_verb))
+    (_baseline_app if _group else app).command(_name, epilog=_epilog(_verb))(_command(_verb))
 app.add_typer(_baseline_app, name="baseline")

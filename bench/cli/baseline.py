@@ -16,15 +16,13 @@ if TYPE_CHECKING:
     from reports.compare.baseline import Baseline
 
 
-class SaveVerb(
-    ResultsOption,
-    name="baseline save",
-    examples=(
-        "baseline save main nightly",
-        "baseline save golden golden_values_dev_dgx_h100.json",
-    ),
-):
-    """Keep the numbers of a sweep, or of another project's file, as a small JSON file."""
+class SaveVerb(ResultsOption, name="baseline save"):
+    """Keep the numbers of a sweep, or of another project's file, as a small JSON file.
+
+    Examples:
+        baseline save main nightly
+        baseline save golden golden_values_dev_dgx_h100.json
+    """
 
     name: str = argument("NAME", "A new name.")
     sweep: str = argument(
@@ -55,8 +53,12 @@ class SaveVerb(
         return _written(store, make_baseline(self.name, sweep, utc_now(), cells))
 
 
-class ListVerb(ResultsOption, name="baseline list", examples=("baseline list",)):
-    """Show every baseline with its date and hardware."""
+class ListVerb(ResultsOption, name="baseline list"):
+    """Show every baseline with its date and hardware.
+
+    Examples:
+        baseline list
+    """
 
     def run(self) -> Answer:
         """A row of each."""
@@ -74,10 +76,12 @@ class ListVerb(ResultsOption, name="baseline list", examples=("baseline list",))
         return Answer([columns(list(kept[0]), rows)], {"baselines": kept})
 
 
-class PromoteVerb(
-    ResultsOption, name="baseline promote", examples=("baseline promote candidate main",)
-):
-    """Let one baseline take the place of another."""
+class PromoteVerb(ResultsOption, name="baseline promote"):
+    """Let one baseline take the place of another.
+
+    Examples:
+        baseline promote candidate main
+    """
 
     candidate: str = argument("CANDIDATE", "A baseline, or its file.")
     name: str = argument("NAME", "The name it takes over.")

@@ -27,21 +27,16 @@ if TYPE_CHECKING:
 _MOST_REASONS = 5
 
 
-class CompareVerb(
-    PolicyOption,
-    ArmsOption,
-    ResultsOption,
-    name="compare",
-    examples=(
-        "compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32",
-        "compare speed --format md",
-        "compare base.log head.log",
-    ),
-):
+class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
     """Compare two sweeps, cells, runs or logs, or arms of a sweep.
 
     A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was
     measured: 3 if nothing was, 5 if an arm was other code.
+
+    Examples:
+        compare quickstart:ddp-fp32 quickstart:mfsdp-optim-fp32
+        compare speed --format md
+        compare base.log head.log
     """
 
     base: str = argument(

@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from bench.resolve.machine import Machine
 
 
-class DoctorVerb(ResultsOption, name="doctor", examples=("doctor",)):
-    """Say what this machine can run, and what is missing."""
+class DoctorVerb(ResultsOption, name="doctor"):
+    """Say what this machine can run, and what is missing.
+
+    Examples:
+        doctor
+    """
 
     def run(self) -> Answer:
         """The findings, with what is missing and how to get it below; 3 if no run can start."""

@@ -16,16 +16,16 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-class ExportVerb(
-    SweepIds,
-    name="export",
-    examples=("export --format csv", "export speed --format bencher --out /tmp/speed"),
-):
+class ExportVerb(SweepIds, name="export"):
     """Write runs and steps as tables, or files that other tools read.
 
     csv, json, parquet: one row per run, and one per step of a rank; units are in the names of
     columns (reports.frames.read_frames("results") has the same). golden, torchtitan: values of
     steps, a file per run. pytorch, bencher, github-action-benchmark, asv: a number per cell.
+
+    Examples:
+        export --format csv
+        export speed --format bencher --out /tmp/speed
     """
 
     form: Literal[

@@ -37,20 +37,16 @@ _NO_MEMORY: Final[Mapping[str, Any]] = {
 }
 
 
-class FitVerb(
-    MachineOptions,
-    CellOptions,
-    name="fit",
-    examples=(
-        "fit --model llama3-8b --device H100 --gpus 64",
-        "fit --model llama3-70b --device H100 --gpus 256 --search",
-        "fit my.yaml --only engine.name=mfsdp",
-    ),
-):
+class FitVerb(MachineOptions, CellOptions, name="fit"):
     """Say what each rank would hold and send, without running.
 
     The engine's own code runs on tensors without contents. With --device and --gpus it says
     whether that fits; a model alone needs both.
+
+    Examples:
+        fit --model llama3-8b --device H100 --gpus 64
+        fit --model llama3-70b --device H100 --gpus 256 --search
+        fit my.yaml --only engine.name=mfsdp
     """
 
     sweep: Path | None = argument(

@@ -35,23 +35,17 @@ _BASELINE = b'"baseline_version"'
 _HEAD_BYTES = 4096
 
 
-class GateVerb(
-    BudgetOption,
-    PolicyOption,
-    ArmsOption,
-    ResultsOption,
-    name="gate",
-    examples=(
-        "gate my.yaml --arm base=main --arm head=. --junit gate.xml",
-        "gate nightly --baseline main --strict",
-    ),
-):
+class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate"):
     """Judge a sweep; the exit code is the verdict.
 
     It is compared with its other arm, with another sweep or with a baseline. With --budget, blocks
     of both arms are run first, until the time is spent. A sweep file and its arms are looked up as
     `run` does: what was measured must be what they are now. Exit codes: 0 passed, 1 regressed,
     3 a cell was not measured, 4 undecided (with --strict), 5 not comparable.
+
+    Examples:
+        gate my.yaml --arm base=main --arm head=. --junit gate.xml
+        gate nightly --baseline main --strict
     """
 
     sweep: str = argument(

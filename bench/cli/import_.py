@@ -23,16 +23,14 @@ MOST_BYTES = 100 << 20  # 100 s
 _PACKED = (".gz", ".zst", ".zstd")
 
 
-class ImportVerb(
-    ResultsOption,
-    name="import",
-    examples=(
-        "import base.log --set device=H100 --set seq_len=8192",
-        "import head.log && mfsdp-bench compare base head --format md",
-        "import - --name pr3067 < page.txt",
-    ),
-):
-    """Keep the runs in a log or text of another framework."""
+class ImportVerb(ResultsOption, name="import"):
+    """Keep the runs in a log or text of another framework.
+
+    Examples:
+        import base.log --set device=H100 --set seq_len=8192
+        import head.log && mfsdp-bench compare base head --format md
+        import - --name pr3067 < page.txt
+    """
 
     logs: tuple[str, ...] = argument(
         "LOG", "Files, folders, or - for standard input; the list of imports if left out.", ()

@@ -41,65 +41,54 @@ def stop_on_signals(
     """Set `stop` on the first SIGINT, SIGTERM or SIGHUP; on the second, kill and leave.
 
     Args:
-        stop: what is asked to stop; a `StopRequest` is told why.
+        stop: what is to stop; a `StopRequest` also gets the reason.
         announce: shows the hint, in a thread of its own: a display may hold a lock when a signal
             arrives. None writes to stderr.
         last_seconds: how long the block may still run after the second signal, to clean up.
     """
-    signals = _Signals(stop, announce or _say, last_seconds)
+    first, second, over = Event(), Event(), Event()
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if not stop.is_set():
+            _request(stop, signal.Signals(number))
+            first.set()
+            return
+        kill_descendants()
+        if second.is_set() or last_seconds <= 0:
+            _leave()
+        second.set()
+
+    def speak() -> None:
+        first.wait()
+        if not over.is_set():
+            (announce or _say)(HINT)
+
+    def limit_the_rest() -> None:
+        second.wait()
+        if not over.wait(last_seconds):
+            _leave()
+
+    speaker = threading.Thread(target=speak, daemon=True)
+    speaker.start()
+    threading.Thread(target=limit_the_rest, daemon=True).start()
     # A signal that is ignored (nohup, a background job) was meant to stay ignored.
     heeded = [number for number in _WHY if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, signals.on_signal) for number in heeded}
+    before = {number: signal.signal(number, on_signal) for number in heeded}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        signals.finish()
+        speaker.join(_SECONDS_TO_SPEAK if first.is_set() else 0)
+        for event in (over, first, second):
+            event.set()
 
 
-class _Signals:
-    """What arrives while a block runs; one thread shows the hint, one watches the last seconds."""
-
-    def __init__(self, stop: Event, announce: Callable[[str], None], last_seconds: float) -> None:
-        self._stop = stop
-        self._announce = announce
-        self._last_seconds = last_seconds
-        self._first, self._second, self._over = Event(), Event(), Event()
-        self._speaker = threading.Thread(target=self._speak, daemon=True)
-        self._speaker.start()
-        threading.Thread(target=self._limit_the_rest, daemon=True).start()
-
-    def on_signal(self, number: int, _frame: FrameType | None) -> None:
-        if not self._stop.is_set():
-            if isinstance(self._stop, StopRequest):
-                self._stop.why = _WHY[signal.Signals(number)]
-                if job := os.environ.get("SLURM_JOB_ID"):
-                    self._stop.why += f", in job {job} of Slurm"
-            self._stop.set()
-            self._first.set()
-            return
-        kill_descendants()
-        if self._second.is_set() or self._last_seconds <= 0:
-            _leave()
-        self._second.set()
-
-    def finish(self) -> None:
-        if self._first.is_set():
-            self._speaker.join(_SECONDS_TO_SPEAK)
-        self._over.set()
-        self._first.set()
-        self._second.set()
-
-    def _speak(self) -> None:
-        self._first.wait()
-        if not self._over.is_set():
-            self._announce(HINT)
-
-    def _limit_the_rest(self) -> None:
-        self._second.wait()
-        if not self._over.wait(self._last_seconds):
-            _leave()
+def _request(stop: Event, number: signal.Signals) -> None:
+    if isinstance(stop, StopRequest):
+        job = os.environ.get("SLURM_JOB_ID")
+        stop.why = _WHY[number] + (f", in job {job} of Slurm" if job else "")
+    stop.set()
 
 
 def kill_descendants() -> None:

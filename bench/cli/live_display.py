@@ -60,72 +60,62 @@ def progress_display(stream: TextIO) -> Iterator[Subscriber]:
 
 def plain(stream: TextIO) -> Subscriber:
     """A line when a run starts and ends, and one now and then while it goes on."""
-    lines, said = _Lines(), time.monotonic()
+    running: dict[str, RunStarted] = {}
+    printed = time.monotonic()
 
     def publish(event: Progress) -> None:
-        nonlocal said
-        line = lines.line(event)
-        is_silent = time.monotonic() - said >= _PLAIN_LINE_EVERY_SECONDS
+        nonlocal printed
+        line = _line(event, running)
+        is_silent = time.monotonic() - printed >= _PLAIN_LINE_EVERY_SECONDS
         if isinstance(event, StepReached) and is_silent:
-            run = lines.running[event.run_id]
+            run = running[event.run_id]
             parts = (f"step {event.step} of {run.steps}", numbers_text(_look(run)))
-            line = f"{_position(run)} {_name(run)}  {', '.join(filter(None, parts))}"
+            line = f"{_title(run, run)}  {', '.join(filter(None, parts))}"
         if line is not None:
-            said = time.monotonic()
+            printed = time.monotonic()
             print(console.harmless(line), file=stream, flush=True)
 
     return publish
 
 
-class _Lines:
-    """The line of every event that deserves one, and the runs that are going on, by their id."""
-
-    def __init__(self) -> None:
-        self.running: dict[str, RunStarted] = {}
-
-    @property
-    def newest(self) -> RunStarted | None:
-        """The run that began last, of those that are going on."""
-        return next(reversed(self.running.values()), None)
-
-    def line(self, event: Progress) -> str | None:
-        """None for an event without one."""
-        match event:
-            case SweepStarted():
-                to_do = "blocks until the time is spent"
-                if event.to_run is not None:
-                    to_do = f"{quantity.counted(event.to_run, 'run')} to do"
-                before = f"{event.done_before} done before, {event.failed_before} failed before"
-                return "\n".join((f"{event.sweep}: {to_do}, {before}", *event.again))
-            case RunStarted():
-                self.running[event.run_id] = event
-                return f"{_position(event)} {_name(event)} ..."
-            case RunEnded():
-                started = self.running.pop(event.run.run_id, None)
-                text = f"{event.run.state} in {event.seconds:.1f} s"
-                if event.run.reason and event.run.state != "ok":
-                    text += f": {event.run.reason}"
-                elif numbers := numbers_text(_look(started)) if started else "":
-                    text += f": {numbers}"
-                return f"{_position(event)} {_name(event.run)}  {text}"
-            case BlockLost():
-                what = "started again" if event.again else "given up, and its cell with it"
-                return (
-                    f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
-                    f" (attempt {event.attempt}): {what}"
-                )
-            case Remark():
-                return event.text
-            case StepReached():
-                return None
+def _line(event: Progress, running: dict[str, RunStarted]) -> str | None:
+    """None for an event without one. running: the runs that are going on; kept up here."""
+    match event:
+        case SweepStarted():
+            to_do = "blocks until the time is spent"
+            if event.to_run is not None:
+                to_do = f"{quantity.counted(event.to_run, 'run')} to do"
+            before = f"{event.done_before} done before, {event.failed_before} failed before"
+            return "\n".join((f"{event.sweep}: {to_do}, {before}", *event.again))
+        case RunStarted():
+            running[event.run_id] = event
+            return f"{_title(event, event)} ..."
+        case RunEnded():
+            started = running.pop(event.run.run_id, None)
+            text = f"{event.run.state} in {event.seconds:.1f} s"
+            if event.run.reason and event.run.state != "ok":
+                text += f": {event.run.reason}"
+            elif numbers := numbers_text(_look(started)) if started else "":
+                text += f": {numbers}"
+            return f"{_title(event, event.run)}  {text}"
+        case BlockLost():
+            what = "started again" if event.again else "given up, and its cell with it"
+            return (
+                f"{event.cell}: block {event.block} lost, arm {event.arm} {event.state}"
+                f" (attempt {event.attempt}): {what}"
+            )
+        case Remark():
+            return event.text
+        case StepReached():
+            return None
 
 
 def _look(run: RunStarted) -> LiveRun:
     return read_live_run(run.folder, run.ranks, run.steps)
 
 
-def _position(event: RunStarted | RunEnded) -> str:
-    return f"[{event.position}/{event.total}]"
+def _title(event: RunStarted | RunEnded, run: RunStarted | PastRun) -> str:
+    return f"[{event.position}/{event.total}] {_name(run)}"
 
 
 def _name(run: RunStarted | PastRun) -> str:
@@ -158,13 +148,12 @@ def _live(stream: TextIO) -> Iterator[Subscriber]:
     from rich.progress import Progress as Bars
     from rich.text import Text
 
-    lines = _Lines()
+    running: dict[str, RunStarted] = {}
 
     class Display(Bars):
         def get_renderables(self) -> Iterator[RenderableType]:
-            run = lines.newest
-            if run is not None:
-                now = _look(run)
+            if running:
+                now = _look(next(reversed(running.values())))
                 self.update(of_run, completed=now.step)
                 yield from super().get_renderables()
                 waiting = f"waiting for {now.waits_for}" if now.waits_for else ""
@@ -188,7 +177,7 @@ def _live(stream: TextIO) -> Iterator[Subscriber]:
     of_sweep, of_run = bars.add_task("", total=1, noun="runs"), bars.add_task("", noun="step")
 
     def publish(event: Progress) -> None:
-        line = lines.line(event)
+        line = _line(event, running)
         if isinstance(event, SweepStarted):
             bars.reset(of_sweep, total=event.to_run or 1, description=printable(event.sweep))
         elif isinstance(event, RunStarted):

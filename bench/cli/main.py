@@ -85,44 +85,39 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
+    """Tell what is wrong; the exit code, and what was told."""
     from bench.errors import BenchError
 
     if isinstance(error, _ParserError):
-        message = error.format_message()
-        if message.startswith("Usage:"):  # without a verb the parser's message is the help
-            print(message, file=sys.stderr)
-            return USAGE, f"expected a command ({_command_of(error)} --help lists them)"
-        if message:
-            command = _command_of(error)
-            if unknown := _UNKNOWN.match(message):
-                word = " ".join(filter(None, unknown.groups()))
-                verb = command.partition(" ")[2]
-                if (instead := removed(f"{verb} {word}") or removed(word)) or unknown[1]:
-                    message = message.rstrip(".") + instead
-            message = f"{message} ({command} --help says what is expected)"
-            console.error(message)
-        return USAGE, message
-    code = of_error(error)
-    if isinstance(error, BenchError) and code != INTERNAL:
-        console.error(str(error))
-        return code, str(error)
-    if isinstance(error, OSError) and code != INTERNAL:
+        return USAGE, _wrong_usage(error)
+    code, message = of_error(error), str(error)
+    if code == INTERNAL:
+        place = write_crash_report(error, arguments)
+        where = f"the traceback is in {place}" if place else "the traceback could not be written"
+        first = (message.splitlines() or [""])[0]
+        message = f"internal error: {type(error).__name__}: {first[:300]}; {where}"
+    elif not isinstance(error, BenchError):
         console.silence(sys.stdout)  # what is left in its buffer cannot be written either
-        message = f"no space to write to: {error.filename or 'the output'}"
-        console.error(message)
-        return code, message
-    place = write_crash_report(error, arguments)
-    where = f"the traceback is in {place}" if place else "the traceback could not be written"
-    first = (str(error).splitlines() or [""])[0]
-    message = f"internal error: {type(error).__name__}: {first[:300]}; {where}"
+        message = f"no space to write to: {getattr(error, 'filename', None) or 'the output'}"
     console.error(message)
-    return INTERNAL, message
+    return code, message
 
 
-def _command_of(error: Any) -> str:
-    """The verb that refused its arguments, as `mfsdp-bench plan`."""
-    context = getattr(error, "ctx", None)
-    return "mfsdp-bench" if context is None else str(context.command_path)
+def _wrong_usage(error: Any) -> str:
+    """Tell what the parser refuses, and whose help says what is expected."""
+    context, message = getattr(error, "ctx", None), str(error.format_message())
+    command = "mfsdp-bench" if context is None else str(context.command_path)
+    if message.startswith("Usage:"):  # without a verb the parser's message is the help
+        print(message, file=sys.stderr)
+        return f"expected a command ({command} --help lists them)"
+    if message:
+        if unknown := _UNKNOWN.match(message):
+            word, verb = " ".join(filter(None, unknown.groups())), command.partition(" ")[2]
+            if (instead := removed(f"{verb} {word}") or removed(word)) or unknown[1]:
+                message = message.rstrip(".") + instead
+        message = f"{message} ({command} --help says what is expected)"
+        console.error(message)
+    return message
 
 
 def main() -> None:

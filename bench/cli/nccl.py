@@ -23,14 +23,14 @@ _NOTHING = (
 )
 
 
-class NcclVerb(
-    ResultsOption,
-    name="nccl",
-    examples=("nccl job.log", "nccl logs/ --require AG=sym,RS=sym --junit nccl.xml"),
-):
+class NcclVerb(ResultsOption, name="nccl"):
     """Say which NCCL kernel ran for each collective.
 
     Where it was not the symmetric one, it says why.
+
+    Examples:
+        nccl job.log
+        nccl logs/ --require AG=sym,RS=sym --junit nccl.xml
     """
 
     logs: tuple[str, ...] = argument(

@@ -18,15 +18,14 @@ if TYPE_CHECKING:
     from reports.compare.noise import NoiseCalibration
 
 
-class NoiseVerb(
-    CellOptions,
-    ResultsOption,
-    name="baseline noise",
-    examples=("baseline noise quickstart", "baseline noise"),
-):
+class NoiseVerb(CellOptions, ResultsOption, name="baseline noise"):
     """Measure how far equal code seems to differ here (A/A).
 
     Without SWEEP, show what has been measured before.
+
+    Examples:
+        baseline noise quickstart
+        baseline noise
     """
 
     sweep: Path | None = argument(

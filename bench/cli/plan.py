@@ -13,19 +13,15 @@ if TYPE_CHECKING:
     from sweeps.selected_sweep import SelectedSweep
 
 
-class PlanVerb(
-    MachineOptions,
-    SweepOptions,
-    name="plan",
-    examples=(
-        "plan quickstart",
-        "plan my.yaml --only engine.name=mfsdp --set train.steps=50",
-    ),
-):
+class PlanVerb(MachineOptions, SweepOptions, name="plan"):
     """Show the cells of a sweep, and why others are pruned.
 
     Starts no process. SWEEP is a file, or the name of a sweep that comes with the tool. With
     --device and --gpus the plan is for such a machine, with all optional packages.
+
+    Examples:
+        plan quickstart
+        plan my.yaml --only engine.name=mfsdp --set train.steps=50
     """
 
     def run(self) -> Answer:

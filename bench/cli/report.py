@@ -23,12 +23,13 @@ class SweepIds(ResultsOption):
     sweeps: tuple[str, ...] = argument("SWEEP", "Sweep ids; all if left out.", (), offer_kept)
 
 
-class ReportVerb(
-    SweepIds,
-    name="report",
-    examples=("report quickstart", "report quickstart speed --out /tmp/report"),
-):
-    """Write a report (HTML and Markdown) and print its path."""
+class ReportVerb(SweepIds, name="report"):
+    """Write a report (HTML and Markdown) and print its path.
+
+    Examples:
+        report quickstart
+        report quickstart speed --out /tmp/report
+    """
 
     out: Path | None = option("--out FOLDER", "Where to write; RESULTS/reports/... if left out.")
     reference: str | None = option("--reference CELL", "The cell to compare with.")

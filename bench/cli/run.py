@@ -40,23 +40,18 @@ if TYPE_CHECKING:
 _SECONDS_AFTER_THE_SECOND = 5.0
 
 
-class RunVerb(
-    BudgetOption,
-    SweepOptions,
-    ResultsOption,
-    name="run",
-    examples=(
-        "run quickstart --report",
-        "run my.yaml --repeat 3",
-        "run my.yaml --arm base=main --arm head=. --interleave --repeat 8",
-        "run my.yaml --launcher command --launcher-option hosts=hosts.txt",
-    ),
-):
+class RunVerb(BudgetOption, SweepOptions, ResultsOption, name="run"):
     """Run what is missing of a sweep.
 
     Finished runs of the same configuration and code are kept. The table of results goes to
     stdout, progress and remarks to stderr. With --budget, blocks of the arms are added until the
     time is spent.
+
+    Examples:
+        run quickstart --report
+        run my.yaml --repeat 3
+        run my.yaml --arm base=main --arm head=. --interleave --repeat 8
+        run my.yaml --launcher command --launcher-option hosts=hosts.txt
     """
 
     block_retries: int = option(

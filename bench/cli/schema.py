@@ -7,8 +7,12 @@ import json
 from bench.cli.verb import Answer, Verb
 
 
-class SchemaVerb(Verb, name="schema", examples=("schema > sweep.schema.json",)):
-    """Print the JSON Schema of a sweep file."""
+class SchemaVerb(Verb, name="schema"):
+    """Print the JSON Schema of a sweep file.
+
+    Examples:
+        schema > sweep.schema.json
+    """
 
     def run(self) -> Answer:
         """JSON in either form."""

@@ -48,19 +48,16 @@ class RunLine:
     arm: str | None = None
 
 
-class StatusVerb(
-    ResultsOption,
-    name="status",
-    examples=(
-        "status",
-        "status quickstart",
-        "status quickstart:ddp-fp32 --json",
-        "status 8f3a --logs",
-    ),
-):
+class StatusVerb(ResultsOption, name="status"):
     """Show which runs of a sweep are done or missing, or one run.
 
     Of a run: its configuration, how it ended and its numbers.
+
+    Examples:
+        status
+        status quickstart
+        status quickstart:ddp-fp32 --json
+        status 8f3a --logs
     """
 
     name: str | None = argument(

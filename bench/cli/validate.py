@@ -21,12 +21,14 @@ if TYPE_CHECKING:
 _REFUSALS_SHOWN = 8
 
 
-class ValidateVerb(
-    ResultsOption, name="validate", examples=("validate", "validate fsdp2 ddp --full")
-):
+class ValidateVerb(ResultsOption, name="validate"):
     """Check engines against plain torch, case by case.
 
     Gradients, weights, bytes on the wire and memory are checked.
+
+    Examples:
+        validate
+        validate fsdp2 ddp --full
     """
 
     engines: tuple[str, ...] = argument(

@@ -103,17 +103,17 @@ def pruned_cells(plan: Plan) -> list[Block]:
 class Verb:
     """A frozen dataclass of its options; one without a name holds options that verbs share.
 
-    ALL: those with a name, as it is typed, and examples for the help.
+    ALL: those with a name, as it is typed.
     """
 
-    ALL: ClassVar[list[tuple[str, tuple[str, ...], type[Verb]]]] = []
+    ALL: ClassVar[dict[str, type[Verb]]] = {}
 
     as_json: bool = option("--json", "Print JSON to stdout.", False)
 
-    def __init_subclass__(cls, name: str = "", examples: tuple[str, ...] = ()) -> None:
+    def __init_subclass__(cls, name: str = "") -> None:
         dataclass(frozen=True, kw_only=True)(cls)
         if name:
-            Verb.ALL.append((name, examples, cls))
+            Verb.ALL[name] = cls
 
     def run(self) -> Answer:
         """Do what the verb says; the answer holds the exit code."""
