@@ -42,9 +42,9 @@ class RunLine:
     cell: str
     repeat: int
     state: str
-    current: bool
-    run_id: str
-    reason: str
+    current: bool = True
+    run_id: str = ""
+    reason: str = ""
     arm: str | None = None
 
 
@@ -87,7 +87,7 @@ class StatusVerb(ResultsOption, name="status"):
             return of_validation(store.validations.read(name))
         if sweeps := store.sweeps_called(name) or [name] * any(store.statuses(name)):
             return _of_sweeps(store, sweeps, name)
-        return self._of_run(store, *_found(store, name))
+        return self._of_run(store, *_run_called(store, name))
 
     def _of_run(self, store: ResultsStore, run_id: str, folder: Path) -> Answer:
         from bench.derive.summary import summarise
@@ -117,12 +117,8 @@ class StatusVerb(ResultsOption, name="status"):
         return Answer([columns(("what", "value"), rows)], data)
 
 
-def _found(store: ResultsStore, name: str) -> tuple[str, Path]:
-    """The run of this name.
-
-    Raises:
-        UsageError: no sweep has this name, and no run or several.
-    """
+def _run_called(store: ResultsStore, name: str) -> tuple[str, Path]:
+    """Id and folder; where there are none, the refusal says so of sweeps too."""
     try:
         return store.find(name)
     except UsageError as no_run:
@@ -141,7 +137,7 @@ def _of_sweeps(store: ResultsStore, names: Sequence[str], sweep: str | None = No
 
     is_one = sweep is not None and len(names) == 1
     records, damaged = store.outlines()
-    found: list[tuple[Plan, list[RunLine]]] = []
+    plans: list[tuple[Plan, list[RunLine]]] = []
     for name in names:
         try:
             plan = Plan.from_document(store.read_plan(name))
@@ -150,40 +146,30 @@ def _of_sweeps(store: ResultsStore, names: Sequence[str], sweep: str | None = No
                 raise
             console.note(f"warning: the plan of {name} cannot be read; plan or run it again")
         else:
-            found.append(
-                (plan, _run_lines(plan, [r for r in records if r.status.sweep == plan.id]))
-            )
-    if sweep is None:
-        for line in _lost_plans(names, records):
-            console.note(line)
+            own = [record for record in records if record.status.sweep == name]
+            plans.append((plan, _run_lines(plan, own)))
+    lost = Counter(r.status.sweep for r in records if r.status.sweep not in {None, *names})
+    for lost_name, count in sorted(lost.items(), key=str) if sweep is None else ():
+        console.note(
+            f"warning: {quantity.counted(count, 'run')} of sweep {lost_name}, whose plan is lost:"
+            " run the sweep again, which writes the plan anew and counts what is finished"
+        )
     for run in damaged:
         console.note(f"warning: {run.run_id} cannot be read: {run.problem}")
-    return Answer(
-        _details(*found[0]) if is_one else _overview(found),
+    data = [
         {
-            "sweeps": [
-                {
-                    "id": plan.id,
-                    "description": plan.description,
-                    "runs": [asdict(line) for line in lines],
-                    "pruned": [asdict(cell) for cell in plan.pruned],
-                    "duplicates": [asdict(cell) for cell in plan.duplicates],
-                }
-                for plan, lines in found
-            ],
-            "damaged": [asdict(run) for run in damaged],
-        },
-    )
-
-
-def _lost_plans(names: Sequence[str], records: Sequence[RunOutline]) -> list[str]:
-    """A warning for each sweep of which there are runs and no plan."""
-    runs = Counter(r.status.sweep for r in records if r.status.sweep not in {None, *names})
-    return [
-        f"warning: {quantity.counted(count, 'run')} of sweep {name}, whose plan is lost: run"
-        " the sweep again, which writes the plan anew and counts what is finished"
-        for name, count in sorted(runs.items(), key=str)
+            "id": plan.id,
+            "description": plan.description,
+            "runs": [asdict(line) for line in lines],
+            "pruned": [asdict(cell) for cell in plan.pruned],
+            "duplicates": [asdict(cell) for cell in plan.duplicates],
+        }
+        for plan, lines in plans
     ]
+    return Answer(
+        _details(*plans[0]) if is_one else _overview(plans),
+        {"sweeps": data, "damaged": [asdict(run) for run in damaged]},
+    )
 
 
 def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
@@ -193,36 +179,35 @@ def _run_lines(plan: Plan, records: Sequence[RunOutline]) -> list[RunLine]:
     from sweeps.resume import newest, remembered, standing_in
 
     past = newest(standing_in(plan, records))
-    codes = {(arm, cell): code for (cell, arm), code in plan.codes.items()}
+    codes: dict[tuple[str, str | None], str] = plan.codes
     if not plan.arms:
         code_here = remembered(code_identity)
-        codes = {(None, cell.id): code_here(cell.resolved) for cell in plan.cells}
-    result = []
+        codes = {(cell.id, None): code_here(cell.resolved) for cell in plan.cells}
+    lines = []
     for run in planned_runs(plan):
         record = past.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
         if record is None:
-            result.append(RunLine(run.cell.id, run.repeat, "missing", True, "", "", run.arm))
+            lines.append(RunLine(run.cell.id, run.repeat, "missing", arm=run.arm))
             continue
         status = record.status
-        result.append(
-            RunLine(
-                run.cell.id,
-                run.repeat,
-                "damaged" if record.damage else status.state,
-                status.code == code_now(codes.get((run.arm, run.cell.id), ""), status),
-                record.run_id,
-                "; ".join(record.damage) or status.reason,
-                run.arm,
-            )
+        line = RunLine(
+            run.cell.id,
+            run.repeat,
+            "damaged" if record.damage else status.state,
+            status.code == code_now(codes.get((run.cell.id, run.arm), ""), status),
+            record.run_id,
+            "; ".join(record.damage) or status.reason,
+            run.arm,
         )
-    return result
+        lines.append(line)
+    return lines
 
 
-def _overview(found: Sequence[tuple[Plan, Sequence[RunLine]]]) -> list[Block]:
-    if not found:
+def _overview(plans: Sequence[tuple[Plan, Sequence[RunLine]]]) -> list[Block]:
+    if not plans:
         return [Paragraph("no sweep has been run here")]
     rows = []
-    for plan, lines in found:
+    for plan, lines in plans:
         states = Counter(line.state if line.current else "outdated" for line in lines)
         shown = ", ".join(f"{state} {count}" for state, count in sorted(states.items()))
         rows.append((plan.id, str(plan.runs), shown or "-", str(len(plan.pruned))))
@@ -334,12 +319,12 @@ def _started(status: RunStatus) -> str:
     """Start, and how long it took where both ends are known."""
     if not status.started_utc:
         return "-"
-    started = datetime.fromisoformat(status.started_utc)
-    shown = f"{started:%Y-%m-%d %H:%M:%S} UTC"
+    begun = datetime.fromisoformat(status.started_utc)
+    text = f"{begun:%Y-%m-%d %H:%M:%S} UTC"
     if status.ended_utc is None:
-        return shown
-    took = (datetime.fromisoformat(status.ended_utc) - started).total_seconds()
-    return f"{shown}, took {quantity.duration(took)}"
+        return text
+    seconds = (datetime.fromisoformat(status.ended_utc) - begun).total_seconds()
+    return f"{text}, took {quantity.duration(seconds)}"
 
 
 def _logs(run_id: str, folder: Path) -> Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -113,7 +113,7 @@ class ValidateVerb(ResultsOption, name="validate"):
         from bench.validate.session import check_that_they_load
 
         folder = self.store(create=True).root / "fuzz"
-        found: dict[str, Tally] = {}
+        tallies: dict[str, Tally] = {}
         stop = threading.Event()
         with (
             stop_on_signals(stop),
@@ -122,18 +122,19 @@ class ValidateVerb(ResultsOption, name="validate"):
         ):
             check_that_they_load(fork_server, engines)
             for engine in engines:
-                found[engine], progress = Tally(), console.ThrottledLog()
+                tallies[engine], progress = Tally(), console.ThrottledLog()
                 for tally in fuzzer.fuzz(engine, self.seed, range(count), stop):
-                    found[engine] = tally
+                    tallies[engine] = tally
                     progress.say(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
-        data, lines = {}, []
-        for engine, tally in found.items():
-            scripts = _written(folder, f"{engine}-{self.seed}", tally)
-            data[engine] = _tally_data(tally, scripts)
+        data: dict[str, Any] = {}
+        lines: list[str] = []
+        for engine, tally in tallies.items():
             lines.append(f"{engine}: {tally.ran} programs of seed {self.seed}: {_counts(tally)}")
-            lines += _tally_lines(tally, scripts)
-        failed = sum(len(tally.failures) for tally in found.values())
-        equal = sum(tally.counts.get("equal", 0) for tally in found.values())
+            name = f"{engine}-{self.seed}".replace(":", "-").replace(".", "-")
+            data[engine], more = _of_tally(tally, folder, name)
+            lines += more
+        failed = sum(len(tally.failures) for tally in tallies.values())
+        equal = sum(tally.counts.get("equal", 0) for tally in tallies.values())
         code = _code(stop, failed=failed, passed=equal)
         return Answer([Code("\n".join(lines))], {"seed": self.seed, "engines": data}, code)
 
@@ -197,43 +198,28 @@ def _counts(tally: Tally) -> str:
     return ", ".join(f"{count} {kind}" for kind, count in sorted(tally.counts.items()))
 
 
-def _written(folder: Path, name: str, tally: Tally) -> list[Path]:
-    """The script of every way of failing."""
-    paths = []
-    for failure in tally.failures:
-        folder.mkdir(parents=True, exist_ok=True)
-        named = name.replace(":", "-").replace(".", "-")
-        paths.append(folder / f"{named}-{failure.number}.py")
-        paths[-1].write_text(failure.script, encoding="utf-8")
-    return paths
-
-
-def _tally_lines(tally: Tally, scripts: Sequence[Path]) -> list[str]:
+def _of_tally(tally: Tally, folder: Path, name: str) -> tuple[dict[str, Any], list[str]]:
+    """Data and lines; the script of every way of failing is written."""
     from bench.known_failures import PAGE
 
     most = sorted(tally.refusals.items(), key=lambda item: -item[1])[:_REFUSALS_SHOWN]
     lines = [f"  refused {count} times: {text}" for text, count in most]
     lines += [f"  what is known: {PAGE}"] if tally.failures else []
-    for failure, path in zip(tally.failures, scripts, strict=True):
-        outcome = failure.outcome
+    failures = []
+    for failure in tally.failures:
+        folder.mkdir(parents=True, exist_ok=True)
+        path, outcome = folder / f"{name}-{failure.number}.py", failure.outcome
+        path.write_text(failure.script, encoding="utf-8")
         lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
         lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
         lines += [f"  shrunk, {path}:", "", failure.script]
-    return lines
-
-
-def _tally_data(tally: Tally, scripts: Sequence[Path]) -> Mapping[str, Any]:
-    return {
-        "programs": tally.ran,
-        "counts": tally.counts,
-        "refusals": tally.refusals,
-        "failures": [
+        failures.append(
             {
-                "kind": failure.outcome.kind,
-                "text": failure.outcome.text,
+                "kind": outcome.kind,
+                "text": outcome.text,
                 "programs": failure.numbers,
                 "script": str(path),
             }
-            for failure, path in zip(tally.failures, scripts, strict=True)
-        ],
-    }
+        )
+    data = {"programs": tally.ran, "counts": tally.counts, "refusals": tally.refusals}
+    return data | {"failures": failures}, lines
