@@ -48,7 +48,7 @@ from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.matrix import AnyCase, cases
 from bench.validate.session import MODULES, WorkerSettings, verdicts
 from tools.bug_in_a_copy import BUG_BY_ID, CORE, copy_of_core
-from tools.executed_lines import Lines, executed
+from tools.executed_lines import Lines, Trace, executed
 from tools.mutants import Mutant, sample
 
 ROOT = CORE.parent
@@ -190,15 +190,14 @@ def traced_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Iterator[tupl
             call = FunctionCall.of(rank.run, (case, "cpu"))
             if isinstance(case, ProgramCase):
                 call = FunctionCall.of(program_rank.run, (case.program,))
-            found: dict[str, set[int]] = {}
+            merged = Trace()
             try:
                 answers = workers.run(executed, call, seconds=_TEST_SECONDS, ranks=case.ranks)
             except WorkersError:
                 continue
             for _, lines in answers:
-                for file, numbers in lines.items():
-                    found.setdefault(file, set()).update(numbers)
-            yield case.id, {file: sorted(numbers) for file, numbers in found.items()}
+                merged.add(lines)
+            yield case.id, merged.lines
 
 
 def on_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Detector:

@@ -70,7 +70,13 @@ class Fsdp2Engine(StockEngine):
         # Of a mesh of both, since fully_shard asks for one parent of its axes and the other.
         own = (OUTER, DATA) if outer > 1 else (DATA,)
         mesh = mesh_of(device, dist.get_world_size(), outer=outer) if cut is None else cut[own]
-        policy = _policy(dtypes)
+        # Inputs are not cast: activations already have the compute dtype, and the rotary tables,
+        # which are inputs of a layer, must stay FP32.
+        policy = MixedPrecisionPolicy(
+            param_dtype=TORCH_DTYPES[dtypes.compute],
+            reduce_dtype=TORCH_DTYPES[dtypes.grad_comm],
+            cast_forward_inputs=False,
+        )
         for layer in units(model):
             fully_shard(
                 layer,
@@ -126,16 +132,6 @@ def gathered_at_once(layers: Sequence[int], reshard_after_forward: bool | int) -
         return sum(layers)
     kept = 0 if reshard_after_forward is True else sum(layers) // reshard_after_forward
     return max(map(sum, pairwise(layers)), default=sum(layers)) + kept
-
-
-def _policy(dtypes: ResolvedDtypes) -> MixedPrecisionPolicy:
-    # Inputs are not cast: activations already have the compute dtype, and the rotary tables, which
-    # are inputs of a layer, must stay FP32.
-    return MixedPrecisionPolicy(
-        param_dtype=TORCH_DTYPES[dtypes.compute],
-        reduce_dtype=TORCH_DTYPES[dtypes.grad_comm],
-        cast_forward_inputs=False,
-    )
 
 
 def _unit_bytes(model: nn.Module, compute: torch.dtype) -> tuple[int, list[int]]:

@@ -44,7 +44,7 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._package = importlib.import_module("megatron_fsdp")
-        self._v2 = importlib.import_module("megatron_fsdp.experimental")
+        self.v2 = importlib.import_module("megatron_fsdp.experimental")
         self.settings = MegatronFsdpSettings()
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         if tied := sorted(set(names) - {name for name, _ in model.named_parameters()}):
@@ -61,10 +61,10 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
             group.sync_model_weight_from_main_weight()
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = build_optimizer(self.parameters, resolved.train)
-        self._v2.fully_shard_optimizer(self.optimizer)
+        self.v2.fully_shard_optimizer(self.optimizer)
 
     def _shard(self, resolved: ResolvedRun, device: torch.device) -> None:
-        v2, outer = self._v2, resolved.engine.outer_size
+        v2, outer = self.v2, resolved.engine.outer_size
         cut = [v2.Flat()]
         rests, sums = ([v2.Replicate()], [v2.Partial(dist.ReduceOp.AVG)]) if outer > 1 else ([], [])
         mesh = mesh_of(device, dist.get_world_size(), outer=outer)
@@ -99,26 +99,8 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
                     found.append(Part(name, rows, (own.tensor_relative_offset,), shape))
         return found
 
-    def load_whole(self, values: Mapping[str, Tensor]) -> None:
-        """Main weights from whole tensors by name; then what is computed with."""
-        for names, group in self.groups():
-            main = group.main_weight
-            whole = [values[name].to(main.dtype) for name in names]
-            cut = self._v2.DBuffer.distribute_tensors(whole, main.mesh, main.placements)
-            main.local_buffer.copy_(cut.local_buffer)
-            group.sync_model_weight_from_main_weight()
-
-    def gathered(self) -> dict[str, Tensor]:
-        """Main weights as whole tensors by name. Collective."""
-        whole: dict[str, Tensor] = {}
-        for names, group in self.groups():
-            everywhere = [self._v2.Replicate()] * group.main_weight.mesh.ndim
-            buffer = group.main_weight.redistribute(everywhere)
-            whole |= {name: buffer.get_local_tensor(index) for index, name in enumerate(names)}
-        return whole
-
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
-        cycle: AbstractContextManager[None] = self._v2.microbatch(self.model, is_last)
+        cycle: AbstractContextManager[None] = self.v2.microbatch(self.model, is_last)
         return cycle
 
     def inspection(self) -> StockInspection:
@@ -127,7 +109,7 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
 
     def code_path(self) -> str:
         """The file of the package."""
-        return str(self._v2.__file__)
+        return str(self.v2.__file__)
 
 
 class _Inspection(StockInspection):
@@ -138,9 +120,19 @@ class _Inspection(StockInspection):
         self._engine = engine
 
     def whole_weights(self) -> dict[str, Tensor]:
-        """The package's own gather."""
-        return self._engine.gathered()
+        """The package's own gather of main weights."""
+        whole: dict[str, Tensor] = {}
+        for names, group in self._engine.groups():
+            everywhere = [self._engine.v2.Replicate()] * group.main_weight.mesh.ndim
+            buffer = group.main_weight.redistribute(everywhere)
+            whole |= {name: buffer.get_local_tensor(index) for index, name in enumerate(names)}
+        return whole
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Into the package's buffers."""
-        self._engine.load_whole(weights)
+        """Into the package's buffers of main weights; then what is computed with."""
+        for names, group in self._engine.groups():
+            main = group.main_weight
+            whole = [weights[name].to(main.dtype) for name in names]
+            cut = self._engine.v2.DBuffer.distribute_tensors(whole, main.mesh, main.placements)
+            main.local_buffer.copy_(cut.local_buffer)
+            group.sync_model_weight_from_main_weight()

@@ -257,7 +257,9 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device, model: nn.Module) 
     if cut is not None:
         arguments["tp_dim"] = TENSOR
     if outer > 1:
-        check_nodes(_gathered(node_name()))
+        nodes: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(nodes, node_name())
+        check_nodes(nodes)
         arguments |= {"dp_outer_dim": OUTER, "hybrid_fsdp_group": _both_axes(mesh)}
         if experts is not None:
             arguments["hybrid_fsdp_expt_group"] = _both_axes(experts)
@@ -275,12 +277,6 @@ def node_name() -> str:
     """What this machine is called: by Slurm, by the launcher, else by itself."""
     names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
     return next(filter(None, names), socket.gethostname())
-
-
-def _gathered(name: str) -> list[str]:
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, name)
-    return everyone
 
 
 def check_nodes(nodes: Sequence[str]) -> None:

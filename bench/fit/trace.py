@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from types import FrameType
 from typing import Any, Final, NamedTuple
 from unittest import mock
@@ -266,7 +267,8 @@ class _Recorder:
             if index == 1:
                 between = (engine.wire_bytes() or 0) - before
         self._microbatch = None
-        self._name_gradients(mode, engine)
+        held = [p.grad for p in getattr(engine, "parameters", ()) if p.grad is not None]
+        self._name(mode, held, "gradients")
         if train.clip_norm is not None:
             self._mark("clip")
             engine.clip_grad_norm(train.clip_norm)
@@ -337,10 +339,6 @@ class _Recorder:
             if number is not None and known is not None:
                 self.trace.kinds[number] = known._replace(category=category)
 
-    def _name_gradients(self, mode: Dataless, engine: Engine) -> None:
-        held = [p.grad for p in getattr(engine, "parameters", ()) if p.grad is not None]
-        self._name(mode, held, "gradients")
-
     def _settle(self, mode: Dataless, engine: Engine) -> None:
         """What only the whole step tells: state lasts, and gathered weights go."""
         self._name(mode, list(getattr(engine, "parameters", ())), "main_weights")
@@ -354,13 +352,9 @@ class _Recorder:
             self.trace.kinds[number] = kind._replace(category=category)
 
 
-_makers: dict[str, str | None] = {}
-
-
+@cache
 def _maker(file: str) -> str | None:
-    if file not in _makers:
-        _makers[file] = next((what for end, what in _FILES if end in file), None)
-    return _makers[file]
+    return next((what for end, what in _FILES if end in file), None)
 
 
 def _step_as_on_cuda(engine: Engine) -> None:

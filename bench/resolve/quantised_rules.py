@@ -130,11 +130,9 @@ def _beside_the_engine(run: ResolvedRun) -> str | None:
         return f"layers of {linear.kind} are exchanged in a Llama without biases; found {found}"
     if engine.tensor_parallel > 1:
         return f"layers of {linear.kind} are not cut: set engine.tensor_parallel to 1"
-    return _codes_beside_the_engine(linear, engine) if linear.quantised_weights else None
-
-
-def _codes_beside_the_engine(linear: LinearLayers, engine: EngineSpec) -> str | None:
     core = core_settings(engine)
+    if not linear.quantised_weights:
+        return None
     if core is None:
         return (
             f"engine {engine.name} gathers no codes of {linear.kind}: set quantised_weights to"

@@ -59,9 +59,12 @@ class EngineSpec(SharedSettings):
         if not isinstance(data, dict) or "settings" in data:
             return data
         own, rest = {}, {}
-        model = _settings_model(data.get("name", SharedSettings().name))
+        name = data.get("name", SharedSettings().name)
+        row = _row(name) if isinstance(name, str) else None
+        model = UnknownSettings if row is None else row.settings
+        is_open = model.model_config.get("extra") == "allow"
         for key, value in data.items():
-            if key not in SHARED_SETTINGS and (key in model.model_fields or _is_open(model)):
+            if key not in SHARED_SETTINGS and (key in model.model_fields or is_open):
                 own[key] = value
             else:
                 rest[key] = value
@@ -133,15 +136,6 @@ def _row(name: str) -> EngineRow | None:
         return find_engine(name)
     except ConfigError:
         return None
-
-
-def _settings_model(name: object) -> type[EngineSettings]:
-    row = _row(name) if isinstance(name, str) else None
-    return UnknownSettings if row is None else row.settings
-
-
-def _is_open(model: type[EngineSettings]) -> bool:
-    return model.model_config.get("extra") == "allow"
 
 
 def _taken(models: tuple[type[EngineSettings], ...], key: str, value: Any) -> Any:
