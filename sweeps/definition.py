@@ -210,7 +210,7 @@ class _Reader:
             self._included(item, bundles, ("matrix", "include", index))
             for index, item in enumerate(written.include)
         )
-        matrix = replace(matrix, include=tuple(one for one in included if one is not None))
+        matrix = replace(matrix, include=tuple(cell for cell in included if cell is not None))
         labels = matrix.labels
         labels_and_arms = {**labels, ARM: arms} if arms else labels
         return replace(
@@ -234,8 +234,8 @@ class _Reader:
         """As `_axes` for axes that advance together, which need the same length."""
         lengths = {name: len(values) for name, values in written.items()}
         if len(set(lengths.values())) > 1:
-            found = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            self.report(path, f"axes that are zipped need the same length: {found}")
+            sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            self.report(path, f"axes that are zipped need the same length: {sizes}")
         if not written:
             self.report(path, "a zip group needs at least one axis")
         return self._axes(written, path)
@@ -253,11 +253,13 @@ class _Reader:
         read: dict[str, AxisValue] = {}
         for index, value in enumerate(values):
             where = (*path, index)
-            one = self._bundle(value, where) if is_bundle else self._value(shown, value, where)
-            if one is not None and one.label in read:
-                self.report(where, f"{shown}: {one.label!r} is listed twice")
-            elif one is not None:
-                read[one.label] = one
+            read_value = (
+                self._bundle(value, where) if is_bundle else self._value(shown, value, where)
+            )
+            if read_value is not None and read_value.label in read:
+                self.report(where, f"{shown}: {read_value.label!r} is listed twice")
+            elif read_value is not None:
+                read[read_value.label] = read_value
         return Axis(shown, tuple(read.values()), self.document.line(path)) if read else None
 
     def _bundle(self, value: Any, where: KeyPath) -> AxisValue | None:
@@ -266,7 +268,7 @@ class _Reader:
             return None
         if not self._is_label(value["label"], where):
             return None
-        written = {key: one for key, one in value.items() if key != "label"}
+        written = {key: setting for key, setting in value.items() if key != "label"}
         settings = self._settings(written, where)
         return AxisValue(value["label"], settings, self.document.line(where), bare=True)
 
@@ -324,10 +326,10 @@ class _Reader:
                 self.report((*where, name), message)
         plain = {key: value for key, value in item.items() if key not in {*picks, "label"}}
         for setting, value in self._settings(plain, where).items():
-            one = path_value(short_path(setting), value)
+            axis_value = path_value(short_path(setting), value)
             merged[setting] = value
-            labels[short_path(setting)] = one.label
-            parts.append(one.id_part(setting))
+            labels[short_path(setting)] = axis_value.label
+            parts.append(axis_value.id_part(setting))
         if not parts:
             self.report(where, "an included cell needs at least one setting")
         elif "label" not in item or self._is_label(item["label"], where):
@@ -356,8 +358,8 @@ class _Reader:
     ) -> None:
         """The matrix has a sensible size, and every rule of it means at least one cell."""
         if matrix.size > MAX_CELLS:
-            found = f"expands to {matrix.size:,} cells; expected at most {MAX_CELLS:,}"
-            self.report(("matrix",), found)
+            message = f"expands to {matrix.size:,} cells; expected at most {MAX_CELLS:,}"
+            self.report(("matrix",), message)
             return
         if not expand(matrix):
             self.report(("matrix",), "every cell is excluded; nothing is left to run")

@@ -50,8 +50,8 @@ class SweepFileError(UsageError):
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         super().__init__(
             "\n".join(
-                f"{source if one.line is None else f'{source}:{one.line}'}: {one.message}"
-                for one in problems
+                f"{source}{'' if line is None else f':{line}'}: {message}"
+                for line, message in ((problem.line, problem.message) for problem in problems)
             )
         )
 
@@ -90,8 +90,8 @@ def read_document(path: Path, first: str = "name") -> YamlDocument:
         raise _refusal(source, None, "no such file") from None
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        found = f"expected UTF-8 text, found byte 0x{raw[error.start]:02x}"
-        raise _refusal(source, line, found) from None
+        message = f"expected UTF-8 text, found byte 0x{raw[error.start]:02x}"
+        raise _refusal(source, line, message) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise _refusal(source, None, f"cannot be read: {reason}") from None
@@ -113,10 +113,8 @@ def parse_document(text: str, source: str, first: str = "name") -> YamlDocument:
         raise _refusal(source, None, f"the file has no content; {expected}")
     data = builder.convert(root, ())
     if not isinstance(data, dict):
-        found = (
-            "a list" if isinstance(data, list) else "nothing" if data is None else "a single value"
-        )
-        raise _refusal(source, 1, f"{expected}, found {found}")
+        kind = {list: "a list", type(None): "nothing"}.get(type(data), "a single value")
+        raise _refusal(source, 1, f"{expected}, found {kind}")
     return YamlDocument(source, data, builder.lines)
 
 
@@ -181,7 +179,7 @@ class _Builder:
         if isinstance(node, MappingNode):
             return self._mapping(node, path)
         if isinstance(node, SequenceNode):
-            return [self._child(one, one, (*path, n)) for n, one in enumerate(node.value)]
+            return [self._child(item, item, (*path, n)) for n, item in enumerate(node.value)]
         return str(node.value)
 
     def _refused(self, node: Any, message: str) -> SweepFileError:

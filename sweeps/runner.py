@@ -123,21 +123,21 @@ def run_sides(
             store.write_plan(plan.id, whole.to_document())
         wanted = plan if budget is None else plan.with_repeats(MOST_BLOCKS)
         records, _ = store.outlines(plan.id)
-        found = compare_with_records(wanted, records, runner.code_before(), options)
-        missing: Iterable[MissingBlock] = found.missing
-        expected: int | None = len(found.missing_runs)
-        again = found.again
+        progress = compare_with_records(wanted, records, runner.code_before(), options)
+        missing: Iterable[MissingBlock] = progress.missing
+        expected: int | None = len(progress.missing_runs)
+        again = progress.again
         if budget is not None:  # nobody knows how many blocks it will take
-            missing, expected, again = budgeted_blocks(budget, whole, store, found), None, ()
+            missing, expected, again = budgeted_blocks(budget, whole, store, progress), None, ()
         for line in dated_ahead(store, plan.id):
             publish(Remark(line))
-        publish(SweepStarted(plan.id, expected, len(found.done), len(found.failed), again))
+        publish(SweepStarted(plan.id, expected, len(progress.done), len(progress.failed), again))
         runner.total = expected or 0
         runner.run(missing)
         return SweepOutcome(
             ran=tuple(runner.ended),
-            done_before=found.done,
-            failed_before=found.failed,
+            done_before=progress.done,
+            failed_before=progress.failed,
             not_started=0 if budget else runner.total - runner.started,
             interrupted=stop.is_set(),
             lost=tuple(runner.lost),
@@ -196,11 +196,11 @@ class _Runner:
 
         missing: may be decided on while it runs.
         """
-        for one in missing:
-            if one.block.cell.id in self._given_up:
+        for missing_block in missing:
+            if missing_block.block.cell.id in self._given_up:
                 continue
             if not self.stop.is_set():
-                self._run_block(one)
+                self._run_block(missing_block)
             if self.stop.is_set() or self._why_stop:
                 break
         is_early = self._wrong_code or self.budget is not None or self.started < self.total
@@ -208,12 +208,12 @@ class _Runner:
             why = "interrupted" if self.stop.is_set() else self._why_stop
             self.publish(Remark(f"stopped: {why}", is_warning=True))
 
-    def _run_block(self, one: MissingBlock) -> None:
+    def _run_block(self, missing_block: MissingBlock) -> None:
         """Run one block until it is complete or given up."""
-        runs = self._last_attempt(one)
-        complete = _is_complete(one.block, runs)
+        runs = self._last_attempt(missing_block)
+        complete = _is_complete(missing_block.block, runs)
         if self.budget is not None:
-            self.budget.block_ended(one.block.cell.id, complete=complete)
+            self.budget.block_ended(missing_block.block.cell.id, complete=complete)
         ended = runs
         if not complete:
             # A run that was stopped is reported where all were: then it is no fault of its block.
@@ -222,9 +222,9 @@ class _Runner:
         self.ended += ended
         self.lost += [run for run in runs if run not in ended]
 
-    def _last_attempt(self, one: MissingBlock) -> list[PastRun]:
+    def _last_attempt(self, missing_block: MissingBlock) -> list[PastRun]:
         """The runs of the last attempt; those of the ones before are lost."""
-        block, attempt, faults = one.block, one.attempt, one.faults
+        block, attempt, faults = missing_block.block, missing_block.attempt, missing_block.faults
         first, self.started = self.started + 1, self.started + len(block.arms)
         while True:
             runs = self._attempt(block, attempt, first)

@@ -106,20 +106,14 @@ def _of_data(spec: RunSpec, shape: ModelShape | None) -> _Refusals:
 def _of_axes(spec: RunSpec, data_parallel: int) -> _Refusals:
     """Ranks that nodes or axes do not divide, with the numbers that do."""
     ranks, nodes, engine = spec.launch.ranks, spec.launch.nodes, spec.engine
-    of_data, outer, experts = (
-        ranks // engine.tensor_parallel,
-        engine.outer_size,
-        engine.expert_parallel,
-    )
-    found = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
-    yield _does_not_divide("launch.nodes", nodes, ranks, found)
-    found = f"{of_data} ranks cannot be split into {outer} equal groups"
-    yield _does_not_divide("engine.outer_size", outer, of_data, found)
-    inner = data_parallel // outer
-    found = (
-        f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {experts}"
-    )
-    yield _does_not_divide("engine.expert_parallel", experts, inner, found)
+    of_data, outer = ranks // engine.tensor_parallel, engine.outer_size
+    what = f"{ranks} ranks cannot be spread evenly over {nodes} nodes"
+    yield _does_not_divide("launch.nodes", nodes, ranks, what)
+    what = f"{of_data} ranks cannot be split into {outer} equal groups"
+    yield _does_not_divide("engine.outer_size", outer, of_data, what)
+    inner, size = data_parallel // outer, engine.expert_parallel
+    what = f"{inner} ranks of the inner data-parallel axis cannot be split into groups of {size}"
+    yield _does_not_divide("engine.expert_parallel", size, inner, what)
 
 
 def data_parallel_ranks(spec: RunSpec) -> int:
@@ -131,16 +125,16 @@ def data_parallel_ranks(spec: RunSpec) -> int:
     if known_engine(spec.engine.name).one_process:
         return 1
     ranks, size = spec.launch.ranks, spec.engine.tensor_parallel
-    found = f"{ranks} ranks cannot be split into groups of {size}"
-    wrong, message = _does_not_divide("engine.tensor_parallel", size, ranks, found)
+    what = f"{ranks} ranks cannot be split into groups of {size}"
+    wrong, message = _does_not_divide("engine.tensor_parallel", size, ranks, what)
     if wrong:
         raise ConfigError(message)
     return ranks // size
 
 
-def _does_not_divide(name: str, size: int, ranks: int, found: str) -> tuple[bool, str]:
+def _does_not_divide(name: str, size: int, ranks: int, what: str) -> tuple[bool, str]:
     fitting = [count for count in range(1, ranks + 1) if ranks % count == 0]
-    return ranks % size > 0, f"{name}: {found}; choose one of {fitting}"
+    return ranks % size > 0, f"{name}: {what}; choose one of {fitting}"
 
 
 #: Iteration 1 runs before buffers are registered, so that the second is the first that counts; a
