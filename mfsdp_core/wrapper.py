@@ -23,8 +23,8 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.options import Options
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import Bucket, BucketFacts
+from mfsdp_core.runtime.bucket_spec import group_dtypes
 from mfsdp_core.runtime.gathering import refuse_ungathered
-from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import shard_module
 from mfsdp_core.state.model_state import load_model_state, refuse_moves, serve_holders, shard_of

@@ -12,16 +12,36 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from mfsdp_core.comm.axes import AxisCommunicators
 from mfsdp_core.comm.point_to_point import PointToPointCommunicator
-from mfsdp_core.comm.protocol import Scratch
-from mfsdp_core.comm.torch_backend import Communicator
+from mfsdp_core.comm.torch_backend import Communicator, Scratch
 from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.events import EventBus
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.strategy import AxisPlacements, Collective
 from mfsdp_core.streams import Streams
+
+
+@dataclass(frozen=True)
+class AxisCommunicators:
+    """One communicator per purpose.
+
+    inner: reductions along the sharding axis. gather: all-gathers along it (may be the same group).
+    outer: the second data-parallel axis of hybrid sharding, None on a one-dimensional mesh.
+    """
+
+    inner: Communicator
+    gather: Communicator
+    outer: Communicator | None
+
+    def transports(self) -> dict[str, str]:
+        """By role of the group: what carries its bytes."""
+        named = {"inner": self.inner, "gather": self.gather, "outer": self.outer}
+        return {
+            name: one.transport
+            for name, one in named.items()
+            if one is not None and (name != "gather" or one is not self.inner)
+        }
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Scratch, Summed
-from mfsdp_core.comm.torch_backend import Communicator
+from mfsdp_core.comm.torch_backend import Communicator, Pending, PendingSum, Scratch
 from mfsdp_core.events import EventBus
 from mfsdp_core.streams import InFlight, Streams, Work
 
@@ -82,29 +81,25 @@ class PointToPointCommunicator(Communicator):
             parts[self.rank].copy_(own)
         return exchange
 
-    def reduce_scatter(
+    def reduce(
         self,
-        own: torch.Tensor,
         full: torch.Tensor,
+        own: torch.Tensor | None,
         bucket: str,
         *,
         average: bool,
         total: torch.dtype,
     ) -> PendingSum:
-        """Sum (or mean) over ranks of slice `rank` of `full`; `wait` returns it, in `total`."""
-        if self.size == 1:
-            return super().reduce_scatter(own, full, bucket, average=average, total=total)
-        self._publish("reduce_scatter", full, bucket)
-        return self._sum_slices(full, bucket, average=average, total=total, out=own)
+        """As `Communicator.reduce`; `wait` returns the sum of a slice in `total`.
 
-    def all_reduce(
-        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
-    ) -> PendingSum:
-        """Replace `full` by its sum (or mean) over ranks, rounded once to its dtype."""
+        What replaces all of `full` is rounded once to its dtype.
+        """
         if self.size == 1:
-            return Summed(full, Done())
-        self._publish("all_reduce", full, bucket)
-        reduction = self._sum_slices(full, bucket, average=average, total=total)
+            return super().reduce(full, own, bucket, average=average, total=total)
+        self._publish("all_reduce" if own is None else "reduce_scatter", full, bucket)
+        reduction = self._sum_slices(full, bucket, average=average, total=total, out=own)
+        if own is not None:
+            return reduction
         tag = self._gather_tag(bucket)
 
         def gather() -> torch.Tensor:
@@ -123,7 +118,7 @@ class PointToPointCommunicator(Communicator):
         *,
         average: bool,
         total: torch.dtype,
-        out: torch.Tensor | None = None,
+        out: torch.Tensor | None,
     ) -> PendingSum:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.protocol import Done, Pending, PendingSum, Summed
 from mfsdp_core.comm.rendezvous import UnitRendezvous
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
@@ -37,6 +37,53 @@ def torch_dtype(name: str) -> torch.dtype:
     """The dtype that torch calls `name`, as `bfloat16`."""
     found: torch.dtype = getattr(torch, name)
     return found
+
+
+class Pending(Protocol):
+    """A collective that was issued."""
+
+    def wait(self) -> object:
+        """Return once the result may be used on the current stream (CPU: once it is there)."""
+
+
+class PendingSum(Protocol):
+    """A reduction that was issued."""
+
+    def wait(self) -> torch.Tensor:
+        """Return this rank's result: the tensor it was to go to, or one of higher precision."""
+
+
+class Done:
+    """A collective that needed no communication."""
+
+    def wait(self) -> None:
+        """Return at once."""
+
+
+class Summed:
+    """A reduction whose result goes to a tensor known beforehand."""
+
+    def __init__(self, result: torch.Tensor, pending: Pending) -> None:
+        self._result = result
+        self._pending = pending
+
+    def wait(self) -> torch.Tensor:
+        """That tensor, once the reduction has ended."""
+        self._pending.wait()
+        return self._result
+
+
+class Block(Protocol):
+    """Memory that a transport needs while a collective is under way: flat, contents undefined."""
+
+    data: torch.Tensor
+
+    def give(self) -> None:
+        """Give it back."""
+
+
+#: By bucket, number of elements and dtype.
+Scratch = Callable[[str, int, torch.dtype], Block]
 
 
 class Communicator:
@@ -88,40 +135,39 @@ class Communicator:
         work = _gather_flat(full, own, group=self._group, async_op=True)
         return self._streams.track((work,), f"all_gather of {bucket}", own, full)
 
-    def reduce_scatter(
+    def reduce(
         self,
-        own: torch.Tensor,
         full: torch.Tensor,
+        own: torch.Tensor | None,
         bucket: str,
         *,
         average: bool,
         total: torch.dtype,
     ) -> PendingSum:
-        """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`."""
-        if self.size == 1:
-            if own.data_ptr() != full.data_ptr():
-                own.copy_(full)
-            return Summed(own, Done())
-        if total is not full.dtype:
-            other = self._other(full, total)
-            return other.reduce_scatter(own, full, bucket, average=average, total=total)
-        self._publish("reduce_scatter", full, bucket)
-        work = _scatter_flat(own, full, op=_op(average), group=self._group, async_op=True)
-        name = f"reduce_scatter of {bucket}"
-        return Summed(own, self._streams.track((work,), name, full, own))
+        """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`.
 
-    def all_reduce(
-        self, full: torch.Tensor, bucket: str, *, average: bool, total: torch.dtype
-    ) -> PendingSum:
-        """Replace `full` by its sum (or mean) over ranks."""
+        own None: replace `full` by that of all of it.
+        """
+        target, operation = (full, "all_reduce") if own is None else (own, "reduce_scatter")
         if self.size == 1:
-            return Summed(full, Done())
+            if target.data_ptr() != full.data_ptr():
+                target.copy_(full)
+            return Summed(target, Done())
         if total is not full.dtype:
-            other = self._other(full, total)
-            return other.all_reduce(full, bucket, average=average, total=total)
-        self._publish("all_reduce", full, bucket)
-        work = dist.all_reduce(full, op=_op(average), group=self._group, async_op=True)
-        return Summed(full, self._track(work, f"all_reduce of {bucket}", full))
+            if self._wide_sums is None:
+                raise NotImplementedError(
+                    f"{self.transport} adds up in the dtype of the wire, {full.dtype}, not in "
+                    f"{total}"
+                )
+            return self._wide_sums.reduce(full, own, bucket, average=average, total=total)
+        self._publish(operation, full, bucket)
+        how: Any = {
+            "op": dist.ReduceOp.AVG if average else dist.ReduceOp.SUM,
+            "group": self._group,
+            "async_op": True,
+        }
+        work = dist.all_reduce(full, **how) if own is None else _scatter_flat(own, full, **how)
+        return Summed(target, self._track(work, f"{operation} of {bucket}", full, target))
 
     def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
         """Replace `values` by their maximum over ranks, such as absolute maxima for scales."""
@@ -138,13 +184,6 @@ class Communicator:
         work = dist.broadcast(full, group_src=0, group=self._group, async_op=True)
         return self._track(work, f"broadcast of {bucket}", full)
 
-    def _other(self, full: torch.Tensor, total: torch.dtype) -> Communicator:
-        if self._wide_sums is None:
-            raise NotImplementedError(
-                f"{self.transport} adds up in the dtype of the wire, {full.dtype}, not in {total}"
-            )
-        return self._wide_sums
-
     def _track(self, work: dist.Work | None, name: str, *tensors: torch.Tensor) -> InFlight:
         return self._streams.track(() if work is None else (work,), name, *tensors)
 
@@ -154,17 +193,7 @@ class Communicator:
         key = (operation, bucket, full.dtype, full.nbytes)
         event = self._published.get(key)
         if event is None:
-            event = self._published[key] = Event(
-                kind="collective",
-                operation=operation,
-                dtype=dtype_name(full.dtype),
-                payload_bytes=full.nbytes,
-                group=self.role,
-                group_size=self.size,
-                bucket=bucket,
-            )
+            where = (self.role, self.size, bucket)
+            event = Event("collective", operation, dtype_name(full.dtype), full.nbytes, *where)
+            self._published[key] = event
         self._events.publish(event)
-
-
-def _op(average: bool) -> dist.ReduceOp.RedOpType:
-    return dist.ReduceOp.AVG if average else dist.ReduceOp.SUM

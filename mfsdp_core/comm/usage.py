@@ -63,17 +63,9 @@ class Usage:
 
     def _publish(self) -> None:
         if "agreement" in self._events.wanted:
-            self._events.publish(
-                Event(
-                    kind="agreement",
-                    operation="all_reduce",
-                    dtype=dtype_name(self._bits.dtype),
-                    payload_bytes=self._bits.nbytes,
-                    group="",
-                    group_size=self._group.size(),
-                    bucket="",
-                )
-            )
+            dtype, size = dtype_name(self._bits.dtype), self._bits.nbytes
+            sent = Event("agreement", "all_reduce", dtype, size, "", self._group.size(), "")
+            self._events.publish(sent)
 
 
 def unused_by_all(usages: Sequence[Usage]) -> set[int]:

@@ -4,6 +4,12 @@ A physical parameter has two faces. `raw` is the original `nn.Parameter`, its da
 full compute buffer: modules see it while their unit runs. `sharded` is a DTensor over this rank's
 main weights: modules, optimizers and state dicts see it at all other times. A tied parameter has
 one raw and one sharded face under several names; a swap rebinds all of them.
+
+[Note: hooks of parameters] Autograd knows the raw parameters, so it never calls a hook that was
+registered on a sharded one. Its gradient is the shard of the mean over all ranks, complete at the
+end of a cycle: that is what a hook of one process over the whole batch would see, if the cycle is
+one backward pass. `register_hook` is meant for the gradient of every single pass; where several
+have been summed up it is refused. `register_post_accumulate_grad_hook` is meant for the sum.
 """
 
 from __future__ import annotations
@@ -29,16 +35,10 @@ from mfsdp_core.precision.transformer_engine import (
 )
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
-from mfsdp_core.runtime.gradient_hooks import has_hooks, run_hooks
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import Offsets, remember_offsets
 from mfsdp_core.shard.dtensor import as_dtensor, dtensor_placements, local_tensor, name_tensor
-from mfsdp_core.shard.sharded_weight import (
-    ShardedWeight,
-    WeightWatch,
-    accessors,
-    sharded_weight,
-)
+from mfsdp_core.shard.sharded_weight import ShardedWeight, accessors, described, sharded_weight
 from mfsdp_core.shard.tensor_parallel import TensorPart, local_data, move_to
 from mfsdp_core.shard.uneven_shard import shard_like, with_cut
 
@@ -66,7 +66,8 @@ class ManagedParameter:
     sharded: nn.Parameter = field(init=False)
     original_id: int = field(init=False)
     offsets: Offsets = field(init=False)
-    _watch: WeightWatch = field(init=False)
+    _local: torch.Tensor = field(init=False)
+    _version: int = field(init=False)
     _raw_version: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -75,7 +76,8 @@ class ManagedParameter:
 
     def watch(self) -> None:
         """From now on, know what the user does to `sharded`."""
-        self._watch = WeightWatch(self.sharded)
+        self._local = self.weight._local_tensor
+        self._version = self.weight._version + self._local._version
         self._raw_version = self.raw._version
 
     def look(self) -> bool:
@@ -99,7 +101,15 @@ class ManagedParameter:
                 f"{self.names[0]} was changed in place while its module ran. There it is a copy "
                 "for computing, and the change is lost. Change it outside of the forward pass."
             )
-        return self._watch.look()
+        weight = self.weight
+        if weight._local_tensor is not self._local:
+            raise LifecycleError(
+                "a sharded parameter has become another tensor, cut from its buffers: expected "
+                f"{self._local.dtype} on {self._local.device}, found {described(weight)}. Cast or "
+                "move a module before it is sharded."
+            )
+        before, self._version = self._version, weight._version + self._local._version
+        return before != self._version
 
     @property
     def weight(self) -> ShardedWeight:
@@ -109,7 +119,7 @@ class ManagedParameter:
     @property
     def was_changed(self) -> bool:
         """Whether the weight was changed in place since the last look."""
-        return self._watch.has_changed
+        return self._version != self.weight._version + self._local._version
 
     def check_held(self) -> None:
         """Refuse a parameter that was put in the place of this one.
@@ -161,6 +171,46 @@ def move_parameters(parameters: list[ManagedParameter], full: DBuffer | None) ->
         move_to(managed.raw, nothing.expand(shape) if full is None else full.tensor(index))
 
 
+def has_hooks(parameter: nn.Parameter) -> bool:
+    """Whether the user has registered any."""
+    hooked: Any = parameter
+    return bool(hooked._backward_hooks or hooked._post_accumulate_grad_hooks)
+
+
+def run_hooks(parameter: nn.Parameter, gradient: DTensor, name: str, *, once: bool) -> None:
+    """Run them on `gradient`, which is attached already; its values take those of the results.
+
+    once: it holds one backward pass, and nobody has seen it yet.
+
+    Raises:
+        LifecycleError: a hook for single passes where several have been summed up, or one that
+            returned something else than a gradient of the same shards.
+    """
+    hooked: Any = parameter
+    hooks = tuple((hooked._backward_hooks or {}).values())
+    if hooks and not once:
+        raise LifecycleError(
+            f"register_hook on {name} is for the gradient of one backward pass, and this cycle has "
+            "summed up several. Use register_post_accumulate_grad_hook, which gets the parameter "
+            "with the sum in .grad, or call zero_grad() after every backward pass."
+        )
+    for hook in hooks:
+        result = hook(gradient)
+        if result is None or result is gradient:
+            continue
+        fits = isinstance(result, DTensor) and result.placements == gradient.placements
+        if not fits or result.shape != gradient.shape:
+            raise LifecycleError(
+                f"a hook on {name} returned a {type(result).__name__}; expected None or a DTensor "
+                f"of shape {tuple(gradient.shape)}, placed {gradient.placements} as its argument. "
+                "Compute it from the argument."
+            )
+        local_tensor(gradient).copy_(local_tensor(result))
+    with torch.no_grad():
+        for hook in tuple((hooked._post_accumulate_grad_hooks or {}).values()):
+            hook(parameter)
+
+
 @dataclass(frozen=True)
 class BucketFacts:
     """One flat buffer.
@@ -196,6 +246,8 @@ class Bucket:
         self.gradients = gradients
         self._shards_optimizer = spec.strategy.inner.shards_optimizer
         self._owned = spec.buffers.owned
+        rows = (spec.layout.rows_in(index, self._owned) for index in range(len(parameters)))
+        self._rows = list(rows)
         self._own_parts = list(map(self._own_part, range(len(parameters))))
         self._spec = spec
         self.axes = axes
@@ -243,7 +295,7 @@ class Bucket:
         slot = self.plan.layout.slots[index]
         if not self._shards_optimizer:
             return slot.shape, slot.strides, slot.offset
-        local = self.plan.layout.rows_in(index, self._owned)
+        local = self._rows[index]
         return (local.rows, *slot.shape[1:]), slot.strides or (1,), local.start
 
     def local_views(self, flat: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -261,7 +313,7 @@ class Bucket:
         """Like `load`, of what tensor parallelism leaves to this rank."""
         local = self.local_view(index, self.weights.main)
         if self._shards_optimizer:
-            rows = self.plan.layout.rows_in(index, self._owned)
+            rows = self._rows[index]
             shape = self.plan.layout.slots[index].shape or (1,)
             value = value.reshape(shape)[rows.first_row : rows.first_row + rows.rows]
         local.copy_(value)
@@ -490,7 +542,7 @@ class Bucket:
         offsets = self.parameters[index].part.offsets
         if not self._shards_optimizer:
             return offsets
-        first_row = self.plan.layout.rows_in(index, self._owned).first_row
+        first_row = self._rows[index].first_row
         return (offsets[0] + first_row, *offsets[1:]) if offsets else (first_row,)
 
     def _as_dtensor(self, index: int, local: torch.Tensor) -> DTensor:

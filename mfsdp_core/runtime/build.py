@@ -30,7 +30,7 @@ from mfsdp_core.plan.grouping import (
 )
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
-from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
+from mfsdp_core.plan.prefetch import GatherOrder, PrefetchOrder, unit_order
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import (
@@ -40,19 +40,16 @@ from mfsdp_core.precision.transformer_engine import (
     primary_kind,
 )
 from mfsdp_core.runtime.bucket import Bucket, ManagedParameter, move_parameters
-from mfsdp_core.runtime.bucket_spec import BucketSpec
+from mfsdp_core.runtime.bucket_spec import BucketSpec, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
-from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, readers_of
-from mfsdp_core.runtime.grad_pipeline import GradPipeline
+from mfsdp_core.runtime.grad_pipeline import GradPipeline, ReductionQueue
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
-from mfsdp_core.runtime.group_dtypes import group_dtypes
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.reduction_queue import ReductionQueue
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import offsets_of

@@ -19,13 +19,14 @@ from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.plan.prefetch import Direction
-from mfsdp_core.runtime.backward_pass import (
+from mfsdp_core.runtime.calls import (
     NO_BACKWARD,
+    Call,
+    CallBook,
     current_backward,
     inside_backward,
     leaves_parameters_alone,
 )
-from mfsdp_core.runtime.calls import Call, CallBook
 from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers

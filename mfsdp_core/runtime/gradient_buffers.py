@@ -19,9 +19,8 @@ from dataclasses import replace
 
 import torch
 
-from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import PendingSum
-from mfsdp_core.comm.torch_backend import Communicator
+from mfsdp_core.comm.data_parallel import AxisCommunicators
+from mfsdp_core.comm.torch_backend import Communicator, PendingSum
 from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -29,8 +28,8 @@ from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.strategy import AxisPlacements, Collective, Landing, Placement
-from mfsdp_core.runtime.backward_pass import inside_backward, leaves_parameters_alone
 from mfsdp_core.runtime.bucket_spec import BucketSpec
+from mfsdp_core.runtime.calls import inside_backward, leaves_parameters_alone
 from mfsdp_core.runtime.nan_guard import BucketGuard
 
 #: Numbers as tensors of one element, by value and dtype.
@@ -96,14 +95,13 @@ class AxisReduction:
         cannot.
         """
         name, average, by = self._bucket, self._average, self._communicator
-        own = target = buffer.part(self.slices) if self._scatters else data
+        own, target = data, None
         if self._scatters:
             # A sum is written in its dtype; alone, a copy does whatever is asked.
-            if not adds and (by.size == 1 or total is self.into.dtype):
-                target = self.into
-            work = by.reduce_scatter(target, data, name, average=average, total=total)
-        else:
-            work = by.all_reduce(data, name, average=average, total=total)
+            fits = by.size == 1 or total is self.into.dtype
+            own = buffer.part(self.slices)
+            target = self.into if fits and not adds else own
+        work = by.reduce(data, target, name, average=average, total=total)
         self.flight = own, work, buffer if gives else None, adds
 
     def land(self) -> None:
@@ -513,14 +511,6 @@ class GradientBuffers:
         self._is_reduced = False
 
     def _publish_landing(self, operation: str, own_bytes: int) -> None:
-        self._events.publish(
-            Event(
-                kind="land",
-                operation=operation,
-                dtype=self._accumulator.row.dtype,
-                payload_bytes=own_bytes,
-                group=self._communicator.role,
-                group_size=self._communicator.size,
-                bucket=self._name,
-            )
-        )
+        dtype, by = self._accumulator.row.dtype, self._communicator
+        event = Event("land", operation, dtype, own_bytes, by.role, by.size, self._name)
+        self._events.publish(event)

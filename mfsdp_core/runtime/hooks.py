@@ -23,7 +23,6 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
-from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward, inside_backward
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.call_tensors import (
     LeftTensors,
@@ -32,7 +31,7 @@ from mfsdp_core.runtime.call_tensors import (
     refuse_weights,
     tensors_in,
 )
-from mfsdp_core.runtime.calls import Call
+from mfsdp_core.runtime.calls import NO_BACKWARD, Call, current_backward, inside_backward
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import GatherPoint
 from mfsdp_core.runtime.units import Unit, is_called

@@ -12,13 +12,13 @@ from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.prefetch import (
     Direction,
+    GatherOrder,
     PrefetchLimits,
     PrefetchOrder,
     Residents,
     gather_ahead,
 )
 from mfsdp_core.runtime.bucket import Bucket
-from mfsdp_core.runtime.gather_order import GatherOrder
 from mfsdp_core.runtime.units import Unit
 
 
@@ -223,18 +223,11 @@ class ParamPipeline:
         if "prefetch" not in self._events.wanted:
             return
         for bucket in buckets:
-            layout, compute = bucket.plan.layout, bucket.dtypes.compute
-            self._events.publish(
-                Event(
-                    kind="prefetch",
-                    operation="all_gather",
-                    dtype=dtype_name(compute),
-                    payload_bytes=layout.total_elements * compute.itemsize,
-                    group=bucket.weights.role,
-                    group_size=layout.slices,
-                    bucket=bucket.plan.name,
-                )
-            )
+            plan, compute = bucket.plan, bucket.dtypes.compute
+            size = plan.layout.total_elements * compute.itemsize
+            where = (bucket.weights.role, plan.layout.slices, plan.name)
+            event = Event("prefetch", "all_gather", dtype_name(compute), size, *where)
+            self._events.publish(event)
 
 
 class _Gathered:

@@ -47,8 +47,8 @@ from typing import Literal
 
 import torch
 
-from mfsdp_core.comm.axes import AxisCommunicators
-from mfsdp_core.comm.protocol import Done, Pending
+from mfsdp_core.comm.data_parallel import AxisCommunicators
+from mfsdp_core.comm.torch_backend import Done, Pending
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -58,8 +58,8 @@ from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.strategy import Collective, Placement
 from mfsdp_core.precision.codec import Shard
 from mfsdp_core.precision.transformer_engine import PrimaryBucket
-from mfsdp_core.runtime.backward_pass import NO_BACKWARD, current_backward
 from mfsdp_core.runtime.bucket_spec import BucketSpec
+from mfsdp_core.runtime.calls import NO_BACKWARD, current_backward
 
 
 class WeightBuffers:
@@ -357,14 +357,5 @@ class WeightBuffers:
             self._on_move(full)
 
     def _publish(self, kind: Literal["materialise", "release"]) -> None:
-        self._events.publish(
-            Event(
-                kind=kind,
-                operation="",
-                dtype=self.full.row.dtype,
-                payload_bytes=self.full_bytes,
-                group=self.role,
-                group_size=self._gather.size,
-                bucket=self._spec.name,
-            )
-        )
+        where = (self.role, self._gather.size, self._spec.name)
+        self._events.publish(Event(kind, "", self.full.row.dtype, self.full_bytes, *where))

@@ -92,8 +92,8 @@ class ShardedWeight(UnevenShard):
         )
         if not fits:
             raise LifecycleError(
-                f".data of a sharded parameter was assigned {_described(value)}; expected "
-                f"{_described(self)}, whose values are copied. For whole tensors use "
+                f".data of a sharded parameter was assigned {described(value)}; expected "
+                f"{described(self)}, whose values are copied. For whole tensors use "
                 "load_state_dict(); cast or move a module before it is sharded."
             )
         with torch.no_grad():
@@ -120,37 +120,8 @@ def sharded_weight(shard: DTensor, *, requires_grad: bool) -> nn.Parameter:
     return made
 
 
-class WeightWatch:
-    """Knows whether one weight has changed since it last looked."""
-
-    def __init__(self, weight: nn.Parameter) -> None:
-        self._weight = cast(ShardedWeight, weight)
-        self._local = self._weight._local_tensor
-        self._versions = self._weight._version + self._local._version
-
-    @property
-    def has_changed(self) -> bool:
-        """Whether the next look will find a change."""
-        return self._versions != self._weight._version + self._local._version
-
-    def look(self) -> bool:
-        """Whether the weight has changed since the last look.
-
-        Raises:
-            LifecycleError: it has become another tensor, as `module.half()` does it.
-        """
-        weight = self._weight
-        if weight._local_tensor is not self._local:
-            raise LifecycleError(
-                "a sharded parameter has become another tensor, cut from its buffers: expected "
-                f"{self._local.dtype} on {self._local.device}, found {_described(weight)}. Cast or "
-                "move a module before it is sharded."
-            )
-        before, self._versions = self._versions, weight._version + self._local._version
-        return before != self._versions
-
-
-def _described(value: torch.Tensor) -> str:
+def described(value: torch.Tensor) -> str:
+    """What a tensor is, for messages."""
     is_shard = isinstance(value, DTensor)
     cut = f", placed {cast(DTensor, value).placements}" if is_shard else ""
     kind = "a DTensor" if is_shard else "a whole tensor"

@@ -117,12 +117,11 @@ def _started(ends: _Ends, elements: int, dtype: torch.dtype) -> list[tuple[str, 
         total = torch.stack(parts).sum(0) / (size if average else 1)
         full = parts[made.rank].clone()
         result = torch.full((elements,), 99.0, dtype=dtype)
-        sums = made.reduce_scatter(
-            result, full, f"reduce_scatter {number}", average=average, total=dtype
-        )
+        bucket = f"reduce_scatter {number}"
+        sums = made.reduce(full, result, bucket, average=average, total=dtype)
         then(f"reduce_scatter, average={average}", sums.wait, None, total[own])
         again = parts[made.rank].clone()
-        sums = made.all_reduce(again, f"all_reduce {number}", average=average, total=dtype)
+        sums = made.reduce(again, None, f"all_reduce {number}", average=average, total=dtype)
         then(f"all_reduce, average={average}", sums.wait, again, total)
     for number, in_place in enumerate((False, True), 2):
         parts = ends.all_parts(number, elements, dtype)
@@ -144,9 +143,8 @@ def _started(ends: _Ends, elements: int, dtype: torch.dtype) -> list[tuple[str, 
             parts = ends.all_parts(6, whole, dtype)
             into = torch.full((elements,), 99.0, dtype=result_dtype)
             bucket = f"reduce_scatter {result_dtype}"
-            found = made.reduce_scatter(
-                into, parts[made.rank], bucket, average=False, total=result_dtype
-            )
+            full = parts[made.rank]
+            found = made.reduce(full, into, bucket, average=False, total=result_dtype)
             wanted = torch.stack(parts).double().sum(0)[own]
             then(f"into {result_dtype}", found.wait, into, wanted.to(result_dtype))
     return waits
@@ -184,7 +182,7 @@ def test_operations_begun_in_another_order_do_not_mix() -> None:
             waits.append((made.all_gather(full, parts[rank], "one"), full, torch.cat(parts)))
         else:
             own, total = torch.zeros(2), torch.float32
-            work = made.reduce_scatter(own, parts[rank].clone(), "two", average=False, total=total)
+            work = made.reduce(parts[rank].clone(), own, "two", average=False, total=total)
             waits.append((work, None, torch.stack(parts).sum(0)[2 * rank : 2 * rank + 2]))
     for work, full, wanted in waits:
         found = work.wait()
