@@ -1,17 +1,26 @@
-"""The runs of a text, and what of each is absent."""
+"""The runs of a text, and what of each is absent.
+
+Whole files in which other projects' CI keeps what a run must give are read here, too: Megatron-LM's
+`golden_values*.json` (metric -> steps and values, NaN as text), and event files of TensorBoard.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pydantic import ValidationError
 
 from bench.errors import NothingMeasuredError, UsageError
-from bench.importers import ci_files, labels, text
+from bench.importers import labels, text
 from bench.importers.formats import OURS, Format, read_format, shipped
 from bench.importers.parsed import Parsed, some
 from bench.importers.reading import FormatReader
@@ -32,7 +41,6 @@ _OF_WORKLOAD = {
     "global batch": "global_batch",
     "sequence length": "seq_len",
 }
-_LONGEST_UNBROKEN = 1 << 28
 
 
 def read_text(
@@ -52,17 +60,25 @@ def read_text(
         path: where it lies; None for a text that lies nowhere.
 
     Raises:
-        UsageError: an unknown row, or a fact that is none.
+        UsageError: an unknown row, a fact that is none, event files that are damaged or without the
+            package that reads them.
         NothingMeasuredError: it holds no step with a number of ours.
     """
     readers = list(map(FormatReader, _rows(form)))
-    digest = hashlib.sha256()
-    whole = ci_files.read_file(source, blocks, path, readers)
-    if isinstance(whole, ci_files.WholeFile) and not whole.run.has_values:
-        raise NothingMeasuredError(f"{source} holds no run: no metric of it has a number at a step")
-    if isinstance(whole, ci_files.WholeFile):
-        return _imported([whole.run], source, whole.sha256, facts)
-    lines = _lines(whole, digest.update)
+    tracker = next((reader for reader in readers if reader.row.name == "tracker"), None)
+    whole: Parsed | None
+    if tracker and ".tfevents." in source and path is not None:
+        content, whole = path.read_bytes(), _of_events(path, tracker)
+    else:
+        content = b"".join(blocks)
+        whole = _of_document(content, readers, tracker)
+    sha256 = hashlib.sha256(content).hexdigest()
+    if whole is not None:
+        if not whole.has_values:
+            no_number = "no metric of it has a number at a step"
+            raise NothingMeasuredError(f"{source} holds no run: {no_number}")
+        return _imported([whole], source, sha256, facts)
+    lines = (line.removesuffix(b"\n").decode(errors="replace") for line in io.BytesIO(content))
     parsed, without = text.runs_of(lines, readers)
     if not parsed and without:
         raise NothingMeasuredError(
@@ -75,7 +91,7 @@ def read_text(
             " Is it the log of the rank that prints? A table of steps can be imported from any"
             " framework (step,loss,milliseconds), other lines by --format FILE.yaml"
         )
-    return _imported(parsed, source, digest.hexdigest(), facts)
+    return _imported(parsed, source, sha256, facts)
 
 
 def _imported(
@@ -106,17 +122,63 @@ def _imported(
     return found
 
 
-def _lines(blocks: Iterable[bytes], seen: Callable[[bytes], None]) -> Iterator[str]:
-    rest = b""
-    for block in blocks:
-        seen(block)
-        *whole, rest = (rest + block).split(b"\n")
-        for line in whole:
-            yield line.decode(errors="replace")
-        if len(rest) > _LONGEST_UNBROKEN:
-            raise UsageError("a line of more than 256 MiB; expected a text")
-    if rest:
-        yield rest.decode(errors="replace")
+def _of_document(
+    content: bytes, readers: Sequence[FormatReader], tracker: FormatReader | None
+) -> Parsed | None:
+    """The run of a whole document of JSON; None where it is none of these."""
+    if not content.lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"{"):
+        return None
+    try:
+        document = json.loads(content.decode(errors="replace").removeprefix("\ufeff"))
+    except (ValueError, RecursionError):
+        return None
+    run = next(filter(None, (reader.document(document) for reader in readers)), None)
+    return _golden(document, tracker) if run is None and tracker is not None else run
+
+
+def _golden(document: object, tracker: FormatReader) -> Parsed | None:
+    if not isinstance(document, dict) or not document:
+        return None
+    series = {}
+    for metric, one in document.items():
+        values = one.get("values") if isinstance(one, dict) else None
+        if not isinstance(values, dict) or "start_step" not in one or "end_step" not in one:
+            return None
+        series[metric] = {
+            int(step): value for step, value in values.items() if re.fullmatch(r"\d{1,12}", step)
+        }
+    return _run("golden", series, tracker)
+
+
+def _of_events(path: Path, tracker: FormatReader) -> Parsed:
+    if importlib.util.find_spec("tensorboard") is None:
+        raise UsageError(
+            f"{path.name} holds TensorBoard events, which need the package tensorboard: pip install"
+            " 'mfsdp-bench[tensorboard]'"
+        )
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+    from tensorboard.util.tensor_util import make_ndarray
+
+    series: dict[str, dict[int, Any]] = {}
+    try:
+        for event in EventFileLoader(str(path)).Load():
+            for value in event.summary.value:
+                numbers = make_ndarray(value.tensor) if value.HasField("tensor") else None
+                if numbers is not None and numbers.size == 1 and numbers.dtype.kind in "fiu":
+                    series.setdefault(value.tag, {})[int(event.step)] = float(numbers.reshape(()))
+    except Exception as error:  # whatever that package says of a damaged file
+        raise UsageError(f"{path.name} cannot be read as TensorBoard events: {error}") from error
+    return _run("tensorboard", series, tracker)
+
+
+def _run(kind: str, series: Mapping[str, Mapping[int, Any]], tracker: FormatReader) -> Parsed:
+    """Steps that have any value; of a metric of no meaning to us, under its own name."""
+    run = Parsed(kind)
+    for step in sorted({step for values in series.values() for step in values}):
+        told = [(name, str(values[step])) for name, values in series.items() if step in values]
+        run.add(tracker.of_pairs(told, step), 0)
+    run.workload["framework"] = "megatron-lm" if kind == "golden" else "unknown"
+    return run
 
 
 def _rows(form: str | None) -> tuple[Format, ...]:

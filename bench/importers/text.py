@@ -12,8 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 
 from bench.importers import labels
-from bench.importers.arguments import with_arguments
-from bench.importers.parsed import Parsed, Said, some
+from bench.importers.parsed import Parsed, Said, some, with_arguments
 from bench.importers.reading import FormatReader
 from bench.importers.tables import LogTable
 

@@ -98,6 +98,6 @@ def test_event_files_are_read_by_the_tags_of_their_trainers(tmp_path):
 def test_without_its_package_an_event_file_is_refused_with_the_extra(tmp_path, monkeypatch):
     path = tmp_path / "events.out.tfevents.1.host"
     path.write_bytes(b"")
-    monkeypatch.setattr("bench.importers.ci_files.importlib.util.find_spec", lambda _: None)
+    monkeypatch.setattr("bench.importers.table.importlib.util.find_spec", lambda _: None)
     with pytest.raises(UsageError, match=r"mfsdp-bench\[tensorboard\]"):
         read_logs((str(path),))

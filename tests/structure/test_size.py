@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1183, ("bench/fit/",)),
-    "bench: importers": (1708, ("bench/importers/",)),
+    "bench: importers": (1649, ("bench/importers/",)),
     "bench: cli": (4046, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2986, ("sweeps/",)),
