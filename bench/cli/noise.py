@@ -54,9 +54,7 @@ class NoiseVerb(CellOptions, ResultsOption, name="baseline noise"):
         sweep = sweep.with_arms(f"{sweep.id}-noise", arms).prepared(store, console.note)
         outcome = run_to_judge(sweep, store)
         pairs = sides_of_arms(store, sweep.id, "a", "b").pairs
-        found = calibrate(
-            [(pair.base, pair.head) for pair in pairs], sweep=sweep.id, measured_utc=utc_now()
-        )
+        found = calibrate(pairs, sweep=sweep.id, measured_utc=utc_now())
         text = json.dumps(found.to_document(), indent=2, ensure_ascii=False) + "\n"
         path = store.noise.write(found.hardware.slug, text)
         return _answer([found], outcome_code(sweep.chosen, outcome), f"kept in {path}")

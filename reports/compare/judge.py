@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median
-from typing import Literal
+from typing import Any, Final, Literal, NamedTuple
 
 from bench.derive.counts import COUNTED
 from bench.derive.hardware import STATED, HardwareKey
@@ -43,7 +43,7 @@ from bench.derive.metrics import (
 from reports.compare.counts import MOST_NAMED, rises, size_text, unused, why_risen
 from reports.compare.noise import NoiseCalibration
 from reports.compare.parity import LOSSES, NORMS, Distances, relative_differences
-from reports.compare.policy import AllowedRise, Policy
+from reports.compare.policy import Policy
 from reports.compare.samples import CellSamples, Curve, shared_metric
 from reports.compare.sides import Pair, Sides
 from reports.compare.statistics import (
@@ -59,8 +59,13 @@ from reports.compare.unlike import NumberChange, comparable_rates, norm_without_
 from reports.renderers import quantity
 
 Verdict = Literal["regressed", "missed", "improved", "equivalent", "inconclusive", "unmeasured"]
+Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
+
+SPREAD_FACTOR = 3.0
+"""A head curve may be this many times as far away as the two most distant repeats of the base."""
 
 _ROUNDING = 1e-12
+_MOST_HOLDERS = 3
 
 
 @dataclass(frozen=True)
@@ -122,352 +127,8 @@ class Judgement:
 
 
 @dataclass(frozen=True)
-class MetricSamples:
-    """One metric of one cell: its number by block. paired: blocks were interleaved.
-
-    tokens_ratio: tokens of a step, head / base.
-    """
-
-    cell: str
-    base: Mapping[int, float]
-    head: Mapping[int, float]
-    paired: bool
-    tolerance: float
-    floor: bool = False
-    tokens_ratio: float = 1.0
-
-    @property
-    def blocks(self) -> list[int]:
-        """Blocks that both sides have."""
-        return sorted(set(self.base) & set(self.head))
-
-    @property
-    def samples(self) -> tuple[list[float], list[float]]:
-        """Base and head of every block."""
-        return [self.base[block] for block in self.blocks], [self.head[b] for b in self.blocks]
-
-    @property
-    def why_no_ratio(self) -> str:
-        """Processor time of a short step can come out at nothing."""
-        for side, values in (("base", self.base.values()), ("head", self.head.values())):
-            without = sum(value <= 0 for value in values)
-            if without:
-                return f"{without} of {len(values)} runs of the {side} measure nothing above zero"
-        return ""
-
-
-def unmeasured(cell: str, metric: Metric, rule: MetricRule, reason: str) -> Judgement:
-    """A metric of which a side has no number."""
-    required = rule.gate == "required"
-    return Judgement(cell, metric.name, "unmeasured", required, reason)
-
-
-def judge_intervals(
-    cases: Sequence[MetricSamples], metric: Metric, rule: MetricRule, alpha: float
-) -> list[Judgement]:
-    """Judge a metric that varies from run to run, in all cells together.
-
-    Args:
-        cases: cells with at least one usable number on each side.
-        metric: what the numbers are.
-        rule: its part of the policy.
-        alpha: two-sided, after adjustment for all of `cases`.
-    """
-    told = [case for case in cases if not case.why_no_ratio]
-    estimates = [estimated(case, alpha) for case in told]
-    beyond = [
-        one.p_beyond(math.log1p(case.tolerance), math.log(rule.aim))
-        for one, case in zip(estimates, told, strict=True)
-    ]
-    judged = iter(
-        _interval_judgement(case, metric, rule, estimate, p=p, tests=len(told))
-        for case, estimate, p in zip(told, estimates, adjusted(beyond), strict=True)
-    )
-    return [
-        unmeasured(case.cell, metric, rule, case.why_no_ratio)
-        if case.why_no_ratio
-        else next(judged)
-        for case in cases
-    ]
-
-
-def judge_values(
-    cell: str,
-    metric: Metric,
-    rule: MetricRule,
-    base: Sequence[float],
-    head: Sequence[float],
-    *,
-    tolerance: float,
-) -> Judgement:
-    """Judge a metric that repeats almost exactly, from one run on each side or more.
-
-    Where runs of one side differ among themselves by more than the sides do, it is not as
-    deterministic as supposed, and nothing is concluded.
-    """
-    before, after = median(base), median(head)
-    ratio = after / before if before else (1.0 if after == before else math.inf)
-    change = (math.log(ratio) if ratio > 0 else -math.inf) - math.log(rule.aim)
-    verdict: Verdict = "equivalent"
-    reason = ""
-    if abs(change) > math.log1p(tolerance) + _ROUNDING:
-        verdict = direction_of(change > 0, rule)
-        reason = _short_of(rule) if verdict == "missed" else ""
-    elif rule.improve:
-        verdict = "inconclusive" if tolerance else "improved"
-        if tolerance:
-            repeats = quantity.share(tolerance)
-            reason = f"within the {repeats} to which this number repeats; {_short_of(rule)}"
-    overlaps = min(max(base), max(head)) >= max(min(base), min(head))
-    if overlaps and verdict not in ("equivalent", "inconclusive"):
-        verdict = "inconclusive"
-        reason = (
-            f"runs of one side differ as much as the sides do: base {min(base):.6g} to "
-            f"{max(base):.6g}, head {min(head):.6g} to {max(head):.6g}"
-        )
-    return Judgement(
-        cell=cell,
-        metric=metric.name,
-        verdict=verdict,
-        required=rule.gate == "required",
-        reason=reason,
-        base=before,
-        head=after,
-        ratio=ratio,
-        tolerance=tolerance if tolerance or not rule.improve else None,
-        n_base=len(base),
-        n_head=len(head),
-    )
-
-
-def direction_of(up: bool, rule: MetricRule) -> Verdict:
-    """What a change beyond the tolerance, or beyond the improvement that was asked for, means."""
-    if rule.direction != "both" and up != (rule.direction == "lower_is_better"):
-        return "improved"
-    return "missed" if rule.improve else "regressed"
-
-
-def _short_of(rule: MetricRule) -> str:
-    return f"the policy asks for {quantity.share(rule.improve, 1)} better"
-
-
-def estimated(case: MetricSamples, alpha: float) -> RatioEstimate:
-    """The ratio of the metric, head over base: paired where both sides have blocks in turn."""
-    if case.paired and case.blocks:
-        return estimate_paired(*case.samples, alpha)
-    return estimate_unpaired(list(case.base.values()), list(case.head.values()), alpha)
-
-
-def _interval_judgement(
-    case: MetricSamples,
-    metric: Metric,
-    rule: MetricRule,
-    estimate: RatioEstimate,
-    *,
-    p: float,
-    tests: int,
-) -> Judgement:
-    band, interval = math.log1p(case.tolerance), estimate.interval
-    verdict: Verdict = "inconclusive"
-    if interval is not None and p <= estimate.alpha:
-        verdict = direction_of(estimate.log_ratio > math.log(rule.aim), rule)
-    elif not rule.improve and interval is not None and -band <= interval[0] and interval[1] <= band:
-        verdict = "equivalent"
-    ratio, mirrored = estimate.ratio, case.tokens_ratio / estimate.ratio
-    speeds = {STEP_TIME.name: (ratio, mirrored), THROUGHPUT.name: (mirrored, ratio)}
-    time_ratio, throughput_ratio = speeds.get(metric.name, (None, None))
-    return Judgement(
-        cell=case.cell,
-        metric=metric.name,
-        verdict=verdict,
-        required=rule.gate == "required",
-        reason=_why(verdict, case, rule, estimate, p=p, tests=tests),
-        base=math.exp(median(estimate.base)),
-        head=math.exp(median(estimate.head)),
-        ratio=ratio,
-        interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
-        tolerance=case.tolerance if case.tolerance or not rule.improve else None,
-        floor=case.floor,
-        n_base=len(estimate.base),
-        n_head=len(estimate.head),
-        paired=estimate.paired,
-        p_adjusted=p,
-        tests=tests,
-        time_ratio=time_ratio,
-        throughput_ratio=throughput_ratio,
-    )
-
-
-def _why(
-    verdict: Verdict,
-    case: MetricSamples,
-    rule: MetricRule,
-    estimate: RatioEstimate,
-    *,
-    p: float,
-    tests: int,
-) -> str:
-    """Why nothing was concluded, and what would help; empty where the verdict says all."""
-    if verdict == "missed":
-        return _short_of(rule)
-    if verdict != "inconclusive":
-        return ""
-    alpha, interval = estimate.alpha, estimate.interval
-    needed = smallest_deciding_n(alpha, paired=estimate.paired, tests=tests)
-    unit = "blocks" if estimate.paired else "runs on each side"
-    least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
-    least_p = smallest_p(needed, needed, paired=estimate.paired)
-    never = least_p < Fraction(2, MOST_EXACT)
-    if never:
-        least = (
-            f"no number of {unit} decides at {alpha:g} for {quantity.counted(tests, 'cell')}: take"
-            " a larger alpha" + (", or judge fewer cells with --only" if tests > 1 else "")
-        )
-    if interval is None:
-        have = (
-            quantity.counted(estimate.n, "block")
-            if estimate.paired
-            else f"{len(estimate.head)} against {len(estimate.base)} runs"
-        )
-        return (
-            f"cannot decide with {have}: the smallest p-value that is possible is "
-            f"{estimate.smallest_p:.2g}, and {alpha:g} is asked for; {least}"
-        )
-    low, high = (quantity.change(x - 1) for x in (math.exp(interval[0]), math.exp(interval[1])))
-    if rule.improve:
-        noise = f", give or take {quantity.share(case.tolerance)} of noise" if case.floor else ""
-        return f"the interval {low} to {high} holds what was asked for{noise}; {_short_of(rule)}"
-    band = math.log1p(case.tolerance)
-    if interval[0] > band or interval[1] < -band:
-        more = "" if estimate.n >= needed and not never else f"; {least}"
-        return (
-            f"the interval {low} to {high} is beyond the tolerance, but not after adjustment for "
-            f"{tests} cells (p {p:.3g}){more}"
-        )
-    return (
-        f"the interval {low} to {high} is neither inside nor beyond the tolerance of "
-        f"{quantity.share(case.tolerance)}; more {unit} narrow it"
-    )
-
-
-SPREAD_FACTOR = 3.0
-"""A head curve may be this many times as far away as the two most distant repeats of the base."""
-
-
-@dataclass(frozen=True)
-class CurveFinding:
-    """The head run that is farthest from the base.
-
-    bound: what the first distance from the nearest base run may reach, None where there is none.
-    """
-
-    verdict: Verdict
-    reason: str
-    bound: float | None = None
-
-
-def judge_curve(
-    base: Sequence[Curve],
-    head: Sequence[Curve],
-    mode: LossMode,
-    bounds: tuple[float, float],
-    distances: Distances = LOSSES,
-) -> CurveFinding:
-    """Compare all head runs with all base runs (at least one on each side).
-
-    Args:
-        base: runs of the reference.
-        head: runs to judge.
-        mode: bitwise, or against the spread of the base.
-        bounds: distances that are accepted even if the repeats agree better.
-        distances: what is measured between two curves.
-    """
-    lengths = {curve.steps[-1] if curve.steps else 0 for curve in (*base, *head)}
-    if len(lengths) > 1 or 0 in lengths:
-        found = ", ".join(map(str, sorted(lengths)))
-        return CurveFinding("regressed", f"the runs have different numbers of steps: {found}")
-    known = set.intersection(*(set(curve.steps) for curve in base))
-    kept = set.intersection(*(set(curve.steps) for curve in head))
-    lacking = sorted(known - kept)
-    if lacking:
-        count = quantity.counted(len(lacking), "step")
-        return CurveFinding(
-            "regressed", f"the head has no value at {count} of the base, first at {lacking[0]}"
-        )
-    if mode == "bitwise":
-        return _bitwise(base, head)
-    return _against_spread(base, head, bounds, distances)
-
-
-def _bitwise(base: Sequence[Curve], head: Sequence[Curve]) -> CurveFinding:
-    if len({curve.digest for curve in base}) > 1:
-        step = _first_difference(base[0], next(c for c in base if c.digest != base[0].digest))
-        return CurveFinding(
-            "inconclusive",
-            f"repeats of the base are not bitwise equal ({step}), so no head can be held to it",
-        )
-    odd = next((curve for curve in head if curve.digest != base[0].digest), None)
-    if odd is None:
-        return CurveFinding("equivalent", "", 0.0)
-    return CurveFinding("regressed", f"not bitwise equal: {_first_difference(base[0], odd)}", 0.0)
-
-
-def _against_spread(
-    base: Sequence[Curve],
-    head: Sequence[Curve],
-    accepted: tuple[float, float],
-    distances: Distances,
-) -> CurveFinding:
-    def apart(one: Curve, other: Curve) -> tuple[float, float]:
-        return distances.of([*_differences(one, other).values()])
-
-    repeats = [apart(a, b) for a, b in itertools.combinations(base, 2)]
-    spread = [max((one[i] for one in repeats), default=0.0) for i in range(2)]
-    bounds = [max(one, SPREAD_FACTOR * far) for one, far in zip(accepted, spread, strict=True)]
-    nearest = [min(base, key=lambda one: apart(curve, one)) for curve in head]
-    worst, reference = max(zip(head, nearest, strict=True), key=lambda pair: apart(*pair))
-    found = apart(worst, reference)
-    reason = "the base has no repeats, so their spread is not known"
-    if repeats:
-        reason = f"repeats of the base spread by {quantity.difference(spread[0])} (n={len(base)})"
-    if found[0] <= bounds[0] and found[1] <= bounds[1]:
-        return CurveFinding("equivalent", reason, bounds[0])
-    step = _first_step(worst, reference, bounds[0] if found[0] > bounds[0] else bounds[1])
-    by = " and by ".join(
-        f"{quantity.difference(one)} {word} (bound {bound:.1e})"
-        for one, word, bound in zip(found, distances.words, bounds, strict=True)
-    )
-    reason = f"first divergent step {step}: curves differ by {by}; {reason}"
-    return CurveFinding("regressed", reason, bounds[0])
-
-
-def _first_step(head: Curve, base: Curve, bound: float) -> int | None:
-    differences = _differences(head, base)
-    return next((step for step, one in differences.items() if one > bound), None)
-
-
-def _first_difference(base: Curve, other: Curve) -> str:
-    step = _first_step(other, base, 0.0)
-    if step is None:
-        return "first divergent step among those that a baseline does not keep"
-    return f"first divergent step {step}"
-
-
-def _differences(head: Curve, base: Curve) -> dict[int, float]:
-    """Relative difference at every common step; a baseline keeps some steps, the last always."""
-    ours, theirs = (dict(zip(one.steps, one.values, strict=True)) for one in (head, base))
-    steps = sorted(ours.keys() & theirs.keys())
-    found = relative_differences([ours[s] for s in steps], [theirs[s] for s in steps])
-    return dict(zip(steps, found, strict=True))
-
-
-_MOST_HOLDERS = 3
-Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
-
-
-@dataclass(frozen=True)
 class Verdicts:
-    """Everything a gate found. `sides.not_comparable` grows by the cells that are too unlike.
+    """All judgements of two sides. `sides.not_comparable` grows by the cells that are too unlike.
 
     rates: (cell, rate) of those, where a rate compares all the same.
     """
@@ -488,14 +149,14 @@ class Verdicts:
         return [one for one in self.judgements if one.metric == name]
 
     @property
-    def regressed(self) -> bool:
-        """A required metric is worse beyond its tolerance, or not as much better as was asked."""
-        return bool(self.worse)
-
-    @property
     def worse(self) -> list[Judgement]:
         """Judgements that fail the gate."""
         return self.of("regressed") + self.of("missed")
+
+    @property
+    def regressed(self) -> bool:
+        """A required metric is worse beyond its tolerance, or not as much better as was asked."""
+        return bool(self.worse)
 
     @property
     def undecided(self) -> bool:
@@ -515,8 +176,7 @@ class Verdicts:
     @property
     def passed(self) -> bool:
         """Every required metric is equal or better."""
-        clean = not (self.regressed or self.undecided or self.failed)
-        return clean and not self.nothing_comparable
+        return not (self.regressed or self.undecided or self.failed or self.nothing_comparable)
 
 
 def judge(
@@ -535,85 +195,51 @@ def judge(
         any_nodes: compare what different nodes of a cluster have measured.
     """
     policy = policy or Policy()
-    unlike = [pair for pair in sides.pairs if pair.unlike]
-    sides = _only_comparable(sides, any_nodes=any_nodes)
-    calibration = calibrations(sides.pairs[0].head.hardware) if sides.pairs else None
+    refused = [
+        text_of(pair.unlike) or _other_machine(pair.base, pair.head, any_nodes=any_nodes)
+        for pair in sides.pairs
+    ]
+    pairs = tuple(pair for pair, why in zip(sides.pairs, refused, strict=True) if not why)
+    incomparable = [(p.label, why) for p, why in zip(sides.pairs, refused, strict=True) if why]
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
-        pairs = [pair for pair in sides.pairs if rule.named or _is_asked(metric, pair)]
+        judged = [pair for pair in pairs if rule.named or _is_measured(metric, pair)]
         if metric.judge == "interval":
-            judgements += _intervals(pairs, metric, rule, policy.alpha, calibrations)
-        elif metric.judge == "count":
-            judgements += [judge_count(pair, metric, rule, policy.allowed) for pair in pairs]
-        elif metric.judge == "curve":
-            judgements += [_curve(pair, metric, rule) for pair in pairs]
+            judgements += judge_intervals(judged, metric, rule, policy.alpha, calibrations)
         else:
-            judgements += [_ratio(pair, metric, rule) for pair in pairs]
-    order = {pair.label: index for index, pair in enumerate(sides.pairs)}
+            judge_one = _JUDGES[str(metric.judge)]
+            judgements += [judge_one(pair, metric, rule, policy) for pair in judged]
+    order = {pair.label: index for index, pair in enumerate(pairs)}
     judgements.sort(key=lambda judgement: order[judgement.cell])
+    counts = [(pair.base.counts, pair.head.counts) for pair in pairs]
     return Verdicts(
-        sides=sides,
+        sides=replace(sides, pairs=pairs, not_comparable=(*sides.not_comparable, *incomparable)),
         policy=policy,
-        judgements=tuple(_passed_over(judgements, policy)),
-        calibration=calibration,
-        notes=(
-            *sides.notes,
-            *unused(policy.allowed, [(one.base.counts, one.head.counts) for one in sides.pairs]),
-        ),
+        judgements=tuple(_with_missing_numbers(judgements, policy)),
+        calibration=calibrations(pairs[0].head.hardware) if pairs else None,
+        notes=(*sides.notes, *unused(policy.allowed, counts)),
         rates=tuple(
             (pair.label, rate)
-            for pair in unlike
+            for pair in sides.pairs
+            if pair.unlike
             for rate in comparable_rates(pair.unlike, pair.base.pace, pair.head.pace)
         ),
     )
 
 
-def _is_asked(metric: Metric, pair: Pair) -> bool:
+def _is_measured(metric: Metric, pair: Pair) -> bool:
+    """Whether either side has it; what is always asked for counts as measured."""
     if metric.judge == "curve":
-        return any(has_curve(side, metric) for side in (pair.base, pair.head))
+        return _has_curve(pair.base, metric) or _has_curve(pair.head, metric)
     return metric not in JUDGED_IF_MEASURED or bool(pair.base.of(metric) or pair.head.of(metric))
 
 
-def judge_count(
-    pair: Pair, metric: Metric, rule: MetricRule, allowed: Sequence[AllowedRise]
-) -> Judgement:
-    """One count of one cell."""
-    base, head = pair.base, pair.head
-    before, after = list(base.of(metric).values()), list(head.of(metric).values())
-    if not before or not after or base.counts is None or head.counts is None:
-        side = "base" if not before else "head"
-        why = f"{side} has no counts; run it with `--set measure.counts=true`"
-        return unmeasured(pair.label, metric, rule, why)
-    risen_names = rises(base.counts, head.counts, COUNTED[metric.name][1], allowed)
-    waived = sum(rise.allowed for rise in risen_names)
-    lowered = [value - waived for value in after]
-    judged = judge_values(pair.label, metric, rule, before, lowered, tolerance=0.0)
-    judged = replace(judged, head=judged.head + waived if judged.head is not None else None)
-    if not judged.base:  # nothing before: no ratio
-        judged = replace(judged, ratio=None)
-    unsteady = ", ".join(sorted({*base.counts.varying, *head.counts.varying})[:MOST_NAMED])
-    if judged.verdict == "regressed" and unsteady:
-        why = f"no two counted steps in a row agree about {unsteady}"
-        return replace(judged, verdict="inconclusive", reason=why)
-    if judged.verdict == "regressed":
-        return replace(
-            judged, reason=why_risen(metric, risen_names, base.counts, head.counts, allowed)
-        )
-    notes = [
-        f"{size_text(metric, rise.allowed)} of {rise.name} allowed ({rise.reason})"
-        for rise in risen_names
-        if rise.allowed
-    ]
-    return replace(judged, reason="; ".join([judged.reason, *notes]).removeprefix("; "))
-
-
-def has_curve(side: CellSamples, metric: Metric) -> bool:
-    """Whether a run of it has the metric at any step."""
+def _has_curve(side: CellSamples, metric: Metric) -> bool:
     return any(curve.values for curve in side.curves.get(metric.name, ()))
 
 
-def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = False) -> str:
-    """Why two cells may not be compared; empty if they may."""
+def _other_machine(base: CellSamples, head: CellSamples, *, any_nodes: bool) -> str:
+    """In what machines or records differ so that cells may not be compared; empty if in nothing."""
     if base.schema_version != head.schema_version:
         return f"schema versions differ: {base.schema_version} and {head.schema_version}"
     stated = STATED in (base.hardware.kind, head.hardware.kind)
@@ -628,83 +254,244 @@ def incomparable(base: CellSamples, head: CellSamples, *, any_nodes: bool = Fals
     return ""
 
 
-def _only_comparable(sides: Sides, *, any_nodes: bool) -> Sides:
-    reasons = [
-        (
-            pair,
-            text_of(pair.unlike) or incomparable(pair.base, pair.head, any_nodes=any_nodes),
-        )
-        for pair in sides.pairs
-    ]
-    refused = tuple((pair.label, why) for pair, why in reasons if why)
-    return replace(
-        sides,
-        pairs=tuple(pair for pair, why in reasons if not why),
-        not_comparable=sides.not_comparable + refused,
-    )
+def _with_missing_numbers(judgements: Sequence[Judgement], policy: Policy) -> list[Judgement]:
+    """Decide what a missing number means.
+
+    A metric that nobody asked for by name is passed over (`single` sends no bytes). Time, and what
+    the policy names, must be there: where other cells have it the cell is undecided, and where no
+    cell has it nothing was measured.
+    """
+    known = {one.metric for one in judgements if one.verdict != "unmeasured"}
+
+    def decided(one: Judgement) -> Judgement:
+        if one.verdict != "unmeasured" or not one.required:
+            return one
+        if not (policy.rules[one.metric].named or one.metric == STEP_TIME.name):
+            return replace(one, required=False)
+        return replace(one, verdict="inconclusive") if one.metric in known else one
+
+    return [*map(decided, judgements)]
 
 
-def _intervals(
-    pairs: Sequence[Pair],
-    metric: Metric,
-    rule: MetricRule,
-    alpha: float,
-    calibrations: Calibrations,
-) -> list[Judgement]:
-    cases, without = [], []
-    for pair in pairs:
-        case = case_of(pair, metric, rule, calibrations)
-        usable = case.blocks if case.paired else case.base and case.head
-        if usable:
-            cases.append(case)
-        else:
-            counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
-            why = f"no steady time to compare ({counts} are not steady or not comparable in time)"
-            reasons = dict.fromkeys((*pair.base.why_not_steady, *pair.head.why_not_steady))
-            why += f": {next(iter(reasons))}" if reasons else ""
-            without.append(unmeasured(pair.label, metric, rule, why))
-    return judge_intervals(cases, metric, rule, alpha) + without
+def _judgement(
+    pair: Pair, metric: Metric, rule: MetricRule, verdict: Verdict, reason: str = "", **numbers: Any
+) -> Judgement:
+    """numbers: by the names of the fields."""
+    required = rule.gate == "required"
+    return Judgement(pair.label, metric.name, verdict, required, reason, **numbers)
 
 
-def case_of(
-    pair: Pair, metric: Metric, rule: MetricRule, calibrations: Calibrations
-) -> MetricSamples:
-    """One metric of `pair` as it is to be judged: its numbers, and the tolerance that counts."""
-    calibration = calibrations(pair.head.hardware)
-    floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
-    asked = _asked_tolerance(rule, metric)
-    return MetricSamples(
-        cell=pair.label,
-        base=pair.base.of(metric),
-        head=pair.head.of(metric),
-        paired=pair.paired,
-        tolerance=max(asked, floor),
-        floor=floor > asked,
-        tokens_ratio=pair.head.tokens_per_step / pair.base.tokens_per_step,
-    )
+def _direction(up: bool, rule: MetricRule) -> Verdict:
+    """What a change beyond the tolerance, or beyond the improvement that was asked for, means."""
+    if rule.direction != "both" and up != (rule.direction == "lower_is_better"):
+        return "improved"
+    return "missed" if rule.improve else "regressed"
 
 
-def _asked_tolerance(rule: MetricRule, metric: Metric) -> float:
+def _short_of(rule: MetricRule) -> str:
+    return f"the policy asks for {quantity.share(rule.improve, 1)} better"
+
+
+def _policy_tolerance(rule: MetricRule, metric: Metric) -> float:
     """That of the policy; an improvement stands in its place, and not in that of the metric's."""
     return max(0.0 if rule.improve else rule.tolerance or 0.0, metric.least_tolerance)
 
 
-def _ratio(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
-    found = shared_metric(metric, pair.base, pair.head)
-    if found is None:
-        why = f"no {metric.title} number that both sides have"
-        return unmeasured(pair.label, metric, rule, why)
-    judged = judge_values(
-        pair.label,
-        metric,
-        rule,
-        list(pair.base.of(found).values()),
-        list(pair.head.of(found).values()),
-        tolerance=_asked_tolerance(rule, found),
+# Kind "interval": what varies from run to run.
+
+
+def judge_intervals(
+    pairs: Sequence[Pair],
+    metric: Metric,
+    rule: MetricRule,
+    alpha: float,
+    calibrations: Calibrations = lambda _: None,
+) -> list[Judgement]:
+    """Judge a metric that varies from run to run, in all cells together.
+
+    alpha: two-sided, after adjustment for all of `pairs` that have a ratio.
+    """
+    reasons = [_why_no_ratio(pair, metric) for pair in pairs]
+    usable = [pair for pair, why in zip(pairs, reasons, strict=True) if not why]
+    estimates = [
+        (estimate_paired if pair.paired else estimate_unpaired)(*pair.of(metric), alpha)
+        for pair in usable
+    ]
+    floors = [_noise_floor(pair, metric, calibrations) for pair in usable]
+    tolerances = [max(_policy_tolerance(rule, metric), floor) for floor in floors]
+    p_values = [
+        estimate.p_beyond(math.log1p(tolerance), math.log(rule.aim))
+        for estimate, tolerance in zip(estimates, tolerances, strict=True)
+    ]
+    judged = (
+        _of_interval(pair, metric, rule, estimate, _Test(tolerance, p, len(usable)))
+        for pair, estimate, tolerance, p in zip(
+            usable, estimates, tolerances, adjusted(p_values), strict=True
+        )
     )
+    return [
+        _judgement(pair, metric, rule, "unmeasured", why) if why else next(judged)
+        for pair, why in zip(pairs, reasons, strict=True)
+    ]
+
+
+def _noise_floor(pair: Pair, metric: Metric, calibrations: Calibrations) -> float:
+    calibration = calibrations(pair.head.hardware)
+    return calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
+
+
+def _why_no_ratio(pair: Pair, metric: Metric) -> str:
+    """A side without a usable number, or with one of nothing: the processor time of a short step.
+
+    Empty if there is a ratio.
+    """
+    if not all(pair.of(metric)):
+        counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
+        why = f"no steady time to compare ({counts} are not steady or not comparable in time)"
+        reasons = (*pair.base.why_not_steady, *pair.head.why_not_steady)
+        return why + (f": {reasons[0]}" if reasons else "")
+    for name, side in (("base", pair.base), ("head", pair.head)):
+        values = side.of(metric).values()
+        if without := sum(value <= 0 for value in values):
+            return f"{without} of {len(values)} runs of the {name} measure nothing above zero"
+    return ""
+
+
+class _Test(NamedTuple):
+    """How one ratio is tested. p: adjusted for as many cells as there are `tests`."""
+
+    tolerance: float
+    p: float
+    tests: int
+
+
+def _of_interval(
+    pair: Pair, metric: Metric, rule: MetricRule, estimate: RatioEstimate, test: _Test
+) -> Judgement:
+    tolerance, p, tests = test
+    band, interval = math.log1p(tolerance), estimate.interval
+    floor = tolerance > _policy_tolerance(rule, metric)
+    verdict: Verdict = "inconclusive"
+    if interval is not None and p <= estimate.alpha:
+        verdict = _direction(estimate.log_ratio > math.log(rule.aim), rule)
+    elif not rule.improve and interval is not None and -band <= interval[0] and interval[1] <= band:
+        verdict = "equivalent"
+    reason = _short_of(rule) if verdict == "missed" else ""
+    if verdict == "inconclusive":
+        noise = f", give or take {quantity.share(tolerance)} of noise" if floor else ""
+        reason = _why_open(estimate, rule, test, noise)
+    mirrored = pair.head.tokens_per_step / pair.base.tokens_per_step / estimate.ratio
+    speeds = {
+        STEP_TIME.name: (estimate.ratio, mirrored),
+        THROUGHPUT.name: (mirrored, estimate.ratio),
+    }
+    time_ratio, throughput_ratio = speeds.get(metric.name, (None, None))
+    return _judgement(
+        pair, metric, rule, verdict, reason,
+        base=math.exp(median(estimate.base)),
+        head=math.exp(median(estimate.head)),
+        ratio=estimate.ratio,
+        interval=None if interval is None else (math.exp(interval[0]), math.exp(interval[1])),
+        tolerance=tolerance if tolerance or not rule.improve else None,
+        floor=floor,
+        n_base=len(estimate.base),
+        n_head=len(estimate.head),
+        paired=estimate.paired,
+        p_adjusted=p,
+        tests=tests,
+        time_ratio=time_ratio,
+        throughput_ratio=throughput_ratio,
+    )  # fmt: skip
+
+
+def _why_open(estimate: RatioEstimate, rule: MetricRule, test: _Test, noise: str) -> str:
+    """Why nothing was concluded, and what would help."""
+    tolerance, p, tests = test
+    alpha, interval = estimate.alpha, estimate.interval
+    needed = smallest_deciding_n(alpha, paired=estimate.paired, tests=tests)
+    unit = "blocks" if estimate.paired else "runs on each side"
+    least = f"at least {needed} {unit}" + (f" (for {tests} cells)" if tests > 1 else "")
+    never = smallest_p(needed, needed, paired=estimate.paired) < Fraction(2, MOST_EXACT)
+    if never:
+        least = (
+            f"no number of {unit} decides at {alpha:g} for {quantity.counted(tests, 'cell')}: take"
+            " a larger alpha" + (", or judge fewer cells with --only" if tests > 1 else "")
+        )
+    if interval is None:
+        have = f"{len(estimate.head)} against {len(estimate.base)} runs"
+        have = quantity.counted(estimate.n, "block") if estimate.paired else have
+        return (
+            f"cannot decide with {have}: the smallest p-value that is possible is "
+            f"{estimate.smallest_p:.2g}, and {alpha:g} is asked for; {least}"
+        )
+    low, high = (quantity.change(math.exp(end) - 1) for end in interval)
+    if rule.improve:
+        return f"the interval {low} to {high} holds what was asked for{noise}; {_short_of(rule)}"
+    band = math.log1p(tolerance)
+    if interval[0] > band or interval[1] < -band:
+        more = "" if estimate.n >= needed and not never else f"; {least}"
+        return (
+            f"the interval {low} to {high} is beyond the tolerance, but not after adjustment for "
+            f"{tests} cells (p {p:.3g}){more}"
+        )
+    return (
+        f"the interval {low} to {high} is neither inside nor beyond the tolerance of "
+        f"{quantity.share(tolerance)}; more {unit} narrow it"
+    )
+
+
+# Kinds "ratio" and "count": what repeats almost exactly, or exactly.
+
+
+def judge_values(
+    pair: Pair,
+    metric: Metric,
+    rule: MetricRule,
+    values: tuple[Sequence[float], Sequence[float]],
+    tolerance: float,
+) -> Judgement:
+    """Judge a metric that repeats almost exactly, from one run on each side or more.
+
+    Where runs of one side differ among themselves by more than the sides do, it is not as
+    deterministic as supposed, and nothing is concluded.
+    """
+    base, head = values
+    before, after = median(base), median(head)
+    ratio = after / before if before else (1.0 if after == before else math.inf)
+    change = (math.log(ratio) if ratio > 0 else -math.inf) - math.log(rule.aim)
+    verdict: Verdict = "equivalent"
+    reason = ""
+    if abs(change) > math.log1p(tolerance) + _ROUNDING:
+        verdict = _direction(change > 0, rule)
+        reason = _short_of(rule) if verdict == "missed" else ""
+    elif rule.improve:
+        verdict = "inconclusive" if tolerance else "improved"
+        repeats = f"within the {quantity.share(tolerance)} to which this number repeats"
+        reason = f"{repeats}; {_short_of(rule)}" if tolerance else ""
+    overlaps = min(max(base), max(head)) >= max(min(base), min(head))
+    if overlaps and verdict not in ("equivalent", "inconclusive"):
+        verdict = "inconclusive"
+        reason = (
+            f"runs of one side differ as much as the sides do: base {min(base):.6g} to "
+            f"{max(base):.6g}, head {min(head):.6g} to {max(head):.6g}"
+        )
+    return _judgement(
+        pair, metric, rule, verdict, reason, base=before, head=after, ratio=ratio,
+        tolerance=tolerance if tolerance or not rule.improve else None,
+        n_base=len(base), n_head=len(head),
+    )  # fmt: skip
+
+
+def _judge_ratio(pair: Pair, metric: Metric, rule: MetricRule, _: Policy) -> Judgement:
+    shared = shared_metric(metric, pair.base, pair.head)
+    if shared is None:
+        why = f"no {metric.title} number that both sides have"
+        return _judgement(pair, metric, rule, "unmeasured", why)
+    values = [*pair.base.of(shared).values()], [*pair.head.of(shared).values()]
+    judged = judge_values(pair, metric, rule, values, _policy_tolerance(rule, shared))
     if judged.verdict == "regressed" and metric is LIVE_STORAGE:
         judged = replace(judged, reason=_largest_growth(pair))
-    return judged if found is metric else replace(judged, detail=found.title)
+    return judged if shared is metric else replace(judged, detail=shared.title)
 
 
 def _largest_growth(pair: Pair) -> str:
@@ -718,65 +505,164 @@ def _largest_growth(pair: Pair) -> str:
     return f"over all ranks {', '.join(texts)}" if texts else ""
 
 
-def _curve(pair: Pair, metric: Metric, rule: MetricRule) -> Judgement:
-    if not has_curve(pair.base, metric):
-        return unmeasured(pair.label, metric, rule, f"no {metric.title} of the base")
-    base, head = (side.curves[metric.name] for side in (pair.base, pair.head))
-    if not head:
-        return unmeasured(pair.label, metric, rule, f"no {metric.title} of the head")
+def _judge_count(pair: Pair, metric: Metric, rule: MetricRule, policy: Policy) -> Judgement:
+    """What the policy allows by name is taken off the head's number first."""
+    base, head = pair.base, pair.head
+    before, after = list(base.of(metric).values()), list(head.of(metric).values())
+    if not before or not after or base.counts is None or head.counts is None:
+        side = "base" if not before else "head"
+        why = f"{side} has no counts; run it with `--set measure.counts=true`"
+        return _judgement(pair, metric, rule, "unmeasured", why)
+    grown = rises(base.counts, head.counts, COUNTED[metric.name][1], policy.allowed)
+    waived = sum(rise.allowed for rise in grown)
+    values = before, [value - waived for value in after]
+    judged = judge_values(pair, metric, rule, values, 0.0)
+    judged = replace(judged, head=median(after), ratio=judged.ratio if judged.base else None)
+    unsteady = ", ".join(sorted({*base.counts.varying, *head.counts.varying})[:MOST_NAMED])
+    if judged.verdict == "regressed" and unsteady:
+        why = f"no two counted steps in a row agree about {unsteady}"
+        return replace(judged, verdict="inconclusive", reason=why)
+    if judged.verdict == "regressed":
+        why = why_risen(metric, grown, base.counts, head.counts, policy.allowed)
+        return replace(judged, reason=why)
+    notes = [
+        f"{size_text(metric, rise.allowed)} of {rise.name} allowed ({rise.reason})"
+        for rise in grown
+        if rise.allowed
+    ]
+    return replace(judged, reason="; ".join(filter(None, [judged.reason, *notes])))
+
+
+# Kind "curve": losses and gradient norms, step by step.
+
+
+@dataclass(frozen=True)
+class CurveFinding:
+    """The head run that is farthest from the base.
+
+    bound: what the first distance from the nearest base run may reach, None where there is none.
+    """
+
+    verdict: Verdict
+    reason: str
+    bound: float | None = None
+
+
+def _judge_curve(pair: Pair, metric: Metric, rule: MetricRule, _: Policy) -> Judgement:
+    base, head = (side.curves.get(metric.name, ()) for side in (pair.base, pair.head))
+    if not _has_curve(pair.base, metric) or not head:
+        side = "head" if _has_curve(pair.base, metric) else "base"
+        return _judgement(pair, metric, rule, "unmeasured", f"no {metric.title} of the {side}")
     distances = NORMS if metric is GRAD_NORM else LOSSES
     bounds = distances.bounds(pair.head.loss_bound)
     if rule.tolerance is not None:
         bounds = (rule.tolerance, rule.tolerance)
-    found = judge_curve(base, head, rule.mode, bounds, distances)
-    before, after = (side[0].values[-1:] for side in (base, head))
-    reason = found.reason
-    if metric is GRAD_NORM and found.verdict == "regressed":
-        reason = "; ".join(filter(None, (reason, _norm_without_loss(pair))))
-    change = (after[0] - before[0]) / abs(before[0]) if before and after and before[0] else None
-    return Judgement(
-        cell=pair.label,
-        metric=metric.name,
-        verdict=found.verdict,
-        required=rule.gate == "required",
-        reason=reason,
-        base=before[0] if before else None,
-        head=after[0] if after else None,
-        ratio=None if change is None else 1 + change,
-        tolerance=found.bound,
-        n_base=len(base),
-        n_head=len(head),
-        detail=rule.mode,
-    )
-
-
-def _norm_without_loss(pair: Pair) -> str:
-    losses, norms = (
-        [dict(zip(side.curves[name][0].steps, side.curves[name][0].values, strict=True))
-         for side in (pair.base, pair.head)]
-        for name in (LOSS.name, GRAD_NORM.name)
+    finding = judge_curve(base, head, rule.mode, bounds, distances)
+    before, after = (runs[0].values[-1] if runs[0].values else None for runs in (base, head))
+    reason = finding.reason
+    if metric is GRAD_NORM and finding.verdict == "regressed":
+        losses, norms = (
+            (pair.base.curve(name), pair.head.curve(name)) for name in (LOSS.name, GRAD_NORM.name)
+        )
+        ranks = pair.head.workload.ranks if pair.head.workload else None
+        reason = "; ".join(filter(None, (reason, norm_without_loss(losses, norms, ranks))))
+    ratio = 1 + (after - before) / abs(before) if before and after is not None else None
+    return _judgement(
+        pair, metric, rule, finding.verdict, reason, base=before, head=after, ratio=ratio,
+        tolerance=finding.bound, n_base=len(base), n_head=len(head), detail=rule.mode,
     )  # fmt: skip
-    ranks = pair.head.workload.ranks if pair.head.workload else None
-    return norm_without_loss((losses[0], losses[1]), (norms[0], norms[1]), ranks)
 
 
-def _passed_over(judgements: Sequence[Judgement], policy: Policy) -> list[Judgement]:
-    """Decide what a missing number means.
+def judge_curve(
+    base: Sequence[Curve],
+    head: Sequence[Curve],
+    mode: LossMode,
+    accepted: tuple[float, float],
+    distances: Distances = LOSSES,
+) -> CurveFinding:
+    """Compare all head runs with all base runs (at least one on each side).
 
-    A metric that nobody asked for by name is passed over (`single` sends no bytes). Time, and what
-    the policy names, must be there: where other cells have it the cell is undecided, and where no
-    cell has it nothing was measured.
+    Bitwise: every value of every run is the same number. Otherwise two `distances` are measured,
+    and each is set against the spread of repeats of the base: runs of one configuration and code.
+
+    accepted: distances that are right even if the repeats agree better.
     """
-    found = []
-    for judgement in judgements:
-        rule = policy.rules[judgement.metric]
-        asked = rule.named or judgement.metric == STEP_TIME.name
-        if judgement.verdict != "unmeasured" or not judgement.required:
-            found.append(judgement)
-        elif not asked:
-            found.append(replace(judgement, required=False))
-        elif any(j.metric == judgement.metric and j.verdict != "unmeasured" for j in judgements):
-            found.append(replace(judgement, verdict="inconclusive"))
-        else:
-            found.append(judgement)
-    return found
+    lengths = {curve.steps[-1] if curve.steps else 0 for curve in (*base, *head)}
+    if len(lengths) > 1 or 0 in lengths:
+        known = ", ".join(map(str, sorted(lengths)))
+        return CurveFinding("regressed", f"the runs have different numbers of steps: {known}")
+    steps, kept = (set.intersection(*(set(one.steps) for one in runs)) for runs in (base, head))
+    if lacking := sorted(steps - kept):
+        count = quantity.counted(len(lacking), "step")
+        why = f"the head has no value at {count} of the base, first at {lacking[0]}"
+        return CurveFinding("regressed", why)
+    if mode == "bitwise":
+        return _bitwise(base, head)
+    return _against_spread(base, head, accepted, distances)
+
+
+def _bitwise(base: Sequence[Curve], head: Sequence[Curve]) -> CurveFinding:
+    odd = [next((c for c in runs if c.digest != base[0].digest), None) for runs in (base, head)]
+    texts = [
+        f"first divergent step {_first_step(one, base[0], 0.0) or _NOT_KEPT}" if one else ""
+        for one in odd
+    ]
+    if odd[0]:
+        why = (
+            f"repeats of the base are not bitwise equal ({texts[0]}), so no head can be held to it"
+        )
+        return CurveFinding("inconclusive", why)
+    if odd[1]:
+        return CurveFinding("regressed", f"not bitwise equal: {texts[1]}", 0.0)
+    return CurveFinding("equivalent", "", 0.0)
+
+
+_NOT_KEPT = "among those that a baseline does not keep"
+
+
+def _against_spread(
+    base: Sequence[Curve],
+    head: Sequence[Curve],
+    accepted: tuple[float, float],
+    distances: Distances,
+) -> CurveFinding:
+    def apart(one: Curve, other: Curve) -> tuple[float, float]:
+        return distances.of([*_differences(one, other).values()])
+
+    repeats = [apart(a, b) for a, b in itertools.combinations(base, 2)]
+    spread = [max((one[i] for one in repeats), default=0.0) for i in range(2)]
+    bounds = [max(one, SPREAD_FACTOR * far) for one, far in zip(accepted, spread, strict=True)]
+    nearest = [min(base, key=lambda one: apart(curve, one)) for curve in head]
+    worst, reference = max(zip(head, nearest, strict=True), key=lambda pair: apart(*pair))
+    farthest = apart(worst, reference)
+    reason = "the base has no repeats, so their spread is not known"
+    if repeats:
+        reason = f"repeats of the base spread by {quantity.difference(spread[0])} (n={len(base)})"
+    if farthest[0] <= bounds[0] and farthest[1] <= bounds[1]:
+        return CurveFinding("equivalent", reason, bounds[0])
+    step = _first_step(worst, reference, bounds[0] if farthest[0] > bounds[0] else bounds[1])
+    by = " and by ".join(
+        f"{quantity.difference(one)} {word} (bound {bound:.1e})"
+        for one, word, bound in zip(farthest, distances.words, bounds, strict=True)
+    )
+    reason = f"first divergent step {step}: curves differ by {by}; {reason}"
+    return CurveFinding("regressed", reason, bounds[0])
+
+
+def _first_step(head: Curve, base: Curve, bound: float) -> int | None:
+    return next((step for step, one in _differences(head, base).items() if one > bound), None)
+
+
+def _differences(head: Curve, base: Curve) -> dict[int, float]:
+    """Relative difference at every common step; a baseline keeps some steps, the last always."""
+    ours, theirs = head.by_step, base.by_step
+    steps = sorted(ours.keys() & theirs.keys())
+    apart = relative_differences([ours[s] for s in steps], [theirs[s] for s in steps])
+    return dict(zip(steps, apart, strict=True))
+
+
+_JUDGES: Final[Mapping[str, Callable[[Pair, Metric, MetricRule, Policy], Judgement]]] = {
+    "ratio": _judge_ratio,
+    "count": _judge_count,
+    "curve": _judge_curve,
+}

@@ -19,7 +19,7 @@ from bench.derive.hardware import HardwareKey
 from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
-from reports.compare.samples import CellSamples
+from reports.compare.sides import Pair
 from reports.compare.statistics import estimate_paired, smallest_deciding_n
 from reports.renderers import quantity
 
@@ -131,9 +131,7 @@ class NoiseCalibration:
             ) from error
 
 
-def calibrate(
-    pairs: Sequence[tuple[CellSamples, CellSamples]], *, sweep: str, measured_utc: str
-) -> NoiseCalibration:
+def calibrate(pairs: Sequence[Pair], *, sweep: str, measured_utc: str) -> NoiseCalibration:
     """Make a calibration of A/A pairs: the same code on both sides, interleaved.
 
     Raises:
@@ -141,37 +139,35 @@ def calibrate(
         NothingMeasuredError: no cell has enough blocks with a steady time.
     """
     cells, short = [], []
-    for one, other in pairs:
+    for pair in pairs:
+        one, other = pair.base, pair.head
         if (one.code, one.config_hash) != (other.code, other.config_hash):
             raise UsageError(f"{one.name}: the two sides are not the same code and configuration")
-        found = [_calibrated(one, other, metric) for metric in _CALIBRATED]
-        if found[0] is None:
-            blocks = one.of(STEP_TIME).keys() & other.of(STEP_TIME).keys()
-            short.append(f"{one.name} has {len(blocks)}")
+        known = [noise for metric in _CALIBRATED if (noise := _calibrated(pair, metric))]
+        if len(pair.of(STEP_TIME)[0]) < FEWEST_BLOCKS:
+            short.append(f"{one.name} has {len(pair.of(STEP_TIME)[0])}")
         else:
-            cells += [noise for noise in found if noise is not None]
+            cells += known
     if not cells:
         what = "; ".join(short) or "no cell was measured"
         raise NothingMeasuredError(
             f"no noise floor: at least {FEWEST_BLOCKS} blocks with steady times are needed ({what})"
         )
-    first = pairs[0][0]
+    first = pairs[0].base
     return NoiseCalibration(first.hardware, measured_utc, sweep, first.commit, tuple(cells))
 
 
-def _calibrated(one: CellSamples, other: CellSamples, metric: Metric) -> CellNoise | None:
+def _calibrated(pair: Pair, metric: Metric) -> CellNoise | None:
     """None where too few blocks have the metric."""
-    base, head = one.of(metric), other.of(metric)
-    blocks = sorted(base.keys() & head.keys())
-    if len(blocks) < FEWEST_BLOCKS:
+    values, cell = pair.of(metric), pair.base
+    if len(values[0]) < FEWEST_BLOCKS:
         return None
-    sides = [base[block] for block in blocks], [head[block] for block in blocks]
-    estimate = estimate_paired(*sides, ALPHA)
+    estimate = estimate_paired(*values, ALPHA)
     if estimate.interval is None:
-        raise ValueError(f"{len(blocks)} blocks give no interval")
+        raise ValueError(f"{estimate.n} blocks give no interval")
     low, high = (math.exp(end) - 1 for end in estimate.interval)
     change = estimate.ratio - 1
-    return CellNoise(one.name, one.config_hash, len(blocks), change, low, high, metric.name)
+    return CellNoise(cell.name, cell.config_hash, estimate.n, change, low, high, metric.name)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

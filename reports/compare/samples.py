@@ -30,6 +30,8 @@ from reports.compare.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
+_STATED = HardwareKey(STATED, UNKNOWN, 1)
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -41,6 +43,11 @@ class Curve:
     steps: tuple[int, ...]
     values: tuple[float, ...]
     digest: str
+
+    @property
+    def by_step(self) -> dict[int, float]:
+        """Its values, as far as they are kept."""
+        return dict(zip(self.steps, self.values, strict=True))
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Curve:
@@ -67,16 +74,16 @@ class CellSamples:
     """
 
     name: str
-    slug: str
-    config_hash: str
-    schema_version: int
-    hardware: HardwareKey
-    code: str
-    commit: str
-    tokens_per_step: float
-    values: Mapping[str, Mapping[int, float]]
-    curves: Mapping[str, tuple[Curve, ...]]
-    loss_bound: float
+    slug: str = ""
+    config_hash: str = ""
+    schema_version: int = SCHEMA_VERSION
+    hardware: HardwareKey = _STATED
+    code: str = ""
+    commit: str = ""
+    tokens_per_step: float = 1.0
+    values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    curves: Mapping[str, tuple[Curve, ...]] = field(default_factory=dict)
+    loss_bound: float = 0.0
     not_steady: int = 0
     why_not_steady: tuple[str, ...] = ()
     counts: StepCounts | None = None
@@ -89,6 +96,11 @@ class CellSamples:
     def of(self, metric: Metric) -> Mapping[int, float]:
         """The metric's numbers by block."""
         return self.values.get(metric.name, {})
+
+    def curve(self, name: str) -> Mapping[int, float]:
+        """Losses or norms of the first run by step; empty where there is none."""
+        runs = self.curves.get(name, ())
+        return runs[0].by_step if runs else {}
 
     @property
     def step_milliseconds(self) -> Mapping[int, float]:
@@ -165,10 +177,7 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         name=run.id,
         slug=run.id,
         config_hash=hashlib.sha256(stated.encode()).hexdigest()[:12],
-        schema_version=SCHEMA_VERSION,
         hardware=HardwareKey(STATED, work.device or UNKNOWN, work.ranks or 1),
-        code="",
-        commit="",
         tokens_per_step=float(work.tokens_per_step or 1),
         values={name: {0: value} for name, value in numbers.items() if value is not None},
         curves={

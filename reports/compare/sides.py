@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.derive.hardware import STATED
+from bench.derive.metrics import Metric
 from bench.errors import NotComparableError, UsageError
 from bench.plan import PrunedCell
 from bench.record import RunRecord, code_with_inputs
@@ -33,6 +34,14 @@ class Pair:
     head: CellSamples
     paired: bool
     unlike: tuple[Unlike, ...] = ()
+
+    def of(self, metric: Metric) -> tuple[list[float], list[float]]:
+        """The metric's numbers of base and of head; of a pair in blocks, those of every block."""
+        base, head = self.base.of(metric), self.head.of(metric)
+        if not self.paired:
+            return [*base.values()], [*head.values()]
+        blocks = sorted(base.keys() & head.keys())
+        return [base[block] for block in blocks], [head[block] for block in blocks]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.compare.cause import causes
 from reports.compare.change import Change, change_between, memory_metric, threshold
-from reports.compare.judge import Judgement, Verdicts, case_of, judge_intervals
+from reports.compare.judge import Judgement, Verdicts, judge_intervals
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup
 from reports.compare.policy import DEFAULT_ALPHA, Policy
@@ -269,11 +269,9 @@ def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgemen
         for one in changes
     ]
     try:
-        known = calibrations(store)
-        cases = [case_of(pair, STEP_TIME, rule, known) for pair in pairs]
-    except UsageError:
-        cases = [case_of(pair, STEP_TIME, rule, lambda _: None) for pair in pairs]
-    return judge_intervals(cases, STEP_TIME, rule, policy.alpha)
+        return judge_intervals(pairs, STEP_TIME, rule, policy.alpha, calibrations(store))
+    except UsageError:  # a damaged calibration does not cost the report
+        return judge_intervals(pairs, STEP_TIME, rule, policy.alpha)
 
 
 def _of_intervals(findings: Findings, changes: Sequence[Change]) -> _Advice:

@@ -32,7 +32,8 @@ from bench.store.digest import with_digest
 from bench.store.layout import RUNTIME
 from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
-from reports.compare.sides import sides_of_arms
+from reports.compare.samples import CellSamples
+from reports.compare.sides import Pair, sides_of_arms
 from reports.findings import Findings, find
 from reports.renderers.document import Paragraph
 from reports.sections.what_ran import what_ran
@@ -437,6 +438,16 @@ def _of_arm(
         memory={"rank": 0, "by_category_bytes": sizes, "live": arm.live},
         counts=arm.counts,
     )
+
+
+def interleaved(cell: str, base: Iterable[float], head: Iterable[float], **changes: Any) -> Pair:
+    """A pair of which every number is known of blocks 0, 1, ...: times, CPU times and rates."""
+    names = ("step_time", "cpu_time", "throughput")
+    sides = (
+        CellSamples(cell, values={name: dict(enumerate(numbers)) for name in names})
+        for numbers in (base, head)
+    )
+    return Pair(cell, *sides, **{"paired": True, **changes})
 
 
 def judged_arms(

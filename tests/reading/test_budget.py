@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from recorded_runs import interleaved
 
 from bench.derive.metrics import STEP_TIME
-from reports.compare.judge import MetricSamples, judge_intervals
+from reports.compare.judge import judge_intervals
+from reports.compare.sides import Pair
 from sweeps import budget
 from sweeps.budget import BlockBudget, next_cell
 
@@ -78,8 +81,8 @@ NOISES: dict[str, Noise] = {
 
 
 def session(
-    rng: np.random.Generator, noise: Noise, cells: str, tolerance: float, *, drawn: bool = True
-) -> list[MetricSamples]:
+    rng: np.random.Generator, noise: Noise, cells: str, *, drawn: bool = True
+) -> list[Pair]:
     """Cells of equal arms on one machine, measured for a budget; slow launches take longer."""
     launches, left = noise(rng), len(cells) * rng.uniform(15.0, 25.0)
     times: dict[str, list[tuple[float, float]]] = {cell: [] for cell in cells}
@@ -94,15 +97,9 @@ def session(
         took.setdefault(cell, []).append(0.5 + first + second)
         left -= took[cell][-1]
     return [
-        MetricSamples(
-            cell,
-            {block: base for block, (base, _) in enumerate(found)},
-            {block: head for block, (_, head) in enumerate(found)},
-            True,
-            tolerance,
-        )
-        for cell, found in times.items()
-        if found
+        interleaved(cell, [base for base, _ in known], [head for _, head in known])
+        for cell, known in times.items()
+        if known
     ]
 
 
@@ -111,9 +108,10 @@ def false_alarms(
 ) -> float:
     """Share of gates that call one of the equal cells changed, at alpha 5 %."""
     rng, wrong = np.random.default_rng(43), 0
+    rule = replace(STEP_TIME.rule, tolerance=tolerance)
     for _ in range(draws):
-        measured = session(rng, noise, cells, tolerance, drawn=drawn)
-        judged = judge_intervals(measured, STEP_TIME, STEP_TIME.rule, 0.05)
+        measured = session(rng, noise, cells, drawn=drawn)
+        judged = judge_intervals(measured, STEP_TIME, rule, 0.05)
         wrong += any(one.verdict in ("regressed", "improved") for one in judged)
     return wrong / draws
 

@@ -22,7 +22,7 @@ MEASURED = "2026-03-01T10:00:00.000Z"
 def calibrated(store, *, noise: float = 0.02, blocks: int = 8, **arms: Arm) -> NoiseCalibration:
     record_arms(store, {"a": Arm(), "b": Arm()} | arms, sweep="aa", noise=noise, blocks=blocks)
     pairs = sides_of_arms(store, "aa", "a", "b").pairs
-    return calibrate([(p.base, p.head) for p in pairs], sweep="aa", measured_utc=MEASURED)
+    return calibrate(pairs, sweep="aa", measured_utc=MEASURED)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import combinations
 
 import pytest
-from recorded_runs import ONE, Arm, judged_arms, record_arms
+from recorded_runs import ONE, Arm, interleaved, judged_arms, record_arms
 
 from bench.derive.metrics import (
     CPU_TIME,
@@ -22,7 +22,6 @@ from reports.compare.ci import to_junit
 from reports.compare.judge import (
     SPREAD_FACTOR,
     Judgement,
-    MetricSamples,
     judge,
     judge_curve,
     judge_intervals,
@@ -31,21 +30,21 @@ from reports.compare.judge import (
 from reports.compare.parity import NORMS, relative_differences
 from reports.compare.policy import Policy, parse_policy
 from reports.compare.samples import Curve
-from reports.compare.sides import samples_of, sides_of_baseline
+from reports.compare.sides import Pair, samples_of, sides_of_baseline
 from reports.compare.text import headline
 
 TIME = default_rules()["step_time"]
 STEPS = 40
 
 
-def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool = True, **changes):
+def case(effect: float, *, blocks: int = 8, noise: float = 0.005, paired: bool = True) -> Pair:
     rng = random.Random(blocks + round(1000 * effect))
-    base = {block: 100 * rng.gauss(1, noise) for block in range(blocks)}
-    head = {block: 100 * effect * rng.gauss(1, noise) for block in range(blocks)}
-    return MetricSamples("cell", base, head, paired, **{"tolerance": 0.02, **changes})
+    base = [100 * rng.gauss(1, noise) for block in range(blocks)]
+    head = [100 * effect * rng.gauss(1, noise) for block in range(blocks)]
+    return interleaved("cell", base, head, paired=paired)
 
 
-def first(*cases: MetricSamples, rule: MetricRule = TIME, metric=STEP_TIME) -> Judgement:
+def first(*cases: Pair, rule: MetricRule = TIME, metric=STEP_TIME) -> Judgement:
     """What is said of the first of cells that are judged together."""
     return judge_intervals(list(cases), metric, rule, 0.05)[0]
 
@@ -109,7 +108,7 @@ FASTER = {"rule": replace(OF_THROUGHPUT["rule"], improve=0.05), "metric": THROUG
     ],
 )
 def test_an_improvement_that_is_asked_for_must_be_shown(effect, how, verdict):
-    found = first(case(effect, tolerance=0.0), **how)
+    found = first(case(effect), **how)
     assert (found.verdict, found.tolerance) == (verdict, None)
     assert ("the policy asks for 5.0 % better" in found.reason) == (verdict != "improved")
 
@@ -125,7 +124,7 @@ def test_an_improvement_that_is_asked_for_must_be_shown(effect, how, verdict):
 )
 def test_less_memory_that_is_asked_for_must_be_shown(base, head, verdict):
     rule = replace(MEMORY.rule, improve=0.05)
-    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.0).verdict == verdict
+    assert judge_values(case(1.0), MEMORY, rule, (base, head), 0.0).verdict == verdict
 
 
 @pytest.mark.parametrize(("slower", "verdict"), [(0.9, "improved"), (0.99, "missed")])
@@ -145,7 +144,7 @@ def test_a_gate_without_the_improvement_fails_and_says_so(store, slower, verdict
 def test_resident_memory_must_be_better_by_more_than_it_repeats_to(head, verdict):
     rule = replace(RSS.rule, improve=0.02)
     tolerance = RSS.least_tolerance
-    found = judge_values("cell", RSS, rule, [1.0], [head], tolerance=tolerance)
+    found = judge_values(case(1.0), RSS, rule, ([1.0], [head]), tolerance)
     assert found.verdict == verdict
 
 
@@ -159,15 +158,16 @@ def test_time_change_throughput_change_and_ratio_go_together_also_where_batches_
     slower = first(case(1 / 1.10), **OF_THROUGHPUT)
     assert slower.ratio == pytest.approx(1 / 1.10, rel=0.01)
     assert slower.time_ratio == pytest.approx(1 / slower.throughput_ratio)
-    found = first(case(1.0, tokens_ratio=2.0))
+    even = case(1.0)
+    found = first(replace(even, head=replace(even.head, tokens_per_step=2.0)))
     assert found.time_ratio == pytest.approx(1.0, rel=0.01)
     assert found.throughput_ratio == pytest.approx(2.0 / found.time_ratio)
 
 
 def test_only_blocks_that_both_sides_have_are_paired():
     one = case(1.1)
-    head = {block: time for block, time in one.head.items() if block != 3}
-    found = first(MetricSamples("cell", one.base, head, True, 0.02))
+    head = {block: time for block, time in one.head.of(STEP_TIME).items() if block != 3}
+    found = first(replace(one, head=replace(one.head, values={"step_time": head})))
     assert found.n_base == found.n_head == 7
 
 
@@ -184,24 +184,24 @@ def test_only_blocks_that_both_sides_have_are_paired():
 )
 def test_what_repeats_exactly_gates_with_one_run_a_side(base, head, expected):
     rule = default_rules()["memory"]
-    assert judge_values("cell", MEMORY, rule, base, head, tolerance=0.005).verdict == expected
+    assert judge_values(case(1.0), MEMORY, rule, (base, head), 0.005).verdict == expected
 
 
 @pytest.mark.parametrize(("blocks", "least"), [(14, 1.2e-4), (20, 2e-4)])
 def test_what_no_number_of_blocks_could_decide_names_none(blocks, least):
-    base = {n: 100.0 + n / 100 for n in range(blocks)}
-    slower = MetricSamples("slower", base, {n: 1.5 * base[n] for n in base}, True, 0.02)
+    base = [100.0 + n / 100 for n in range(blocks)]
+    slower = interleaved("slower", base, [1.5 * time for time in base])
     (judged,) = judge_intervals([slower], STEP_TIME, STEP_TIME.rule, 1e-4)
     assert f"possible is {least:.2g}, and 0.0001 is asked for; no number of blocks" in judged.reason
-    cells = [replace(slower, cell=str(n), head=base) for n in range(9)]
+    cells = [interleaved(str(n), base, base) for n in range(9)]
     several = judge_intervals([slower, *cells], STEP_TIME, STEP_TIME.rule, 0.001)
     assert several[0].verdict == "inconclusive"
     assert several[0].reason.endswith("larger alpha, or judge fewer cells with --only")
 
 
 def test_a_time_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_one():
-    near = MetricSamples("near", {0: 5.0, 1: 0.0}, {0: 4.0, 1: 3.0}, True, 0.05)
-    far = MetricSamples("far", {0: 5.0, 1: 5.0}, {0: 4.0, 1: 4.0}, True, 0.05)
+    near = interleaved("near", [5.0, 0.0], [4.0, 3.0])
+    far = interleaved("far", [5.0, 5.0], [4.0, 4.0])
     judged = judge_intervals([near, far], CPU_TIME, CPU_TIME.rule, 0.05)
     assert [(one.cell, one.verdict) for one in judged] == [
         ("near", "unmeasured"),

@@ -116,7 +116,7 @@ def keep(store, name: str, workload: Workload, *steps: ImportedStep) -> None:
     store.imports.write(ImportedRun(name, workload, log, steps))
 
 
-def logged(milliseconds: float, teraflops: float, *, loss: float = 2.9, norm: float = 1.1):
+def logged(milliseconds: float, teraflops: float, *, loss: float | None = 2.9, norm: float = 1.1):
     return [
         ImportedStep(n, milliseconds, loss, norm, teraflops_per_device=teraflops)
         for n in (8, 9, 10)
@@ -291,3 +291,10 @@ def test_a_norm_that_regresses_alone_is_named_with_its_factor(store):
     (norm,) = judge(sides_of_sweeps(store, "base", "head")).of("regressed")
     assert norm.metric == "grad_norm"
     assert "the loss does not: head / base 3.000x over 20 steps" in norm.reason
+
+
+def test_a_log_of_norms_alone_is_judged_by_them(store):
+    for name, norm in (("main", 1.0), ("patch", 3.0)):
+        keep(store, name, LLAMA, *logged(100.0, 1.0, loss=None, norm=norm))
+    (norm,) = judge(sides_of_sweeps(store, "main", "patch")).of_metric("grad_norm")
+    assert norm.verdict == "regressed"
