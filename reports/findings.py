@@ -9,7 +9,7 @@ from bench.derive.hardware import HardwareKey, hardware_key
 from bench.derive.metrics import Metric
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.compare.change import Change, Flag, change_between, memory_metric, tradeoff_flags
+from reports.compare.change import Change, Flag, memory_metric, tradeoff_flags
 from reports.compare.judge import Verdicts, judge
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup, ParityRow, parity_groups, wire_groups
@@ -148,9 +148,7 @@ def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tupl
     changes = []
     for members in alike.values():
         base = choose_reference(members, None, lambda cell: cell.n > 0)
-        changes += [
-            change_between(base, cell) for cell in members if base and not base.is_same(cell)
-        ]
+        changes += [Change(base, cell) for cell in members if base and not base.is_same(cell)]
     return tuple(changes)
 
 
@@ -178,7 +176,7 @@ def _changes(
         if base is None or base.is_same(cell) or not (base.n and cell.n):
             continue
         if hardware_key(cell.measured[0].record) == hardware_key(base.measured[0].record):
-            changes.append(change_between(base, cell))
+            changes.append(Change(base, cell))
         else:
             elsewhere.append(cell)
     return tuple(changes), tuple(elsewhere)

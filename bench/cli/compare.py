@@ -98,7 +98,8 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
         """Every other arm with the base; in JSON those behind the first pair are `further_arms`."""
         from bench.cli.judged_sweep import judged_sweep
         from reports.compare import text
-        from reports.compare.sides import arms_of_sweep, planned_arms
+        from reports.compare.sides import arms_of_sweep
+        from reports.views.sweep_view import plan_of
 
         if self.ignore:
             raise UsageError(
@@ -107,7 +108,7 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
             )
         sweep = judged_sweep(store, self.base, self.arms)
         base, head = arms_of_sweep(store, sweep.id, None, None)
-        others = [arm for arm in planned_arms(store, sweep.id) if arm not in (base, head)]
+        others = [arm for arm in plan_of(store, sweep.id).arm_names if arm not in (base, head)]
         judged: list[Verdicts] = []
         refused: dict[str, NothingMeasuredError | NotComparableError] = {}
         for arm in (head, *others):

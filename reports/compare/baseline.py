@@ -27,11 +27,10 @@ from reports.compare.unlike import only_compared
 BASELINE_VERSION = 2
 CURVE_POINTS = 32
 _AMOUNTS = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
-
 _NUMBER_LIST = re.compile(r"\[\s+([-+0-9.eE,\s]+?)\s+\]")
 
 
-class _Curve(BaseModel):
+class _Curves(BaseModel):
     """A curve that `runs` runs had, bit for bit."""
 
     runs: int
@@ -39,13 +38,19 @@ class _Curve(BaseModel):
     values: tuple[float, ...]
     digest: str
 
+    @classmethod
+    def of(cls, curves: Sequence[Curve]) -> list[_Curves]:
+        """Repeats are often bitwise equal: one stands for all of them."""
+        runs = Counter(curve.digest for curve in curves)
+        distinct = {curve.digest: curve for curve in curves}
+        return [cls(runs=runs[digest], **asdict(curve)) for digest, curve in distinct.items()]
+
 
 class _CellDocument(BaseModel):
     """A cell as the file keeps it. values: metric -> one number per run.
 
     counts: what a step does, as kind -> operation and dtype -> `_AMOUNTS`; not who called. nodes:
-    those of the runs, where they are known. workload: as far as
-    it must agree.
+    those of the runs, where they are known. workload: as far as it must agree.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -60,8 +65,8 @@ class _CellDocument(BaseModel):
     values: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
     not_steady: int
     loss_bound: float
-    losses: list[_Curve]
-    grad_norms: list[_Curve] = []
+    losses: list[_Curves]
+    grad_norms: list[_Curves] = []
     counts: dict[str, dict[str, list[int]]] = {}
     nodes: tuple[str, ...] = ()
     workload: Workload | None = None
@@ -82,64 +87,46 @@ class _CellDocument(BaseModel):
         counts: dict[str, dict[str, list[int]]] = {}
         for name, row in by_name(cell.counts.rows if cell.counts else ()).items():
             counts.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
-        plain = {name: getattr(cell, name) for name in cls.model_fields if hasattr(cell, name)}
         kept = {
             "values": {
-                name: [_kept(value) for value in found.values()]
-                for name, found in cell.values.items()
+                name: [_rounded(value) for value in by_block.values()]
+                for name, by_block in cell.values.items()
             },
-            "losses": _kept_curves(cell.curves[LOSS.name]),
-            "grad_norms": _kept_curves(cell.curves[GRAD_NORM.name]),
+            "losses": _Curves.of(cell.curves[LOSS.name]),
+            "grad_norms": _Curves.of(cell.curves[GRAD_NORM.name]),
             "nodes": tuple(sorted(cell.nodes)),
             "counts": counts,
             "workload": cell.workload and only_compared(cell.workload),
         }
-        return cls(**{**plain, **kept})
+        return cls(**{**vars(cell), **kept})
 
     def samples(self, hardware: HardwareKey) -> CellSamples:
         """The cell, measured on `hardware`; its numbers have lost their blocks."""
-        other = ("values", "losses", "grad_norms", "counts", "nodes")
-        plain = {name: value for name, value in self if name not in other}
-        return CellSamples(
-            **plain,
-            hardware=hardware,
-            values={name: dict(enumerate(numbers)) for name, numbers in self.values.items()},
-            curves={
-                LOSS.name: _read_curves(self.losses),
-                GRAD_NORM.name: _read_curves(self.grad_norms),
+        rows = [
+            CountRow.model_validate(
+                {"operation": name, "kind": kind, **dict(zip(_AMOUNTS, amounts, strict=True))}
+            )
+            for kind, named in self.counts.items()
+            for name, amounts in named.items()
+        ]
+        counts = StepCounts(ranks=1, units=1, microbatches=1, rows=tuple(rows)) if rows else None
+        curves = {LOSS.name: self.losses, GRAD_NORM.name: self.grad_norms}
+        read = {
+            "values": {name: dict(enumerate(numbers)) for name, numbers in self.values.items()},
+            "curves": {
+                name: tuple(Curve(c.steps, c.values, c.digest) for c in kept for _ in range(c.runs))
+                for name, kept in curves.items()
             },
-            counts=_read_counts(self.counts),
-            nodes=frozenset(self.nodes),
-        )
+            "counts": counts,
+            "nodes": frozenset(self.nodes),
+        }
+        plain = {key: value for key, value in self if key not in ("losses", "grad_norms")}
+        return CellSamples(**{**plain, "hardware": hardware, **read})
 
 
-def _kept_curves(curves: Sequence[Curve]) -> list[_Curve]:
-    """Repeats are often bitwise equal: one stands for all of them."""
-    runs = Counter(curve.digest for curve in curves)
-    return [
-        _Curve(runs=runs[digest], **asdict(curve))
-        for digest, curve in {curve.digest: curve for curve in curves}.items()
-    ]
-
-
-def _read_curves(kept: Sequence[_Curve]) -> tuple[Curve, ...]:
-    return tuple(Curve(one.steps, one.values, one.digest) for one in kept for _ in range(one.runs))
-
-
-def _kept(value: float) -> float:
+def _rounded(value: float) -> float:
     """Four decimals, and six digits of what is smaller."""
     return round(value, 4) if abs(value) >= 1 else float(f"{value:.6g}")
-
-
-def _read_counts(kept: Mapping[str, Mapping[str, Sequence[int]]]) -> StepCounts | None:
-    rows = [
-        CountRow.model_validate(
-            {"operation": name, "kind": kind, **dict(zip(_AMOUNTS, amounts, strict=True))}
-        )
-        for kind, named in kept.items()
-        for name, amounts in named.items()
-    ]
-    return StepCounts(ranks=1, units=1, microbatches=1, rows=tuple(rows)) if rows else None
 
 
 def _identifier(name: str) -> str:
@@ -150,9 +137,12 @@ def _identifier(name: str) -> str:
         raise ValueError(str(error)) from error
 
 
+_Name = Annotated[str, AfterValidator(_identifier)]
+
+
 class _Document(BaseModel):
-    name: Annotated[str, AfterValidator(_identifier)]
-    sweep: Annotated[str, AfterValidator(_identifier)]
+    name: _Name
+    sweep: _Name
     saved_utc: str
     hardware: HardwareKey
     cells: Annotated[list[_CellDocument], Field(min_length=1)]
@@ -203,15 +193,23 @@ def make_baseline(name: str, sweep: str, saved_utc: str, cells: Sequence[CellSam
         raise NothingMeasuredError(f"{sweep} has no finished run: there is nothing to save")
     kinds = {cell.hardware for cell in cells}
     if len(kinds) > 1:
-        found = "; ".join(sorted(kind.describe() for kind in kinds))
-        raise NotComparableError(f"{sweep} was measured on different hardware: {found}")
-    thinned = tuple(
-        replace(
-            cell, curves={name: tuple(map(_thinned, all_)) for name, all_ in cell.curves.items()}
-        )
+        machines = "; ".join(sorted(kind.describe() for kind in kinds))
+        raise NotComparableError(f"{sweep} was measured on different hardware: {machines}")
+    thinned = (
+        {name: tuple(map(_thinned, curves)) for name, curves in cell.curves.items()}
         for cell in cells
     )
-    return Baseline(name, sweep, saved_utc, thinned)
+    kept = (replace(cell, curves=curves) for cell, curves in zip(cells, thinned, strict=True))
+    return Baseline(name, sweep, saved_utc, tuple(kept))
+
+
+def _thinned(curve: Curve) -> Curve:
+    last = len(curve.steps) - 1
+    if last < CURVE_POINTS:
+        return curve
+    kept = sorted({round(i * last / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
+    values = tuple(curve.values[i] for i in kept)
+    return Curve(tuple(curve.steps[i] for i in kept), values, curve.digest)
 
 
 def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
@@ -228,11 +226,11 @@ def read_baseline(document: Mapping[str, Any], source: str) -> Baseline:
             f"{BASELINE_VERSION}; save it again with this version"
         )
     try:
-        found = _Document.model_validate(document)
+        read = _Document.model_validate(document)
     except ValidationError as error:
         raise UsageError(f"{source} is damaged ({first_problem(error)}); save it again") from error
-    cells = tuple(cell.samples(found.hardware) for cell in found.cells)
-    return Baseline(found.name, found.sweep, found.saved_utc, cells)
+    cells = tuple(cell.samples(read.hardware) for cell in read.cells)
+    return Baseline(read.name, read.sweep, read.saved_utc, cells)
 
 
 def promote(candidate: Baseline, current: Baseline | None, name: str) -> Baseline:
@@ -249,26 +247,11 @@ def promote(candidate: Baseline, current: Baseline | None, name: str) -> Baselin
 
 
 def _differs(candidate: Baseline, current: Baseline) -> str:
-    if candidate.hardware != current.hardware:
-        return (
-            f"hardware differs: {candidate.hardware.describe()} and {current.hardware.describe()}"
-        )
-    ours = {(cell.config_hash, cell.schema_version) for cell in candidate.cells}
-    missing = [
-        cell.name for cell in current.cells if (cell.config_hash, cell.schema_version) not in ours
-    ]
+    ours, theirs = candidate.hardware, current.hardware
+    if ours != theirs:
+        return f"hardware differs: {ours.describe()} and {theirs.describe()}"
+    kept = {(cell.config_hash, cell.schema_version) for cell in candidate.cells}
+    missing = [c.name for c in current.cells if (c.config_hash, c.schema_version) not in kept]
     if missing:
         return f"configurations differ: {', '.join(missing)} is not in {candidate.name}"
     return ""
-
-
-def _thinned(curve: Curve) -> Curve:
-    count = len(curve.steps)
-    if count <= CURVE_POINTS:
-        return curve
-    kept = sorted({round(i * (count - 1) / (CURVE_POINTS - 1)) for i in range(CURVE_POINTS)})
-    return replace(
-        curve,
-        steps=tuple(curve.steps[i] for i in kept),
-        values=tuple(curve.values[i] for i in kept),
-    )

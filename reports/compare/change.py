@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from bench.derive.metrics import (
     GRAD_NORM,
@@ -32,27 +33,70 @@ from reports.renderers import quantity
 from reports.renderers.table import Table
 from reports.views.cells import Cell
 
+SPEED = "time change, throughput change, throughput ratio"
+"""Title of the column that `speed_text` fills: one change, said once."""
+
 
 @dataclass(frozen=True)
 class Change:
-    """Head against base; fractions (0.05 is +5 %), None where a side has no number.
-
-    time_change: head time / base time - 1. throughput_change: head tokens/s / base tokens/s - 1.
-    throughput_ratio: head tokens/s / base tokens/s.
-    loss_difference, norm_difference: of final losses and gradient norms, (head - base) / |base|.
-    memory_change is of `memory_metric`. others: of `other_metrics`, by name.
-    """
+    """Head against base by medians over runs; fractions (0.05 is +5 %), None without a number."""
 
     base: Cell
     head: Cell
-    time_change: float | None
-    throughput_change: float | None
-    throughput_ratio: float | None
-    memory_metric: Metric | None
-    memory_change: float | None
-    others: Mapping[str, float | None]
-    loss_difference: float | None
-    norm_difference: float | None
+
+    def ratio(self, metric: Metric) -> float | None:
+        """Head / base."""
+        before, after = self.base.value(metric), self.head.value(metric)
+        return after / before if before and after is not None else None
+
+    def of(self, metric: Metric) -> float | None:
+        """Head / base - 1."""
+        return less_one(self.ratio(metric))
+
+    @property
+    def time_change(self) -> float | None:
+        """Head time / base time - 1."""
+        return self.of(STEP_TIME)
+
+    @property
+    def throughput_ratio(self) -> float | None:
+        """Head tokens/s / base tokens/s, which follows from the times.
+
+        Of an even number of runs the median of tokens/s is not tokens over the median of times,
+        and time, throughput and ratio would contradict each other.
+        """
+        time = self.ratio(STEP_TIME)
+        tokens = self.head.resolved.tokens_per_step / self.base.resolved.tokens_per_step
+        return tokens / time if time else None
+
+    @property
+    def throughput_change(self) -> float | None:
+        """Head tokens/s / base tokens/s - 1."""
+        return less_one(self.throughput_ratio)
+
+    @cached_property
+    def memory_metric(self) -> Metric | None:
+        """What memory is compared by."""
+        return memory_metric([self.base, self.head])
+
+    @property
+    def memory_change(self) -> float | None:
+        """Of `memory_metric`."""
+        return None if self.memory_metric is None else self.of(self.memory_metric)
+
+    @property
+    def loss_difference(self) -> float | None:
+        """(head - base) / |base| of final losses."""
+        return self._difference(LOSS)
+
+    @property
+    def norm_difference(self) -> float | None:
+        """(head - base) / |base| of final gradient norms."""
+        return self._difference(GRAD_NORM)
+
+    def _difference(self, metric: Metric) -> float | None:
+        before, after = self.base.value(metric), self.head.value(metric)
+        return (after - before) / abs(before) if before and after is not None else None
 
     @property
     def sample_note(self) -> str:
@@ -60,13 +104,9 @@ class Change:
         base, head = self.base.n, self.head.n
         if base == 0 or head == 0:
             return "no time to compare"
-        if min(base, head) == 1:
-            return "n=1, no interval" if base == head else f"n={head} against {base}, no interval"
-        return f"n={head} against {base}, no verdict"
-
-
-SPEED = "time change, throughput change, throughput ratio"
-"""Title of the column that `speed_text` fills: one change, said once."""
+        if base == head == 1:
+            return "n=1, no interval"
+        return f"n={head} against {base}, no {'interval' if 1 in (base, head) else 'verdict'}"
 
 
 def speed_text(time_change: float | None, throughput_ratio: float | None) -> str:
@@ -75,39 +115,6 @@ def speed_text(time_change: float | None, throughput_ratio: float | None) -> str
         return quantity.MISSING
     numbers = (quantity.change(time_change), quantity.change(less_one(throughput_ratio)))
     return ", ".join((*numbers, quantity.ratio(throughput_ratio)))
-
-
-def other_metrics() -> list[Metric]:
-    """What stands beside speed, memory and loss: whatever a gate requires by default."""
-    return [
-        m
-        for m in METRICS
-        if m.judge == "ratio" and m is not MEMORY and m.rule and m.rule.gate != "off"
-    ]
-
-
-def change_between(base: Cell, head: Cell) -> Change:
-    """Compare medians over the runs of both cells.
-
-    Throughput follows from the times: of an even number of runs the median of tokens/s is not
-    tokens over the median of times, and time, throughput and ratio would contradict each other.
-    """
-    time = _ratio(base, head, STEP_TIME)
-    tokens = head.resolved.tokens_per_step / base.resolved.tokens_per_step
-    throughput = tokens / time if time else None
-    metric = memory_metric([base, head])
-    return Change(
-        base=base,
-        head=head,
-        time_change=less_one(time),
-        throughput_change=less_one(throughput),
-        throughput_ratio=throughput,
-        memory_metric=metric,
-        memory_change=None if metric is None else less_one(_ratio(base, head, metric)),
-        others={m.name: less_one(_ratio(base, head, m)) for m in other_metrics()},
-        loss_difference=_difference(base, head, LOSS),
-        norm_difference=_difference(base, head, GRAD_NORM),
-    )
 
 
 def memory_metric(cells: Sequence[Cell]) -> Metric | None:
@@ -126,49 +133,42 @@ def memory_metric(cells: Sequence[Cell]) -> Metric | None:
     return next(known, None) if cells else None
 
 
-def _ratio(base: Cell, head: Cell, metric: Metric) -> float | None:
-    before, after = base.value(metric), head.value(metric)
-    return after / before if before and after is not None else None
-
-
 def less_one(ratio: float | None) -> float | None:
     """A ratio as a change."""
     return None if ratio is None else ratio - 1
 
 
-def _difference(base: Cell, head: Cell, metric: Metric) -> float | None:
-    before, after = base.value(metric), head.value(metric)
-    if before is None or after is None or before == 0:
-        return None
-    return (after - before) / abs(before)
-
-
 def change_table(changes: Sequence[Change]) -> Table:
-    """One row per change, named by its head cell; what no cell has is left out."""
-    known = [
-        metric
-        for metric in other_metrics()
-        if any(change.others[metric.name] is not None for change in changes)
+    """One row per change, named by its head cell.
+
+    Beside speed, memory and loss stands whatever a gate requires by default, as far as a cell has
+    it.
+    """
+    required = [
+        m
+        for m in METRICS
+        if m.judge == "ratio" and m is not MEMORY and m.rule and m.rule.gate != "off"
     ]
+    known = [m for m in required if any(change.of(m) is not None for change in changes)]
     others = "".join(f" | {metric.title} change" for metric in known)
     titles = (
         f"cell | {SPEED} | memory change | <memory metric{others} | final loss difference"
         " | final gradient norm difference | <runs"
     )
-    return Table.of(titles, (_row(change, known) for change in changes))
-
-
-def _row(change: Change, others: Sequence[Metric]) -> tuple[str, ...]:
-    return (
-        change.head.name,
-        speed_text(change.time_change, change.throughput_ratio),
-        quantity.change(change.memory_change),
-        change.memory_metric.title if change.memory_metric else quantity.MISSING,
-        *(quantity.change(change.others[metric.name]) for metric in others),
-        quantity.difference(change.loss_difference, signed=True),
-        quantity.difference(change.norm_difference, signed=True),
-        change.sample_note,
+    rows = (
+        (
+            change.head.name,
+            speed_text(change.time_change, change.throughput_ratio),
+            quantity.change(change.memory_change),
+            change.memory_metric.title if change.memory_metric else quantity.MISSING,
+            *(quantity.change(change.of(metric)) for metric in known),
+            quantity.difference(change.loss_difference, signed=True),
+            quantity.difference(change.norm_difference, signed=True),
+            change.sample_note,
+        )
+        for change in changes
     )
+    return Table.of(titles, rows)
 
 
 @dataclass(frozen=True)
@@ -204,9 +204,8 @@ def flag_table(flags: Sequence[Flag]) -> Table:
         )
         for flag in flags
     )
-    return Table.of(
-        ("cell", "trade-off", *sentences, "runs", *titles), rows, left=3 + len(sentences)
-    )
+    columns = ("cell", "trade-off", *sentences, "runs", *titles)
+    return Table.of(columns, rows, left=3 + len(sentences))
 
 
 def threshold(metric: Metric) -> float:
@@ -229,20 +228,13 @@ def tradeoff_flags(
     """
     flags = []
     for change in changes:
-        flags.extend(_flags(change, (parity or {}).get(change.head.name)))
-    return flags
-
-
-def _flags(change: Change, parity: ParityRow | None) -> list[Flag]:
-    moved = _loss_moved(change, parity)
-    found = [_speed_against_memory(change), Flag(change.head.name, *moved) if moved else None]
-    return [flag for flag in found if flag is not None]
+        moved = _loss_moved(change, (parity or {}).get(change.head.name))
+        flags += [_speed_against_memory(change), Flag(change.head.name, *moved) if moved else None]
+    return [flag for flag in flags if flag is not None]
 
 
 def _speed_against_memory(change: Change) -> Flag | None:
-    held = {LIVE_STORAGE: change.others.get(LIVE_STORAGE.name)}
-    if change.memory_metric is not None:
-        held = {change.memory_metric: change.memory_change} | held
+    held = {m: change.of(m) for m in (change.memory_metric, LIVE_STORAGE) if m is not None}
     known = {metric: moved for metric, moved in held.items() if moved is not None}
     speed = change.throughput_change
     if speed is None or not known:
@@ -279,13 +271,11 @@ def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | N
         why = f"differs from the same dtype policy's reference by {apart}"
         return f"{parity.moved} moved", why
     moved = change.loss_difference
-    if moved is None:
-        return None
     # Of two policies, the coarser one's rounding is the yardstick.
-    bounds = [tolerance_for(cell.resolved).bound for cell in (change.base, change.head)]
-    if abs(moved) <= max(bounds):
+    bound = max(tolerance_for(cell.resolved).bound for cell in (change.base, change.head))
+    if moved is None or abs(moved) <= bound:
         return None
     return "loss moved", (
         f"final loss {quantity.change(moved, 2)} against {change.base.name}, more than "
-        f"the coarser dtype policy's bound of {quantity.share(max(bounds), 2)}"
+        f"the coarser dtype policy's bound of {quantity.share(bound, 2)}"
     )

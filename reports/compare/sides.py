@@ -1,25 +1,42 @@
-"""Which numbers a gate compares: two arms of one sweep, or two sides made at different times."""
+"""Who is head and who is base: two arms of one sweep, two sweeps, a baseline, imported runs.
+
+A name says little: `head` may be one commit today and another tomorrow. So whoever names a sweep
+file gets numbers of its configurations and of the code that its arms are now, or none at all
+(`checked`). Cells of two sweeps belong together by configuration, not by name (`match`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.derive.blocks import Block, complete_blocks, is_interleaved
 from bench.derive.hardware import STATED
 from bench.derive.metrics import Metric
 from bench.errors import NotComparableError, UsageError
 from bench.plan import PrunedCell
-from bench.record import RunRecord, code_with_inputs
+from bench.record import code_with_inputs
 from bench.store import ResultsStore
 from reports.compare.samples import CellSamples, cell_samples, imported_samples
 from reports.compare.unlike import Unlike, is_of_dtypes, text_of, unlike
 from reports.views import no_number
 from reports.views.cells import Cell, Run
-from reports.views.no_number import NOT_RUN
 from reports.views.sweep_view import Codes, load_side, load_sweeps, plan_of
+
+_MOST_NAMED = 5
+_UNHASHED = frozenset({"launch.timeout_seconds", "launch.hang_seconds"})
+"""Limits that cannot change a result; see `ResolvedRun.canonical_json`."""
+
+Arms = tuple[str | None, str | None]
+"""Of base and of head."""
+Reasons = tuple[tuple[str, str], ...]
+"""(cell, why)."""
+WHAT_TO_DO = (
+    "Run the sweep again to measure what is asked for, or name the sweep by its id to judge what is"
+    " there"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,7 @@ class Pair:
     label: str
     base: CellSamples
     head: CellSamples
-    paired: bool
+    paired: bool = False
     unlike: tuple[Unlike, ...] = ()
 
     def of(self, metric: Metric) -> tuple[list[float], list[float]]:
@@ -48,17 +65,17 @@ class Pair:
 class Sides:
     """What there is to compare, and what there is not.
 
-    failed: (cell, why) of cells that were planned and gave no number. not_comparable: (cell, why).
-    pruned: (cell, reason). source: the sweep file, if known. set_aside: settings in which the sides
-    differ and that were left out when matching. differences: of a single pair, with both values.
+    failed: cells that were planned and gave no number. source: the sweep file, if known. set_aside:
+    settings in which the sides differ and that were left out when matching. differences: of a
+    single pair, with both values.
     """
 
     base: str
     head: str
     pairs: tuple[Pair, ...]
-    failed: tuple[tuple[str, str], ...] = ()
-    not_comparable: tuple[tuple[str, str], ...] = ()
-    pruned: tuple[tuple[str, str], ...] = ()
+    failed: Reasons = ()
+    not_comparable: Reasons = ()
+    pruned: Reasons = ()
     notes: tuple[str, ...] = ()
     source: str = ""
     set_aside: tuple[str, ...] = ()
@@ -70,20 +87,15 @@ class Sides:
         Raises:
             UsageError: one of them means none.
         """
-        others = (self.failed, self.not_comparable, self.pruned)
+        reasons: dict[str, Any] = {
+            name: getattr(self, name) for name in ("failed", "not_comparable", "pruned")
+        }
         names = [pair.label for pair in self.pairs]
-        names += [name for several in others for name, _ in several]
-        kept = matching(names, patterns)
-        failed, refused, pruned = (
-            tuple(one for one in several if one[0] in kept) for several in others
-        )
-        return replace(
-            self,
-            pairs=tuple(pair for pair in self.pairs if pair.label in kept),
-            failed=failed,
-            not_comparable=refused,
-            pruned=pruned,
-        )
+        kept = matching([*names, *(c for each in reasons.values() for c, _ in each)], patterns)
+        for name, each in reasons.items():
+            reasons[name] = tuple(reason for reason in each if reason[0] in kept)
+        pairs = tuple(pair for pair in self.pairs if pair.label in kept)
+        return replace(self, pairs=pairs, **reasons)
 
 
 def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
@@ -92,7 +104,7 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
     Raises:
         UsageError: one of them means none.
     """
-    found: set[str] = set()
+    matched: set[str] = set()
     for pattern in patterns:
         own = {
             name
@@ -102,8 +114,8 @@ def matching(names: Sequence[str], patterns: Sequence[str]) -> set[str]:
         if not own:
             known = ", ".join(dict.fromkeys(names)) or "none"
             raise UsageError(f"--only {pattern}: no such cell; expected {known}, or a pattern")
-        found |= own
-    return found
+        matched |= own
+    return matched
 
 
 def sides_of_arms(
@@ -129,24 +141,25 @@ def sides_of_arms(
     """
     plan = plan_of(store, sweep)
     before, after = arms_of_sweep(store, sweep, base, head)
-    wanted = plan.codes if codes is None else codes
-    records = [one for one in store.records(sweep=sweep) if one.status.arm and _is_of(wanted, one)]
+    codes = plan.codes if codes is None else codes
+    runs = [
+        (codes.get((str(r.status.cell or ""), r.status.arm)), r) for r in store.records(sweep=sweep)
+    ]
+    records = [r for code, r in runs if r.status.arm and (code is None or r.status.is_of(code))]
     blocks = complete_blocks(records, [before, after])
-    names = list(dict.fromkeys([*(cell.id for cell in plan.cells), *blocks]))
     pairs, failed, notes = [], [], []
-    for name in names:
+    for name in dict.fromkeys([*(cell.id for cell in plan.cells), *blocks]):
         members = [r for r in records if r.status.cell == name]
-        if blocks.get(name):
-            pairs.append(pair_of_arms(name, blocks[name], before, after))
-            lost = len({r.status.repeat for r in members}) - len(blocks[name])
-            if lost:
-                notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
-            there = {(one.status.repeat, one.status.arm) for one in members}
-            why = no_number.lost_to_a_failure(members, blocks[name][-1])
-            why = why or no_number.not_run(plan, name, there, (before, after))
-            failed += [(name, why)] if why else []
-        else:
+        if not blocks.get(name):
             failed.append((name, no_number.why_no_block(members, before, after)))
+            continue
+        pairs.append(_pair_of_arms(name, blocks[name], before, after))
+        if lost := len({r.status.repeat for r in members}) - len(blocks[name]):
+            notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
+        there = {(one.status.repeat, one.status.arm) for one in members}
+        why = no_number.lost_to_a_failure(members, blocks[name][-1])
+        if why := why or no_number.not_run(plan, name, there, (before, after)):
+            failed.append((name, why))
     return Sides(
         base=f"{sweep} [{before}]",
         head=f"{sweep} [{after}]",
@@ -169,22 +182,22 @@ def cells_of(
         UsageError: a name that is nothing, or arms and none of them chosen.
     """
     cells = load_side(store, name, codes)
-    arms = list(dict.fromkeys(cell.runs[0].record.status.arm for cell in cells))
+    arms = list(dict.fromkeys(cell.arm for cell in cells))
     if arm is None and len(arms) <= 1:  # no arms, or a single cell of one
         return cells
     if arm not in arms:
-        known = ", ".join(str(one) for one in arms)
-        asked = "found none of them" if arm is None else f"found {arm!r}"
-        raise UsageError(f"{name} was run with the arms {known}; name one of them, {asked}")
-    suffix = f" [{arm}]"
-    chosen = [cell for cell in cells if cell.runs[0].record.status.arm == arm]
-    return [replace(cell, name=cell.name.removesuffix(suffix)) for cell in chosen]
+        known = ", ".join(map(str, arms))
+        named = "found none of them" if arm is None else f"found {arm!r}"
+        raise UsageError(f"{name} was run with the arms {known}; name one of them, {named}")
+    return [replace(cell, name=cell.name_without_arm) for cell in cells if cell.arm == arm]
 
 
 def samples_of(
     store: ResultsStore, name: str, arm: str | None = None, codes: Codes | None = None
 ) -> list[CellSamples]:
-    """As `cells_of`, of those that finished."""
+    """As `cells_of`, of those that finished; or of an imported run."""
+    if name in store.imports.ids():
+        return [imported_samples(store.imports.read(name))]
     return [cell_samples(cell) for cell in cells_of(store, name, arm, codes) if cell.finished]
 
 
@@ -193,7 +206,7 @@ def sides_of_sweeps(
     base: str,
     head: str,
     ignore: Sequence[str] = (),
-    arms: tuple[str | None, str | None] = (None, None),
+    arms: Arms = (None, None),
     *,
     codes: Codes | None = None,
 ) -> Sides:
@@ -211,30 +224,33 @@ def sides_of_sweeps(
         UsageError: a name that is nothing, or arms and none of them chosen.
     """
     if {base, head} & {*store.imports.ids()}:
-        return _sides_with_imports(store, base, head, arms)
-    before, after = cells_of(store, base, arms[0]), cells_of(store, head, arms[1], codes)
-    matching = match(before, after, ignore)
-    found = [_sweep_pair(*pair, wanted=bool(ignore)) for pair in matching.pairs]
+        before, after = (samples_of(store, *named) for named in ((base, arms[0]), (head, arms[1])))
+        return stated_sides(base, before, head, after)
+    cells = cells_of(store, base, arms[0]), cells_of(store, head, arms[1], codes)
+    matched = match(*cells, ignore)
+    pairs, failed = [], []
+    for ours, theirs in matched.pairs:
+        label = _label(ours.name, theirs.name)
+        if lost := next((cell for cell in (theirs, ours) if not cell.finished), None):
+            failed.append((label, f"{lost.name}: {_no_finished_run(lost)}"))
+            continue
+        samples = cell_samples(ours), cell_samples(theirs)
+        pairs.append(Pair(label, *samples, unlike=() if ignore else _unlike(*samples)))
+    failed += [(c.name, why) for c in cells[1] if c.finished and (why := no_number.lost_repeat(c))]
     refused = [
-        (cell.name, "no cell of equal configuration in base") for cell in matching.unmatched_head
+        (cell.name, f"no cell of equal configuration in {side}")
+        for side, unmatched in (("base", matched.unmatched_head), ("head", matched.unmatched_base))
+        for cell in unmatched
     ]
-    refused += [
-        (cell.name, "no cell of equal configuration in head") for cell in matching.unmatched_base
-    ]
-    pairs = tuple(item for item in found if isinstance(item, Pair))
-    failed = tuple(item for item in found if not isinstance(item, Pair))
-    failed += tuple(
-        (cell.name, why) for cell in after if cell.finished and (why := no_number.lost_repeat(cell))
-    )
-    single = matching.pairs[0] if len(matching.pairs) == 1 else None
+    single = matched.pairs if len(matched.pairs) == 1 else ()
     sides = Sides(
         base,
         head,
-        pairs,
-        failed,
-        not_comparable=tuple(refused),
-        set_aside=matching.set_aside,
-        differences=() if single is None else tuple(differing_settings(*single)),
+        tuple(pairs),
+        tuple(failed),
+        tuple(refused),
+        set_aside=matched.set_aside,
+        differences=tuple(text for pair in single for text in _differences(*pair)),
     )
     return _with_plan_of_head(store, sides)
 
@@ -255,42 +271,25 @@ def sides_of_baseline(
     Raises:
         UsageError: `head` is nothing.
     """
-    stated = [cell for cell in kept if cell.hardware.kind == STATED]
-    if head in store.imports.ids():
-        return stated_sides(f"baseline {name}", kept, head, [_imported(store, head)])
-    if stated:
-        ours = samples_of(store, head, arm, codes)
-        return _with_plan_of_head(store, stated_sides(f"baseline {name}", kept, head, ours))
+    base = f"baseline {name}"
+    is_import = head in store.imports.ids()
+    if is_import or any(cell.hardware.kind == STATED for cell in kept):
+        sides = stated_sides(base, kept, head, samples_of(store, head, arm, codes))
+        return sides if is_import else _with_plan_of_head(store, sides)
     by_config = {cell.config_hash: cell for cell in kept}
     pairs, failed, refused = [], [], []
     for cell in cells_of(store, head, arm, codes):
-        base = by_config.pop(cell.resolved.config_hash, None)
+        partner = by_config.pop(cell.resolved.config_hash, None)
         if not cell.finished:
-            failed.append((cell.name, f"no finished run ({no_number.why_not_finished(cell)})"))
-        elif base is None:
+            failed.append((cell.name, _no_finished_run(cell)))
+        elif partner is None:
             refused.append((cell.name, _no_such_config(cell, kept)))
         else:
-            pairs.append(Pair(cell.name, base, cell_samples(cell), paired=False))
+            pairs.append(Pair(cell.name, partner, cell_samples(cell)))
             why = no_number.lost_repeat(cell)
             failed += [(cell.name, why)] if why else []
-    refused += [(c.name, f"only in baseline {name}") for c in by_config.values()]
-    base_name = f"baseline {name}"
-    sides = Sides(base_name, head, tuple(pairs), tuple(failed), not_comparable=tuple(refused))
-    return _with_plan_of_head(store, sides)
-
-
-def _imported(store: ResultsStore, name: str) -> CellSamples:
-    return imported_samples(store.imports.read(name))
-
-
-def _sides_with_imports(
-    store: ResultsStore, base: str, head: str, arms: tuple[str | None, str | None]
-) -> Sides:
-    both = [
-        [_imported(store, name)] if name in store.imports.ids() else samples_of(store, name, arm)
-        for name, arm in ((base, arms[0]), (head, arms[1]))
-    ]
-    return stated_sides(base, both[0], head, both[1])
+    refused += [(c.name, f"only in {base}") for c in by_config.values()]
+    return _with_plan_of_head(store, Sides(base, head, tuple(pairs), tuple(failed), tuple(refused)))
 
 
 def stated_sides(
@@ -308,8 +307,8 @@ def stated_sides(
         if other is None:
             refused.append((cell.name, f"{base} has no cell of this name: {', '.join(named)}"))
         else:
-            label = cell.name if cell.name == other.name else f"{other.name} -> {cell.name}"
-            pairs.append(Pair(label, other, cell, paired=False, unlike=_unlike(other, cell)))
+            label = _label(other.name, cell.name)
+            pairs.append(Pair(label, other, cell, unlike=_unlike(other, cell)))
     notes = ("hardware: not proved by both sides, so a time is of whatever machine it was",)
     return Sides(base, head, tuple(pairs), not_comparable=tuple(refused), notes=notes)
 
@@ -322,20 +321,15 @@ def arms_of_sweep(
     Raises:
         UsageError: as `two_arms`; or only a plan that is lost says which is the base.
     """
-    found = [status.arm for _, _, status in store.statuses(sweep) if status.arm]
-    planned = planned_arms(store, sweep)
-    known = list(dict.fromkeys([*planned, *found]))
+    planned = plan_of(store, sweep).arm_names
+    ran = [status.arm for _, _, status in store.statuses(sweep) if status.arm]
+    known = list(dict.fromkeys([*planned, *ran]))
     if not (planned or base or head or "base" in known) and len(known) > 1:
         raise UsageError(
             f"which of the arms {', '.join(known)} of {sweep} is the base is lost with its plan:"
             " run the sweep again, which writes a new plan and counts what is finished"
         )
     return two_arms(sweep, known, base, head)
-
-
-def planned_arms(store: ResultsStore, sweep: str) -> list[str]:
-    """Arms of the plan, in order."""
-    return list(plan_of(store, sweep).arm_names)
 
 
 def two_arms(
@@ -351,53 +345,43 @@ def two_arms(
             f"sweep {sweep} has {len(known)} arms; a comparison within one sweep needs two: run it "
             "with --arm base=GITREF --arm head=. --interleave, or name what to compare with"
         )
-    for asked in (base, head):
-        if asked is not None and asked not in known:
-            raise UsageError(f"sweep {sweep} has no arm {asked!r}; arms: {', '.join(known)}")
-    before = base or (
-        "base" if "base" in known and head != "base" else next(arm for arm in known if arm != head)
-    )
-    after = head or (
-        "head" if "head" in known and before != "head" else next(a for a in known if a != before)
-    )
+    for arm in (base, head):
+        if arm is not None and arm not in known:
+            raise UsageError(f"sweep {sweep} has no arm {arm!r}; arms: {', '.join(known)}")
+
+    def usual(name: str, other: str | None) -> str:
+        return name if name in known and other != name else next(a for a in known if a != other)
+
+    before = base or usual("base", head)
+    after = head or usual("head", before)
     if before == after:
         raise UsageError(f"base and head are both arm {before!r}; name two arms")
     return before, after
 
 
-def pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
+def _pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> Pair:
     """Two arms of the complete `blocks` (at least one) of one cell."""
     before, after = (
         cell_samples(Cell(f"{name} [{arm}]", tuple(Run.of(block[arm]) for block in blocks)))
         for arm in (base, head)
     )
-    found = tuple(one for one in _unlike(before, after) if not is_of_dtypes(one))  # arms set them
-    return Pair(name, before, after, all(map(is_interleaved, blocks)), found)
+    differing = tuple(one for one in _unlike(before, after) if not is_of_dtypes(one))  # of arms
+    return Pair(name, before, after, all(map(is_interleaved, blocks)), differing)
 
 
-def _sweep_pair(base: Cell, head: Cell, *, wanted: bool) -> Pair | tuple[str, str]:
-    """wanted: settings that differ were named, to be set aside."""
-    label = head.name if base.name == head.name else f"{base.name} -> {head.name}"
-    for cell in (head, base):
-        if not cell.finished:
-            return label, f"{cell.name}: no finished run ({no_number.why_not_finished(cell)})"
-    sides = cell_samples(base), cell_samples(head)
-    return Pair(label, *sides, paired=False, unlike=() if wanted else _unlike(*sides))
+def _label(base: str, head: str) -> str:
+    return head if base == head else f"{base} -> {head}"
 
 
 def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
     """As far as both say it; without the device, which the hardware says better."""
     if base.workload is None or head.workload is None:
         return ()
-    found = unlike(base.workload, head.workload)
-    return tuple(one for one in found if one.name != "device")
+    return tuple(one for one in unlike(base.workload, head.workload) if one.name != "device")
 
 
-def _is_of(codes: Codes, record: RunRecord) -> bool:
-    """Of the code that counts for its cell and arm, or of a cell that nothing is said about."""
-    status = record.status
-    code = codes.get((status.cell or "", status.arm))
-    return code is None or status.is_of(code)
+def _no_finished_run(cell: Cell) -> str:
+    return f"no finished run ({no_number.why_not_finished(cell)})"
 
 
 def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
@@ -407,30 +391,30 @@ def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     view = load_sweeps(store, [sides.head])[0]
     missing = [(name, no_number.NOT_RUN) for name in view.not_run]
     plan = plan_of(store, sides.head)
-    if not plan.arms:
-        runs = [status for _, _, status in store.statuses(sides.head)]
-        for cell in [one.id for one in plan.cells if one.id not in view.not_run]:
-            there = {(one.repeat, one.arm) for one in runs if one.cell == cell}
-            why = no_number.not_run(plan, cell, there, ())
-            missing += [(cell, why)] if why else []
+    runs = [status for _, _, status in store.statuses(sides.head)]
+    for cell in () if plan.arms else plan.cells:
+        there = {(one.repeat, one.arm) for one in runs if one.cell == cell.id}
+        why = "" if cell.id in view.not_run else no_number.not_run(plan, cell.id, there, ())
+        missing += [(cell.id, why)] if why else []
     return replace(
         sides, failed=(*sides.failed, *missing), pruned=_pruned(view.pruned), source=view.source
     )
 
 
-def _pruned(cells: Sequence[PrunedCell]) -> tuple[tuple[str, str], ...]:
+def _pruned(cells: Sequence[PrunedCell]) -> Reasons:
     return tuple((cell.id, f"{cell.reason} [{cell.rule}]") for cell in cells)
 
 
 def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
     text = f"no cell of configuration {cell.resolved.config_hash} in the baseline"
-    same = [other for other in kept if other.name == cell.name]
-    if same and (differs := _unlike(same[0], cell_samples(cell))):
-        return text_of(differs)
-    return f"{text}; its {cell.name} has configuration {same[0].config_hash}" if same else text
+    same = next((other for other in kept if other.name == cell.name), None)
+    if same is None:
+        return text
+    differing = text_of(_unlike(same, cell_samples(cell)))
+    return differing or f"{text}; its {cell.name} has configuration {same.config_hash}"
 
 
-_MOST_NAMED = 5
+# Whether that is what somebody means now.
 
 
 @dataclass(frozen=True)
@@ -443,7 +427,7 @@ class ExpectedRun:
 
 @dataclass(frozen=True)
 class Expected:
-    """What is asked for.
+    """What is to be compared.
 
     runs: by cell and arm. described: arm -> what it is now, in words. changed: of the inputs of a
     run (path -> digest), those that are not what they were.
@@ -474,10 +458,10 @@ def checked(
         NotComparableError: a cell has another configuration or measured other code.
     """
     wrong = [
-        found
+        difference
         for pair in sides.pairs
         for arm, side in zip(arms, (pair.base, pair.head)[-len(arms) :], strict=True)
-        if (found := _difference(side, arm, expected))
+        if (difference := _unexpected(side, arm, expected))
     ]
     if wrong:
         hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
@@ -490,34 +474,28 @@ def checked(
     missing = {cell for cell, arm in expected.runs if arm in arms} - known
     if only:
         missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
-    return replace(sides, failed=sides.failed + tuple((cell, NOT_RUN) for cell in sorted(missing)))
+    not_run = tuple((cell, no_number.NOT_RUN) for cell in sorted(missing))
+    return replace(sides, failed=sides.failed + not_run)
 
 
-WHAT_TO_DO = (
-    "Run the sweep again to measure what is asked for, or name the sweep by its id to judge what is"
-    " there"
-)
-
-
-def _difference(samples: CellSamples, arm: str | None, expected: Expected) -> str:
+def _unexpected(samples: CellSamples, arm: str | None, expected: Expected) -> str:
+    """How what was measured differs from what is expected of the cell; empty if in nothing."""
     cell = _cell(samples, arm)
     wanted = expected.runs.get((cell, arm))
     if wanted is None:
         return ""
-    who = f"{cell} [{arm}]" if arm else cell
+    who = f"{cell} [{arm}] was measured" if arm else f"{cell} was measured"
     if samples.code != code_with_inputs(wanted.code, samples.inputs):
         commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
         return (
-            f"{who} was measured at {commit} (code {samples.code or 'unknown'}), asked for is"
+            f"{who} at {commit} (code {samples.code or 'unknown'}), asked for is"
             f" {expected.described[arm]} (code {wanted.code})"
         )
     if changed := expected.changed(samples.inputs):
-        return f"{who} was measured before {', '.join(changed[:_MOST_NAMED])} changed"
+        return f"{who} before {', '.join(changed[:_MOST_NAMED])} changed"
     if wanted.config_hash not in (None, samples.config_hash):
-        return (
-            f"{who} was measured with configuration {samples.config_hash}, asked for is"
-            f" {wanted.config_hash}"
-        )
+        config = samples.config_hash
+        return f"{who} with configuration {config}, asked for is {wanted.config_hash}"
     return ""
 
 
@@ -525,15 +503,11 @@ def _cell(samples: CellSamples, arm: str | None) -> str:
     return samples.name.removesuffix(f" [{arm}]")
 
 
-_UNHASHED = frozenset({"launch.timeout_seconds", "launch.hang_seconds"})
-"""Limits that cannot change a result; see `ResolvedRun.canonical_json`."""
-_Flat = tuple[Cell, Mapping[str, Any]]
-"""A cell, and its configuration as of `flat_settings`."""
+# Which cell of one side belongs to which of the other.
 
 
-@dataclass(frozen=True)
-class Matching:
-    """Pairs (base, head), what found no partner, and the settings that were set aside to match."""
+class Matching(NamedTuple):
+    """Pairs (base, head), what has no partner, and the settings that were set aside to match."""
 
     pairs: tuple[tuple[Cell, Cell], ...]
     unmatched_base: tuple[Cell, ...]
@@ -546,7 +520,7 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
 
     A lone cell is paired with a lone cell. Otherwise the configurations must be equal; if no two
     are, the settings whose sets of values differ between the sides are the axis under comparison
-    and are set aside. A configuration that is then not unique on its side finds no partner.
+    and are set aside. A configuration that is then not unique on its side has no partner.
 
     Args:
         base: cells of one side.
@@ -554,22 +528,63 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
         ignore: settings to set aside, as `engine.name`, or whole sections, as `dtypes`; with any,
             nothing is found out automatically.
     """
-    before, after = flat_settings(base), flat_settings(head)
-    bases, heads = list(zip(base, before, strict=True)), list(zip(head, after, strict=True))
-    keys = {key for flat in (*before, *after) for key in flat}
+    before, after = ([(cell, _settings(cell)) for cell in side] for side in (base, head))
+    keys = {key for _, settings in (*before, *after) for key in settings}
     if ignore:
-        return _paired(bases, heads, {key for key in keys if _is_under(key, ignore)})
+        under = {k for k in keys if any(k == one or k.startswith(f"{one}.") for one in ignore)}
+        return _paired(before, after, under)
     if len(base) == len(head) == 1:
-        return _paired(bases, heads, set(_differing(before[0], after[0])))
-    exact = _paired(bases, heads, set())
+        return _paired(before, after, set(_differing(before[0][1], after[0][1])))
+    exact = _paired(before, after, set())
     if exact.pairs or not base or not head:
         return exact
-    return _paired(bases, heads, {k for k in keys if _values(before, k) != _values(after, k)})
+    return _paired(before, after, {k for k in keys if _values(before, k) != _values(after, k)})
 
 
-def differing_settings(base: Cell, head: Cell) -> list[str]:
+_Configured = Sequence[tuple[Cell, Mapping[str, Any]]]
+"""Cells with their settings on one level."""
+
+
+def _paired(base: _Configured, head: _Configured, aside: set[str]) -> Matching:
+    bases, heads = _by_key(base, aside), _by_key(head, aside)
+    pairs = tuple(
+        (cells[0], heads[key][0])
+        for key, cells in bases.items()
+        if len(cells) == 1 and len(heads.get(key, [])) == 1
+    )
+    used = {id(cell) for pair in pairs for cell in pair}
+    ours, theirs = (
+        tuple(cell for cell, _ in side if id(cell) not in used) for side in (base, head)
+    )
+    return Matching(pairs, ours, theirs, tuple(sorted(aside)))
+
+
+def _by_key(side: _Configured, aside: set[str]) -> dict[frozenset[object], list[Cell]]:
+    grouped: dict[frozenset[object], list[Cell]] = {}
+    for cell, settings in side:
+        # An absent setting is one that is open: an engine has only settings of its own.
+        known = ((k, repr(v)) for k, v in settings.items() if k not in aside and v is not None)
+        grouped.setdefault(frozenset(known), []).append(cell)
+    return grouped
+
+
+def _settings(cell: Cell) -> dict[str, Any]:
+    """The configuration as one level of settings, as `engine.name`."""
+
+    def flattened(document: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        flat: dict[str, Any] = {}
+        for key, value in document.items():
+            inner = isinstance(value, Mapping)
+            flat |= flattened(value, f"{prefix}{key}.") if inner else {f"{prefix}{key}": value}
+        return flat
+
+    flat = flattened(cell.resolved.model_dump(mode="json"), "")
+    return {key: value for key, value in flat.items() if key not in _UNHASHED}
+
+
+def _differences(base: Cell, head: Cell) -> list[str]:
     """`setting: base value, head value` for every setting in which two cells differ."""
-    before, after = flat_settings([base])[0], flat_settings([head])[0]
+    before, after = _settings(base), _settings(head)
     return [
         f"{key}: {before.get(key)!s}, {after.get(key)!s}"
         for key in _differing(before, after)
@@ -578,54 +593,9 @@ def differing_settings(base: Cell, head: Cell) -> list[str]:
     ]
 
 
-def _paired(base: Sequence[_Flat], head: Sequence[_Flat], aside: set[str]) -> Matching:
-    bases, heads = _by_key(base, aside), _by_key(head, aside)
-    pairs = tuple(
-        (cells[0], heads[key][0])
-        for key, cells in bases.items()
-        if len(cells) == 1 and len(heads.get(key, [])) == 1
-    )
-    used = {id(cell) for pair in pairs for cell in pair}
-    return Matching(
-        pairs,
-        tuple(cell for cell, _ in base if id(cell) not in used),
-        tuple(cell for cell, _ in head if id(cell) not in used),
-        tuple(sorted(aside)),
-    )
-
-
-def _by_key(side: Sequence[_Flat], aside: set[str]) -> dict[frozenset[object], list[Cell]]:
-    grouped: dict[frozenset[object], list[Cell]] = {}
-    for cell, flat in side:
-        # An absent setting is one that is open: an engine has only settings of its own.
-        known = ((k, repr(v)) for k, v in flat.items() if k not in aside and v is not None)
-        grouped.setdefault(frozenset(known), []).append(cell)
-    return grouped
-
-
-def flat_settings(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """The configuration of every cell as one level of settings, as `engine.name`."""
-    return [_flattened(cell.resolved.model_dump(mode="json")) for cell in cells]
-
-
-def _flattened(document: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in document.items():
-        path = f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            flat.update(_flattened(value, f"{path}."))
-        elif path not in _UNHASHED:
-            flat[path] = value
-    return flat
-
-
 def _differing(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     return [key for key in {**before, **after} if before.get(key) != after.get(key)]
 
 
-def _values(flats: Sequence[Mapping[str, Any]], key: str) -> set[str]:
-    return {repr(flat.get(key)) for flat in flats}
-
-
-def _is_under(key: str, sections: Sequence[str]) -> bool:
-    return any(key == section or key.startswith(f"{section}.") for section in sections)
+def _values(side: _Configured, key: str) -> set[str]:
+    return {repr(settings.get(key)) for _, settings in side}

@@ -117,7 +117,7 @@ def _add_measured(contents: _Contents, measured: Findings) -> None:
             time, ratio = judgement.time_ratio - 1, judgement.throughput_ratio
             runs = f"n={judgement.n_head}, {judgement.verdict}"
         speed = (time, None if judgement is None else judgement.interval, ratio)
-        live = change.others.get(LIVE_STORAGE.name)
+        live = change.of(LIVE_STORAGE)
         fractions = [change.memory_change, live, change.loss_difference, change.norm_difference]
         contents.rows.append(_row((change.head.name, change.base.name), speed, fractions, runs))
     contents.doubts += [f"{flag.cell}: {flag.text}" for flag in measured.flags]

@@ -16,7 +16,7 @@ from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.compare.cause import causes
-from reports.compare.change import Change, change_between, memory_metric, threshold
+from reports.compare.change import Change, memory_metric, threshold
 from reports.compare.judge import Judgement, Verdicts, judge_intervals
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup
@@ -207,10 +207,10 @@ def _least_memory(group: ParityGroup) -> str:
     if metric is None or len(alike) == 1:
         return ""
     least = min(alike, key=lambda cell: cell.value(metric) or math.inf)
-    change = change_between(group.reference, least)
+    change = Change(group.reference, least)
     if not _saves_memory(change):
         return f"no cell needs less than {group.reference.name}"
-    sent = change.others.get(WIRE_BYTES.name)
+    sent = change.of(WIRE_BYTES)
     bytes_sent = "" if sent is None else f", for bytes sent {quantity.change(sent)}"
     memory = f"{metric.title} {quantity.change(change.memory_change)}"
     return f"{least.name} needs least: {memory} against {group.reference.name}{bytes_sent}"

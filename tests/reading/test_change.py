@@ -6,7 +6,7 @@ import pytest
 from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
-from reports.compare.change import change_between, flag_table, memory_metric, tradeoff_flags
+from reports.compare.change import Change, flag_table, memory_metric, tradeoff_flags
 from reports.compare.parity import parity_groups
 from reports.compare.samples import cell_samples, shared_metric
 from reports.posts.pull_request import pull_request
@@ -29,7 +29,7 @@ def test_half_the_time_is_double_the_throughput_by_all_three_names(
 ):
     base = recorded_cell(store, "a", DDP, milliseconds=lambda _: before)
     head = recorded_cell(store, "b", DDP, milliseconds=lambda _: after, loss_shift=-0.01)
-    change = change_between(base, head)
+    change = Change(base, head)
     assert change.time_change == pytest.approx(time, abs=1e-4)
     assert change.throughput_change == pytest.approx(throughput, abs=1e-4)
     assert change.throughput_ratio == pytest.approx(before / after)
@@ -42,7 +42,7 @@ def test_of_an_even_number_of_runs_the_three_names_are_still_one_change(store):
             run = {"milliseconds": lambda _, level=level: level, "repeat": repeat}
             record_run(store, Recorded(DDP, cell=name, sweep=name, **run))
     base, head = (make_cell(name, store.records(sweep=name)) for name in ("a", "b"))
-    change = change_between(base, head)
+    change = Change(base, head)
     assert change.time_change == pytest.approx(-0.25, rel=0.01)
     assert change.throughput_ratio == pytest.approx(1 / (1 + change.time_change))
     assert change.throughput_change == pytest.approx(change.throughput_ratio - 1)
@@ -58,13 +58,13 @@ def test_of_an_even_number_of_runs_the_three_names_are_still_one_change(store):
 )
 def test_the_number_of_runs_is_said_with_what_follows_from_it(store, base, head, note):
     one, other = (recorded_cell(store, n, DDP, runs=r) for n, r in (("a", base), ("b", head)))
-    assert change_between(one, other).sample_note == note
+    assert Change(one, other).sample_note == note
 
 
 def test_an_unsteady_side_has_no_time_but_memory_and_loss(store):
     base = recorded_cell(store, "a", DDP)
     head = recorded_cell(store, "b", DDP, milliseconds=lambda step: 100 * 1.07**step)
-    change = change_between(base, head)
+    change = Change(base, head)
     assert (change.time_change, change.throughput_ratio) == (None, None)
     assert (change.memory_change, change.loss_difference) == (0.0, 0.0)
     assert change.sample_note == "no time to compare"
@@ -105,7 +105,7 @@ def test_a_trade_off_is_flagged_with_what_it_cost(store, base, head, changes, sa
         recorded_cell(store, "b", resolved, noise=0.0, **changes),
     ]
     rows = {row.cell.name: row for group in parity_groups(cells) for row in group.rows}
-    found = [flag.text for flag in tradeoff_flags([change_between(*cells)], rows)]
+    found = [flag.text for flag in tradeoff_flags([Change(*cells)], rows)]
     assert len(found) == len(said)
     assert all(words in text for words, text in zip(said, found, strict=True))
     if "memory" in "".join(said):
@@ -120,7 +120,7 @@ def test_changes_below_the_thresholds_are_no_trade_off(store):
         )
         for strategy, time in (("optim_grads", 100.0), ("no_shard", 99.0))
     ]
-    assert tradeoff_flags([change_between(*cells)]) == []
+    assert tradeoff_flags([Change(*cells)]) == []
 
 
 def held(peak: float, live: int, *, is_bound: bool = False) -> dict:
@@ -137,7 +137,7 @@ def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(s
         recorded_cell(store, "a", DDP, memory=held(8.0, 6, is_bound=True), speed=1.5),
         recorded_cell(store, "b", resolved_run("mfsdp", "no_shard"), memory=held(7.0, 8)),
     ]
-    change = change_between(*cells)
+    change = Change(*cells)
     assert change.memory_metric is LIVE_STORAGE
     assert change.memory_change == pytest.approx(1 / 3)
     (flag,) = tradeoff_flags([change])
@@ -158,7 +158,7 @@ def test_a_lower_peak_for_more_live_storage_is_a_trade_off(store):
         recorded_cell(store, "a", DDP, memory=held(8.0, 6)),
         recorded_cell(store, "b", DDP, memory=held(7.0, 7)),
     ]
-    (flag,) = tradeoff_flags([change_between(*cells)])
+    (flag,) = tradeoff_flags([Change(*cells)])
     assert flag.verdict == "less ledger peak, but more live storage"
 
 
@@ -168,7 +168,7 @@ def test_trade_offs_are_a_table_with_their_numbers_in_columns(store):
         recorded_cell(store, "b", resolved_run("ddp", WHOLE), speed=0.8, loss_shift=0.1),
     ]
     rows = {row.cell.name: row for group in parity_groups(cells) for row in group.rows}
-    table = flag_table(tradeoff_flags([change_between(*cells)], rows))
+    table = flag_table(tradeoff_flags([Change(*cells)], rows))
     titles = ["cell", "trade-off", "what", "runs", "throughput", "ledger peak"]
     assert [column.title for column in table.columns] == titles
     first, second = (row.cells for row in table.rows)

@@ -171,10 +171,3 @@ def test_what_cannot_be_compared_is_refused_with_its_exit_code(
     with pytest.raises(error, match=said) as info:
         shown(store, capsys, "a", "b")
     assert info.value.exit_code == {NotComparableError: 5, NothingMeasuredError: 3}[error]
-
-
-def test_one_run_is_few_in_every_form(two_sweeps, capsys):
-    for form in ("table", "md"):
-        assert "cannot decide" in shown(two_sweeps, capsys, "before", "after", form=form)
-    data = json.loads(shown(two_sweeps, capsys, "before", "after", as_json=True))
-    assert data["verdicts"]["judgements"][0]["n_base"] == 1

@@ -11,7 +11,8 @@ from test_count_gate import CALLS, CAST, GATHER, WAIT, counts
 from bench.derive.counts import CountRow
 from reports.compare.ci import annotation_lines, to_junit
 from reports.compare.judge import Verdicts
-from reports.compare.text import headline, to_data, to_markdown, to_terminal, verdicts
+from reports.compare.text import headline, to_data, to_markdown, to_terminal, verdict_blocks
+from reports.renderers import terminal
 
 SITE = "mfsdp_core/comm/reduce.py:AxisReduction.land"
 UP = CAST.model_copy(update={"dtype": "float32>float64", "site": SITE, "line": 82, "count": 12})
@@ -49,7 +50,7 @@ def test_rows_that_a_cause_explains_are_there_for_those_who_open_them(added_cast
     text = to_terminal(added_cast)
     assert "18 rows of 1 cause" in text
     assert "copied_bytes" not in text
-    assert "copied_bytes" in verdicts(added_cast)
+    assert "copied_bytes" in terminal.blocks(verdict_blocks(added_cast))
     page = to_markdown(added_cast)
     assert page.index("<details><summary>18 rows of 1 cause</summary>") < page.index("copied")
     assert page.index("AxisReduction.land") < page.index("<details>")

@@ -9,13 +9,7 @@ from recorded_runs import findings_of, resolved_run
 
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import write_report
-from reports.compare.logs import (
-    of_import,
-    side_by_side,
-    step_changes,
-    step_differences,
-    to_data,
-)
+from reports.compare.logs import of_import, side_by_side, step_changes, step_differences, to_data
 from reports.frames import read_frames
 
 THEIRS = Workload(framework="megatron-lm", ranks=64, global_batch=256, seq_len=4096)

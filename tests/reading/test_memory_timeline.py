@@ -14,7 +14,7 @@ from bench.record import MemoryTimeline
 from bench.resolve.presets import PRESETS
 from bench.store import ResultsStore
 from reports.build import build_document
-from reports.compare.change import change_between, memory_metric
+from reports.compare.change import Change, memory_metric
 from reports.findings import Findings
 from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
 from reports.renderers.document import Figure, Section, TableBlock
@@ -241,7 +241,7 @@ def test_the_ledger_peak_is_of_one_moment_and_ranks_cells_as_the_timeline_does(s
     one, other = findings.cells
     assert [cell.value(LEDGER_PEAK) for cell in (one, other)] == [18 * MIB, 20 * MIB]
     assert memory_metric([one, other]) is LEDGER_PEAK
-    assert (change_between(other, one).memory_change or 0) < 0
+    assert (Change(other, one).memory_change or 0) < 0
     assert one.ledger == {"main_weights": 10 * MIB, "compute_weights": 8 * MIB}
     assert one.ledger_is_measured
 

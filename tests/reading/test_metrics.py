@@ -11,7 +11,7 @@ from recorded_runs import ONE, Arm, judged_arms, record_arms
 from bench.derive.metrics import METRICS, Metric, MetricRule
 from reports.build import write_report
 from reports.compare.baseline import make_baseline, read_baseline
-from reports.compare.change import change_between, change_table
+from reports.compare.change import Change, change_table
 from reports.compare.judge import judge
 from reports.compare.policy import PolicyError, parse_policy
 from reports.compare.sides import samples_of, sides_of_baseline
@@ -52,8 +52,8 @@ def test_gates_and_tables_judge_it(energy, store):
 def test_comparisons_reports_and_baselines_show_it(energy, store, tmp_path: Path):
     for sweep in ("a", "b"):
         record_arms(store, {None: Arm()}, sweep=sweep, cells=ONE, blocks=2)
-    change = change_between(*(load_side(store, sweep)[0] for sweep in ("a", "b")))
-    assert change.others["energy"] == 0.0
+    change = Change(*(load_side(store, sweep)[0] for sweep in ("a", "b")))
+    assert change.of(energy) == 0.0
     assert "energy (J) change" in [column.title for column in change_table([change]).columns]
     text = write_report(store, ["a"], tmp_path).markdown.read_text()
     assert "energy (J)" in text

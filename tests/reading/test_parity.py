@@ -9,12 +9,7 @@ import pytest
 from recorded_runs import Recorded, findings_of, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.compare.parity import (
-    parity_groups,
-    relative_differences,
-    tolerance_for,
-    wire_verdicts,
-)
+from reports.compare.parity import parity_groups, relative_differences, tolerance_for, wire_verdicts
 from reports.posts.pull_request import pull_request
 from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section

@@ -14,12 +14,7 @@ from bench.spec import TrainSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.baseline import make_baseline
 from reports.compare.judge import judge
-from reports.compare.sides import (
-    samples_of,
-    sides_of_arms,
-    sides_of_baseline,
-    sides_of_sweeps,
-)
+from reports.compare.sides import samples_of, sides_of_arms, sides_of_baseline, sides_of_sweeps
 from reports.compare.text import headline, to_data, to_terminal
 from reports.compare.unlike import (
     Pace,
