@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from nccl_lines import coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.calls import Views
-from reports.nccl.events import state_of
 from reports.nccl.verdicts import Audit, Verdict
 
 QUICK = settings(
@@ -91,17 +89,6 @@ def test_any_interleaving_by_process_gives_the_same_verdicts(tmp_path, seed, ver
         lines = interleaved(logs, random.Random(seed + shuffle))
         together.write_text("\n".join(lines) + "\n")
         assert facts(audit_paths([together])) == expected
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        ("Mismatched NCCL version detected", "mismatch"),
-        ("Multiple Ranks are using the same GPU/Partition. Set NCCL_MULTI_RANK_GP", "shared_gpu"),
-    ],
-)
-def test_warnings_of_2_32_are_known(message, kind):
-    assert state_of(message, warning=True) == (kind, ())
 
 
 WORDS = st.sampled_from(

@@ -375,6 +375,16 @@ def test_a_state_of_the_trainer_keeps_losses_apart_from_evaluations() -> None:
     assert any("grad_norm nan" in said for said in provenance.remarks)
 
 
+def test_what_the_trainer_sums_up_at_its_end_is_kept_with_the_last_step() -> None:
+    printed = [{"loss": 2.5, "epoch": 0.1}, {"loss": 2.4, "epoch": 0.2}]
+    end = {"train_runtime": 50.0, "train_loss": 2.45, "epoch": 1.0}
+    _, provenance, steps = read("".join(f"{one}\n" for one in [*printed, end]))
+    assert [step.loss for step in steps] == [2.5, 2.4]
+    assert steps[0].extra == {"epoch": 0.1}
+    assert steps[1].extra == {"epoch": 0.2, "train_runtime": 50.0, "train_loss": 2.45}
+    assert not any("left out" in text for text in provenance.remarks)
+
+
 def test_json_that_is_no_state_of_a_trainer_is_no_run() -> None:
     with pytest.raises(NothingMeasuredError):
         read('{"log_history": 7}')
