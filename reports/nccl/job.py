@@ -157,12 +157,11 @@ def _settle_versions(job: LoggedJob) -> None:
     """Exact versions where lines state them; else what the forms of lines leave possible."""
     stated: dict[Versions, str] = {}
     for process in job.processes.values():
-        for event in process.events("version"):
-            versions = exactly(event.values[0] or "")
-            if versions is not None:
-                process.versions, process.version_line = versions, event.text
-                stated.setdefault(versions, event.text)
-                break
+        lines = ((exactly(line.values[0] or ""), line.text) for line in process.events("version"))
+        for versions, text in lines:
+            if versions is not None and not process.version_line:
+                process.versions, process.version_line = versions, text
+                stated.setdefault(versions, text)
     if len(stated) > 1:
         shown = ", ".join(sorted(map(str, stated)))
         job.remarks.append(f"the processes state different versions of NCCL: {shown}")

@@ -123,8 +123,7 @@ def _start_of(path: Path) -> bytes:
 def _looks_binary(start: bytes) -> bool:
     # NUL alone is what a truncated log starts with, so it does not count as binary.
     visible = start.replace(b"\0", b"")
-    control = len(visible) - sum(visible.count(byte) for byte in set(visible) & set(_TEXT))
-    return control > _MOST_BINARY * max(len(visible), 1)
+    return len(visible.translate(None, _TEXT)) > _MOST_BINARY * max(len(visible), 1)
 
 
 def read_lines(source: LogSource) -> Iterator[bytes]:
@@ -135,7 +134,8 @@ def read_lines(source: LogSource) -> Iterator[bytes]:
     """
     packed = ""
     try:
-        with _opened(source) as stream:
+        path = source.path
+        with path.open("rb") if path else os.fdopen(os.dup(sys.stdin.fileno()), "rb") as stream:
             packed = compression_of(stream.peek(_LONGEST_MAGIC))
             unpacked = _unpacked(packed, stream)
             while line := unpacked.readline(LONGEST_LINE_BYTES):
@@ -144,12 +144,6 @@ def read_lines(source: LogSource) -> Iterator[bytes]:
         raise StoppedError(f"the {packed} data is damaged or cut off ({error})") from error
     except OSError as error:
         raise StoppedError(f"reading stopped: {error.strerror or error}") from error
-
-
-def _opened(source: LogSource) -> io.BufferedReader:
-    if source.path is None:
-        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
-    return source.path.open("rb")
 
 
 def _unpacked(packed: str, stream: BinaryIO) -> BinaryIO:
