@@ -13,11 +13,12 @@ from reports.compare.change import Change, Flag, memory_metric, tradeoff_flags
 from reports.compare.judge import Verdicts, judge
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup, ParityRow, parity_groups, wire_groups
-from reports.compare.policy import Policy
-from reports.compare.sides import Sides, sides_of_arms
+from reports.compare.sides import sides_of_arms
 from reports.views.cells import Cell
 from reports.views.reference import choose_reference
 from reports.views.sweep_view import SweepView, base_arm
+
+_NOISE = "the noise calibration: "
 
 
 @dataclass(frozen=True)
@@ -124,16 +125,11 @@ def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[Verd
                 sides = sides_of_arms(store, sweep.id, base, head)
             except UsageError:  # the plan cannot be read; the section on what is missing says so
                 continue
-            found += [_gate(store, sides)] if sides.pairs else []
+            try:
+                found.append(judge(sides, calibrations=calibrations(store)))
+            except UsageError as error:  # a damaged calibration does not cost the report
+                found.append(judge(replace(sides, notes=(*sides.notes, f"{_NOISE}{error}"))))
     return tuple(judged for judged in found if not judged.nothing_comparable)
-
-
-def _gate(store: ResultsStore, sides: Sides) -> Verdicts:
-    try:
-        return judge(sides, Policy(), calibrations(store))
-    except UsageError as error:  # a damaged calibration does not cost the report
-        judged = judge(sides, Policy(), lambda _: None)
-        return replace(judged, notes=(*judged.notes, f"the noise calibration: {error}"))
 
 
 def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tuple[Change, ...]:

@@ -6,13 +6,13 @@ finding with its place, its cost and its cells; the rows it explains are for tho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
 from bench.derive.metrics import LIVE_STORAGE
-from reports.compare.counts import VISIBLE_MILLISECONDS, site_rises
+from reports.compare.counts import milliseconds, site_rises
 from reports.compare.judge import Judgement, Verdicts
 from reports.compare.sides import Pair
 from reports.renderers import quantity
@@ -101,10 +101,14 @@ def _put(one: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]
 
 def _of_place(site: str, place: _Place, pairs: Mapping[str, Pair]) -> Cause:
     file, _, function = site.partition(":")
-    costs = [_milliseconds(rows.values(), pairs[cell]) for cell, rows in place.rises.items()]
+    costs = (
+        milliseconds(rows.values(), counts)
+        for cell, rows in place.rises.items()
+        if (counts := pairs[cell].head.counts) is not None
+    )
     cost = max((one for one in costs if one is not None), default=None)
     hits = list(dict.fromkeys([*place.rises, *place.live]))
-    amounts = [_amounts(_telling(place.rises.get(cell, {}).values())) for cell in hits]
+    amounts = [_amounts([*place.rises.get(cell, {}).values()]) for cell in hits]
     for cell, size in place.live.items():
         amounts[hits.index(cell)]["of live storage"] = (size, True)
     parts = [_part(noun, amounts) for noun in dict.fromkeys(n for one in amounts for n in one)]
@@ -115,36 +119,32 @@ def _of_place(site: str, place: _Place, pairs: Mapping[str, Pair]) -> Cause:
     return Cause(text, tuple(place.rows), file, place.line, cost)
 
 
-def _telling(rows: Iterable[CountRow]) -> list[CountRow]:
-    """Rows without the Python that called the operations among them."""
-    known = list(rows)
-    return [row for row in known if not row.kind.startswith("python")] or known
+def _amounts(rows: Sequence[CountRow]) -> dict[str, tuple[int, bool]]:
+    """Noun -> how many more, and whether that is bytes; a cast and its way back are one.
 
-
-def _amounts(rows: Iterable[CountRow]) -> dict[str, tuple[int, bool]]:
-    """Noun -> how many more, and whether that is bytes; a cast and its way back are one."""
-    found: dict[str, tuple[int, bool]] = {}
-    for row in rows:
+    Without the Python that called operations among them.
+    """
+    amounts: dict[str, tuple[int, bool]] = {}
+    for row in [row for row in rows if not row.kind.startswith("python")] or rows:
         noun, amount, in_bytes = _noun(row)
-        if row.kind == "cast" and row.count:
-            source, _, target = row.dtype.partition(">")
-            back = f"casts from {_short(target)} to {_short(source)}"
-            if back in found and found[back] == (amount, False):
-                found = {
-                    f"{back} and back" if name == back else name: n for name, n in found.items()
-                }
-                continue
-        before = found.get(noun, (0, in_bytes))[0]
-        found[noun] = (before + amount, in_bytes)
-    return found
+        back = _cast(*row.dtype.partition(">")[::-2]) if row.kind == "cast" else ""
+        if back and row.count and amounts.get(back) == (amount, False):
+            both = {back: f"{back} and back"}
+            amounts = {both.get(name, name): n for name, n in amounts.items()}
+            continue
+        amounts[noun] = (amounts.get(noun, (0, in_bytes))[0] + amount, in_bytes)
+    return amounts
+
+
+def _cast(source: str, target: str) -> str:
+    return f"casts from {_SHORT.get(source, source)} to {_SHORT.get(target, target)}"
 
 
 def _noun(row: CountRow) -> tuple[str, int, bool]:
     """What one row is more of: events, else bytes, waits behind no compute, or allocations."""
     noun = _NOUNS.get(row.kind, row.operation)
     if row.kind == "cast":
-        source, _, target = row.dtype.partition(">")
-        noun = f"casts from {_short(source)} to {_short(target)}"
+        noun = _cast(*row.dtype.partition(">")[::2])
     if row.count > 0:
         return noun, row.count, False
     if row.bytes > 0:
@@ -156,25 +156,12 @@ def _noun(row: CountRow) -> tuple[str, int, bool]:
     return "allocated", row.allocated_bytes, True
 
 
-def _short(dtype: str) -> str:
-    return _SHORT.get(dtype, dtype)
-
-
 def _part(noun: str, amounts: Sequence[Mapping[str, tuple[int, bool]]]) -> str:
     """`12 to 78 copies`, of the cells that have any."""
     known = [one[noun] for one in amounts if noun in one]
     ends = dict.fromkeys((min(known)[0], max(known)[0]))
     texts = [quantity.amount(end, "bytes" if known[0][1] else "count") for end in ends]
     return f"{' to '.join(texts)} {noun}"
-
-
-def _milliseconds(rows: Iterable[CountRow], pair: Pair) -> float | None:
-    """What `rows` cost per rank and step by the head's calibration."""
-    counts = pair.head.counts
-    if counts is None or counts.rates is None:
-        return None
-    cost = sum(map(counts.rates.milliseconds, rows)) / counts.ranks
-    return cost if cost > VISIBLE_MILLISECONDS else None
 
 
 def _cells(cells: Sequence[str], of: int) -> str:

@@ -1,4 +1,4 @@
-"""Counts of a step, exactly: a rise fails with what rose, who called it and what it costs. Pure.
+"""Counts of a step, exactly: what rose, who called it and what it costs. Pure.
 
 One run on each side is enough. What a policy allows by name is taken off the head's number first,
 and only as far as it rose.
@@ -6,7 +6,7 @@ and only as far as it rose.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -17,19 +17,43 @@ from reports.renderers import quantity
 
 MOST_NAMED = 4
 _MOST_SITES = 3
-VISIBLE_MILLISECONDS = 5e-4
-
-_OfRow = Callable[[CountRow], int]
+_VISIBLE_MILLISECONDS = 5e-4
 
 
 @dataclass(frozen=True)
 class Rise:
-    """One name that adds more to a metric than it did. allowed: how much of `amount` is wanted."""
+    """One name that adds more to a metric than it did. allowed: how much of `amount` is wanted.
+
+    row: all that it does more of.
+    """
 
     name: str
+    row: CountRow
     amount: int
     allowed: int = 0
     reason: str = ""
+
+
+def rises(
+    base: StepCounts,
+    head: StepCounts,
+    of_row: Callable[[CountRow], int],
+    allowed: Sequence[AllowedRise] = (),
+) -> list[Rise]:
+    """Names that add more to a metric than before, the largest first."""
+    before = by_name(base.rows)
+    wanted = {one.operation: one for one in allowed}
+    grown = []
+    for name, row in by_name(head.rows).items():
+        more, waiver = less(row, before.get(name)), wanted.get(name)
+        amount = of_row(more)
+        if amount <= 0:
+            continue
+        granted = min(amount, waiver.bytes or 0) if waiver else 0
+        if waiver and more.count > 0:
+            granted = int(amount * min(1.0, waiver.count / more.count))
+        grown.append(Rise(name, more, amount, granted, waiver.reason if waiver else ""))
+    return sorted(grown, key=lambda rise: -rise.amount)
 
 
 def unused(
@@ -42,7 +66,7 @@ def unused(
         for base, head in counted
         if base is not None and head is not None
         for amount in ("count", "bytes")
-        for rise in rises(base, head, attrgetter(amount), ())
+        for rise in rises(base, head, attrgetter(amount))
     }
     return [
         f"the policy allows more of {one.operation}, and no cell does more of it"
@@ -51,94 +75,64 @@ def unused(
     ]
 
 
-def rises(
-    base: StepCounts, head: StepCounts, of_row: _OfRow, allowed: Sequence[AllowedRise]
-) -> list[Rise]:
-    """Names that add more to a metric than before, the largest first."""
-    before = by_name(base.rows)
-    wanted = {one.operation: one for one in allowed}
-    found = []
-    for name, row in by_name(head.rows).items():
-        old, one = before.get(name), wanted.get(name)
-        amount = of_row(row) - (of_row(old) if old else 0)
-        count = row.count - (old.count if old else 0)
-        if amount <= 0:
-            continue
-        granted = 0
-        if one is not None and count > 0:
-            granted = int(amount * min(1.0, one.count / count))
-        elif one is not None:
-            granted = min(amount, one.bytes or 0)
-        found.append(Rise(name, amount, granted, one.reason if one else ""))
-    return sorted(found, key=lambda rise: -rise.amount)
-
-
 def site_rises(
     metric: str, base: StepCounts, head: StepCounts, allowed: Sequence[AllowedRise]
 ) -> list[CountRow]:
     """What each call site adds to a metric: rows of the difference, of names that rose."""
     of_row = COUNTED[metric][1]
     names = {r.name for r in rises(base, head, of_row, allowed) if r.amount > r.allowed}
-    before, after = (_by_site(side.rows, names) for side in (base, head))
+    before, after = (
+        _by_site(row for row in side.rows if row.name in names) for side in (base, head)
+    )
     grown = (less(row, before.get(key)) for key, row in after.items())
     return [row for row in grown if of_row(row) > 0]
 
 
-def _by_site(
-    rows: Iterable[CountRow], names: Collection[str]
-) -> dict[tuple[str, str, str], CountRow]:
-    found: dict[tuple[str, str, str], CountRow] = {}
+def _by_site(rows: Iterable[CountRow]) -> dict[tuple[str, str, str], CountRow]:
+    sums: dict[tuple[str, str, str], CountRow] = {}
     for row in rows:
-        if row.name in names:
-            key = row.site, row.name, row.kind
-            found[key] = added(found[key], row) if key in found else row
-    return found
+        key = row.site, row.name, row.kind
+        sums[key] = added(sums[key], row) if key in sums else row
+    return sums
+
+
+def milliseconds(rows: Iterable[CountRow], counts: StepCounts) -> float | None:
+    """What `rows` cost per rank and step by the calibration of `counts`; None of too little."""
+    if counts.rates is None:
+        return None
+    cost = sum(map(counts.rates.milliseconds, rows)) / counts.ranks
+    return cost if cost > _VISIBLE_MILLISECONDS else None
 
 
 def why_risen(
     metric: Metric,
-    rises: Sequence[Rise],
+    grown: Sequence[Rise],
     base: StepCounts,
     head: StepCounts,
     allowed: Sequence[AllowedRise],
 ) -> str:
     """`aten._to_copy float32>bfloat16 +4 from a.py:f line 12 (+4), about 0.2 ms of a step; ...`."""
-    left = [rise for rise in rises if rise.amount > rise.allowed]
-    grown = site_rises(metric.name, base, head, allowed)
+    of_row = COUNTED[metric.name][1]
+    unwanted = [rise for rise in grown if rise.amount > rise.allowed]
+    callers = sorted(site_rises(metric.name, base, head, allowed), key=lambda row: -of_row(row))
     texts = []
-    for rise in left[:MOST_NAMED]:
+    for rise in unwanted[:MOST_NAMED]:
         text = f"{rise.name} {size_text(metric, rise.amount - rise.allowed)}"
         if rise.allowed:
             text += f" beyond the {size_text(metric, rise.allowed)} that is allowed"
-        sites = _sites(metric, (row for row in grown if row.name == rise.name))
-        text += f" from {', '.join(sites)}" if sites else ""
-        cost = _milliseconds(rise.name, base, head)
+        sites = [
+            f"{row.site} line {row.line} ({size_text(metric, of_row(row))})"
+            for row in callers
+            if row.name == rise.name and row.site
+        ]
+        text += f" from {', '.join(sites[:_MOST_SITES])}" if sites else ""
+        cost = milliseconds([rise.row], head)
         text += f", about {quantity.significant(cost, 2)} ms of a step" if cost else ""
         texts.append(text)
-    more = len(left) - MOST_NAMED
+    more = len(unwanted) - MOST_NAMED
     return "; ".join(texts + ([f"and {more} more names"] if more > 0 else []))
 
 
 def size_text(metric: Metric, amount: float) -> str:
     """`+4`, or `+4 bytes`."""
     return f"+{amount:,.0f}" + (" bytes" if metric.unit == "bytes" else "")
-
-
-def _sites(metric: Metric, rows: Iterable[CountRow]) -> list[str]:
-    """Who calls it more often than before; who calls it at all where the base does not say."""
-    of_row = COUNTED[metric.name][1]
-    grown = sorted((row for row in rows if row.site), key=lambda row: -of_row(row))
-    return [
-        f"{row.site} line {row.line} ({size_text(metric, of_row(row))})"
-        for row in grown[:_MOST_SITES]
-    ]
-
-
-def _milliseconds(name: str, base: StepCounts, head: StepCounts) -> float | None:
-    """What more of `name` costs per rank and step by the head's calibration."""
-    after, before = by_name(head.rows).get(name), by_name(base.rows).get(name)
-    if head.rates is None or after is None:
-        return None
-    cost = head.rates.milliseconds(after)
-    cost = (cost - (head.rates.milliseconds(before) if before else 0.0)) / head.ranks
-    return cost if cost > VISIBLE_MILLISECONDS else None

@@ -78,15 +78,13 @@ class Rearrangements:
 
     def p_above(self, bound: float) -> float:
         """One-sided p-value of "the change is at most `bound`"; that of the permutation test."""
-        return _p_above(self.typical, bound)
+        return float(1 + np.searchsorted(self.typical, bound, side="right")) / (
+            self.typical.size + 1
+        )
 
     def p_below(self, bound: float) -> float:
         """One-sided p-value of "the change is at least `bound`"."""
-        return _p_above(-self.typical[::-1], -bound)
-
-
-def _p_above(typical: np.ndarray, bound: float) -> float:
-    return float(1 + np.searchsorted(typical, bound, side="right")) / (typical.size + 1)
+        return Rearrangements(-self.typical[::-1]).p_above(-bound)
 
 
 def _drawn_subset_means(values: np.ndarray) -> np.ndarray:
