@@ -16,7 +16,7 @@ unit's elements, as norms do) share a group: a collective for each would cost mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -34,15 +34,15 @@ SMALL_SHARE = 0.01
 class ParameterFacts:
     """What grouping needs to know of one physical parameter.
 
-    names: every qualified name under which modules hold it, registration order. units: the owner
-    unit of each name. shape: of what this rank holds before sharding. dtype: any name; equal names
+    names: every qualified name under which modules hold it, registration order. unit: the one that
+    owns it. shape: of what this rank holds before sharding. dtype: any name; equal names
     share a group. is_expert: sharded over the mesh of experts. primary: the kind of codes that it
     is kept as (`mfsdp_core.precision.transformer_engine`), "" for plain values. readers: numbers of
     the modules whose calls read it; equal ones share a group. Empty where units gather as a whole.
     """
 
     names: tuple[str, ...]
-    units: tuple[str, ...]
+    unit: str
     shape: Shape
     dtype: str
     requires_grad: bool
@@ -69,12 +69,6 @@ class BucketPlan:
     is_encoded: bool = False
     primary: str = ""
     is_behind: bool = False
-
-
-def owner_of(units: Iterable[str]) -> str:
-    """The unit that owns a parameter held by `units`: theirs if they agree, else the root."""
-    distinct = set(units)
-    return distinct.pop() if len(distinct) == 1 else ROOT
 
 
 def nearest_common_unit(chains: Sequence[tuple[str, ...]]) -> str:
@@ -124,7 +118,7 @@ def plan_buckets(
     readers = _readers_apart(parameters)
     units_begun = False
     for index, facts in enumerate(parameters):
-        unit = owner_of(facts.units)
+        unit = facts.unit
         units_begun |= unit != ROOT
         behind = unit == ROOT and units_begun
         encoded = (
@@ -167,7 +161,7 @@ def _readers_apart(parameters: Sequence[ParameterFacts]) -> list[tuple[int, ...]
     """Per parameter, the readers that its group is for; empty for what shares one."""
     elements: dict[tuple[str, tuple[int, ...]], int] = {}
     of_unit: dict[str, int] = {}
-    keys = [(owner_of(facts.units), facts.readers) for facts in parameters]
+    keys = [(facts.unit, facts.readers) for facts in parameters]
     for key, facts in zip(keys, parameters, strict=True):
         size = prod(facts.shape)
         elements[key] = elements.get(key, 0) + size

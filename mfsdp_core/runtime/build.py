@@ -479,7 +479,7 @@ def _manage(
     of_holders = (readers.get(id(holder), ()) for holder, _ in holders)
     facts = ParameterFacts(
         names,
-        (nearest_common_unit(held.chains),),
+        nearest_common_unit(held.chains),
         part.shape,
         dtype_name(raw.dtype),
         raw.requires_grad,

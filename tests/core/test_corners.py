@@ -98,7 +98,7 @@ def test_buckets_of_experts_keep_the_padding_rule_on_the_ranks_that_share_them()
     shapes = [(5, 64), (8, 27), (4, 72), (16,), (3, 7)]
     for ranks, of_experts in ((2, 3), (8, 1), (1, 8), (4, 2)):
         facts = [
-            ParameterFacts((f"{kind}.{i}",), ("u",), shape, "bfloat16", True, kind == "expert")
+            ParameterFacts((f"{kind}.{i}",), "u", shape, "bfloat16", True, kind == "expert")
             for kind in ("dense", "expert")
             for i, shape in enumerate(shapes)
         ]

@@ -216,7 +216,7 @@ def test_the_ledger_of_a_model_with_experts_equals_the_model_of_memory(
     facts = [
         ParameterFacts(
             (key,),
-            (next((unit for unit in units if key.startswith(f"{unit}.")), ""),),
+            next((unit for unit in units if key.startswith(f"{unit}.")), ""),
             tuple(parameter.shape),
             "float64",
             requires_grad=True,

@@ -38,25 +38,24 @@ def test_packing_is_tight() -> None:
 
 def test_parameters_go_into_buckets() -> None:
     """By unit, dtype, frozenness, experts, and before or behind the units."""
-    same("owner", [grouping.owner_of(u) for u in (["a"], ["a", "a"], ["a", "b"])], ["a", "a", ""])
     chains = [("", "a", "a.b"), ("", "a", "a.c")]
     same("common unit", grouping.nearest_common_unit(chains), "a")
     same("common unit", grouping.nearest_common_unit(chains[:1] * 2), "a.b")
     same("common unit", grouping.nearest_common_unit([("", "a"), ("", "b")]), "")
     same("around", grouping.enclosing_units(["a", "a.b.c", "ab", "a.b.c.d"]), [None, 0, None, 1])
 
-    def facts(name: str, units: tuple[str, ...], **more: Any) -> grouping.ParameterFacts:
+    def facts(name: str, unit: str, **more: Any) -> grouping.ParameterFacts:
         said = {"shape": (4, 2), "dtype": "float32", "requires_grad": True, **more}
-        return grouping.ParameterFacts((name,), units, **said)
+        return grouping.ParameterFacts((name,), unit, **said)
 
     given = [
-        facts("first", ("",)),
-        facts("one", ("u",)),
-        facts("frozen", ("u",), requires_grad=False),
-        facts("half", ("u",), dtype="bfloat16"),
-        facts("expert", ("u",), is_expert=True, shape=(6, 2)),
-        facts("shared", ("u", "v")),
-        facts("two", ("v",), shape=(3, 2)),
+        facts("first", ""),
+        facts("one", "u"),
+        facts("frozen", "u", requires_grad=False),
+        facts("half", "u", dtype="bfloat16"),
+        facts("expert", "u", is_expert=True, shape=(6, 2)),
+        facts("shared", ""),
+        facts("two", "v", shape=(3, 2)),
     ]
     found = grouping.plan_buckets(given, 2, expert_slices=3)
     names = [(p.name, p.members, p.is_expert, p.layout.slices) for p in found]
@@ -70,7 +69,7 @@ def test_parameters_go_into_buckets() -> None:
         ("v/0", (6,), False, 2),
     ]
     same("buckets", names, wanted)
-    both = [facts("a", ("u",)), facts("b", ("u",))]
+    both = [facts("a", "u"), facts("b", "u")]
     same("one bucket", [p.members for p in grouping.plan_buckets(both, 2)], [(0, 1)])
     apart = grouping.plan_buckets(both, 2, bucketing=False)
     same("buckets of their own", [p.members for p in apart], [(0,), (1,)])

@@ -26,7 +26,7 @@ def facts_of(name: str, dtype: torch.dtype) -> list[ParameterFacts]:
     return [
         ParameterFacts(
             tuple(paths),
-            tuple(unit(path) for path in paths),
+            unit(paths[0]) if len({unit(path) for path in paths}) == 1 else "",
             tuple(parameter.shape),
             name_of(dtype),
             parameter.requires_grad,
