@@ -45,7 +45,7 @@ class SelectedSweep:
     arm are started; empty until `prepared`, which also has the plan name its arms.
     """
 
-    whole: Plan
+    full_plan: Plan
     kept: tuple[str, ...]
     arms: tuple[ArmRequest, ...] = ()
     named_by_code: bool = False
@@ -73,9 +73,9 @@ class SelectedSweep:
         """
         definition = load_sweep(sweep_file(named))
         requested = parse_arm_options(arms)
-        sides = requested or definition.arms
+        all_arms = requested or definition.arms
         interleaved = interleave or definition.interleave
-        if interleaved and not sides:
+        if interleaved and not all_arms:
             raise UsageError(
                 "interleaved blocks and budgets need arms, and there are none; add them, as in"
                 " --arm base=main --arm head=."
@@ -83,33 +83,33 @@ class SelectedSweep:
         cells = cells or Cells()
         fixed = parse_assignments(cells.assignments)
         kept = selected(cells.only, cells.skip, sweep_cells(definition, fixed))
-        if to_run and any(arm.settings for arm in sides) and not interleaved:
+        if to_run and any(arm.settings for arm in all_arms) and not interleaved:
             raise UsageError(
                 "arms that differ in their settings are compared block by block; add `interleave:"
                 " true` to the file, or --interleave"
             )
-        whole = make_plan(definition, machine, fixed=fixed, repeat=repeat, arms=sides)
+        plan = make_plan(definition, machine, fixed=fixed, repeat=repeat, arms=all_arms)
         if requested:
             # Runs of the plain sweep and of its arms are kept apart, and so are their plans.
-            whole = replace(whole, id=f"{whole.id}-{'-vs-'.join(arm.name for arm in sides)}")
+            plan = replace(plan, id=f"{plan.id}-{'-vs-'.join(arm.name for arm in all_arms)}")
         # Arms of a file that all run this checkout are known by the file, as any sweep is.
-        named_by_code = bool(requested) or any(arm.has_own_code for arm in sides)
-        return cls(replace(whole, interleaved=interleaved), kept, sides, named_by_code, whole.id)
+        named_by_code = bool(requested) or any(arm.has_own_code for arm in all_arms)
+        return cls(replace(plan, interleaved=interleaved), kept, all_arms, named_by_code, plan.id)
 
     @cached_property
     def chosen(self) -> Plan:
         """The plan of the cells that were selected."""
-        return self.whole.selected(self.kept)
+        return self.full_plan.selected(self.kept)
 
     @property
     def id(self) -> str:
         """Of the plan, and so of the sweep in a results folder."""
-        return self.whole.id
+        return self.full_plan.id
 
     def with_arms(self, name: str, arms: tuple[ArmRequest, ...]) -> SelectedSweep:
         """The same cells as a sweep of this name, run by these arms, in blocks if several."""
-        whole = replace(self.whole, id=name, interleaved=len(arms) > 1)
-        return replace(self, whole=whole, arms=arms)
+        full_plan = replace(self.full_plan, id=name, interleaved=len(arms) > 1)
+        return replace(self, full_plan=full_plan, arms=arms)
 
     def prepared(
         self,
@@ -128,7 +128,7 @@ class SelectedSweep:
         cells = {arm.name: {c.id: c.of(arm.name) for c in self.chosen.cells} for arm in self.arms}
         prepared = prepare_arms(self.arms, cells, store.root / ARMS_FOLDER)
         arms = tuple(
-            _planned(code, request, self.whole)
+            _planned(code, request, self.full_plan)
             for code, request in zip(prepared, self.arms, strict=True)
         )
         for arm in arms:
@@ -137,25 +137,25 @@ class SelectedSweep:
         if others and first.codes and all(arm.codes == first.codes for arm in others):
             note("all arms run the same code: differences between them are noise (A/A)")
         name = f"{self.id}-{identity(arms)}" if self.named_by_code else self.id
-        sides: Sides = {
+        by_arm: Sides = {
             request.name: Side(partial(start, code=code), partial(code_identity, code=code))
             for code, request in zip(prepared, self.arms, strict=True)
         }
-        return replace(self, whole=replace(self.whole, arms=arms, id=name), sides=sides)
+        return replace(self, full_plan=replace(self.full_plan, arms=arms, id=name), sides=by_arm)
 
     def plans_in(self, store: ResultsStore) -> list[Plan]:
         """Plans of this sweep with runs, by whatever code; once prepared, its own first."""
         names = {*store.sweeps_called(self.planned_id), *store.sweeps_of_arms(self.planned_id)}
-        found = [
+        plans = [
             Plan.from_document(store.read_plan(name))
             for name in sorted(names)
             if any(store.statuses(name))
         ]
-        return sorted(found, key=lambda plan: plan.id != self.id)
+        return sorted(plans, key=lambda plan: plan.id != self.id)
 
     def difference_of(self, stored: Plan) -> str | None:
         """An arm of `stored` whose code is not what it is now, with both identities."""
-        arms_now = {arm.name: arm for arm in self.whole.arms}
+        arms_now = {arm.name: arm for arm in self.full_plan.arms}
         for arm in stored.arms:
             if arm.name not in self.sides:
                 return f"arm {arm.name}, which is not asked for"
@@ -181,7 +181,7 @@ def _planned(code: RankCode, request: ArmRequest, plan: Plan) -> PlannedArm:
         dirty_hash=None if pinned is None else pinned.dirty_hash,
         torch=torch,
         python=python,
-        packages={name: str(one["version"]) for name, one in sorted(installed.items())},
+        packages={name: str(facts["version"]) for name, facts in sorted(installed.items())},
         codes={cell.id: code_identity(cell.of(request.name), code=code) for cell in plan.cells},
         settings=request.settings,
     )
@@ -199,9 +199,9 @@ def sweep_file(named: Path) -> Path:
     Raises:
         UsageError: neither; lists what there is.
     """
-    found = find_sweep_file(named)
-    if found is not None:
-        return found
+    file = find_sweep_file(named)
+    if file is not None:
+        return file
     files = [path.name for path in named.parent.glob("*.yaml")]
     shipped = sorted(shipped_sweeps()) if len(named.parts) == 1 else []
     what = "no such file"
@@ -214,9 +214,9 @@ def sweep_file(named: Path) -> Path:
 def find_sweep_file(named: Path) -> Path | None:
     """As `sweep_file`, but None where there is neither."""
     try:
-        found = named.exists()
+        exists = named.exists()
     except OSError as error:
         raise UsageError(f"cannot look for the sweep {named}: {error.strerror}") from error
-    if found:
+    if exists:
         return named
     return shipped_sweeps().get(named.name.removesuffix(".yaml")) if len(named.parts) == 1 else None

@@ -16,9 +16,9 @@ from bench.cli import console
 from bench.cli.verb import Verb
 
 
-def _print_version(asked: bool) -> None:
+def _print_version(wanted: bool) -> None:
     """As `mfsdp-bench 0.1.0 (commit 3c20bcc8a1b2), Python 3.11.7, torch 2.13.0`."""
-    if not asked:
+    if not wanted:
         return
     from bench.launch.code import checkout_root, installed_version
     from bench.launch.git import git_state
@@ -55,7 +55,7 @@ _PLACES = {"results": 1, "as_json": 2}
 def _parameters(takes: type[Any]) -> Iterator[inspect.Parameter]:
     """Those of a command. What may be given more than once is a list for the parser."""
     hints = get_type_hints(takes)
-    for field in sorted(dataclasses.fields(takes), key=lambda one: _PLACES.get(one.name, 0)):
+    for field in sorted(dataclasses.fields(takes), key=lambda field: _PLACES.get(field.name, 0)):
         kind, empty = hints[field.name], inspect.Parameter.empty
         if get_origin(kind) is tuple:
             kind = GenericAlias(list, get_args(kind)[:1])
@@ -102,7 +102,7 @@ _baseline_app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
 )
-_MODULES = "plan fit run status report import_ export compare gate noise baseline validate nccl"
+_MODULES = "plan fit run status report import_ export compare gate baseline validate nccl"
 for _module in (*_MODULES.split(), "doctor", "schema"):  # in the order of the help
     import_module(f"bench.cli.{_module}")
 for _name, _verb in Verb.ALL.items():

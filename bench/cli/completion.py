@@ -19,9 +19,9 @@ def offer_definitions(incomplete: str) -> list[str]:
 def offer_kept(context: typer.Context, incomplete: str) -> list[str]:
     """Ids of sweeps, imported runs and runs in the results folder that `--results` names."""
     results = Path(context.params.get("results") or "results")
-    found = [*_entries(results / "sweeps"), *_entries(results / "imports")]
-    found += [run for cell in _entries(results / "runs") for run in _entries(cell)]
-    names = [path.relative_to(results).as_posix().partition("/")[2] for path in found]
+    paths = [*_entries(results / "sweeps"), *_entries(results / "imports")]
+    paths += [run for cell in _entries(results / "runs") for run in _entries(cell)]
+    names = [path.relative_to(results).as_posix().partition("/")[2] for path in paths]
     return [name for name in names if name.startswith(incomplete)]
 
 

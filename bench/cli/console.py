@@ -101,7 +101,7 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {str(key): _without_nan(one) for key, one in value.items()}
+        return {str(key): _without_nan(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_nan(one) for one in value]
+        return [_without_nan(item) for item in value]
     return value

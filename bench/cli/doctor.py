@@ -29,7 +29,7 @@ class DoctorVerb(ResultsOption, name="doctor"):
         findings = diagnose(Machine.detect(), self.results)
         rows = [(finding.level, finding.what, finding.found) for finding in findings]
         document = [columns(("", "what", "found"), rows)]
-        missing = [(one.what, one.gives or "-", one.remedy) for one in findings if one.remedy]
+        missing = [(item.what, item.gives or "-", item.remedy) for item in findings if item.remedy]
         if missing:
             document.append(columns(("missing", "it gives", "how to get it"), missing))
         broken = any(finding.level == "problem" for finding in findings)
@@ -50,11 +50,11 @@ def diagnose(machine: Machine, results: Path) -> list[DoctorFinding]:
         ("packages", checks.package_findings),
         ("torch: it is loaded", lambda: checks.torch_findings(machine)),
     )
-    found = []
+    findings = []
     try:
         for number, (what, check) in enumerate(looks, start=1):
             console.waiting(f"{number}/{len(looks)} {what} ...")
-            found += check()
+            findings += check()
     finally:
         console.waiting("")
-    return found
+    return findings

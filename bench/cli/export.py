@@ -86,8 +86,8 @@ class ExportVerb(SweepIds, name="export"):
                 f"no sweep {unknown[0]!r} in {store.root}; it holds:"
                 f" {', '.join(sorted(known)) or 'none'}"
             )
-        found = exports.exported(store, self.sweeps)
-        files = exports.FORMS[self.form](found)
+        cells = exports.exported(store, self.sweeps)
+        files = exports.FORMS[self.form](cells)
         if not files:
             why = "a commit without local changes" if self.form == "asv" else "a number that it has"
             raise NothingMeasuredError(
@@ -96,7 +96,7 @@ class ExportVerb(SweepIds, name="export"):
         paths = [str(self._out / path) for path in files]
         for path, text in zip(paths, files.values(), strict=True):
             console.write_file(Path(path), text)
-        return Answer([Code("\n".join(paths))], {"files": paths, "cells": len(found)})
+        return Answer([Code("\n".join(paths))], {"files": paths, "cells": len(cells)})
 
 
 def _write(frame: DataFrame, path: Path, form: str) -> None:

@@ -57,7 +57,7 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
     )
     model: str | None = option("--model PRESET|config.json", "A model instead of a sweep.")
     search: bool = option("--search", "Try GPUs and switches; rank what fits by its cost.", False)
-    whole: bool = option("--whole", "Trace every layer, not a few of those that repeat.", False)
+    every: bool = option("--whole", "Trace every layer, not a few of those that repeat.", False)
 
     def run(self) -> Answer:
         """Of a model or the cells of a sweep; 1 where it does not fit."""
@@ -84,11 +84,11 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
         spec = _spec(model, gpus, machine.nodes, self.assignments)
         if self.search:
             return _of_search(spec, machine)
-        found = predict(resolve(spec, machine), whole=self.whole)
-        verdict = Verdict.of(found, machine)
+        result = predict(resolve(spec, machine), whole=self.every)
+        verdict = Verdict.of(result, machine)
         return Answer(
-            prediction_blocks(found, verdict),
-            found.to_document() | {"verdict": _data(verdict)},
+            prediction_blocks(result, verdict),
+            result.to_document() | {"verdict": _data(verdict)},
             _code(fits=verdict is None or verdict.fits),
         )
 
@@ -101,19 +101,19 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
         cells: dict[str, Any] = {}
         rows: list[tuple[str, ...]] = []
         fits = True
-        for name, found in predictions(runs, whole=self.whole).items():
-            if isinstance(found, UnsupportedError):
-                cells[name] = {"refusal": found.reason}
-                rows.append((name, "-", "-", "-", "-", found.reason))
+        for name, result in predictions(runs, every=self.every).items():
+            if isinstance(result, UnsupportedError):
+                cells[name] = {"refusal": result.reason}
+                rows.append((name, "-", "-", "-", "-", result.reason))
                 continue
-            verdict = None if machine is None else Verdict.of(found, machine)
+            verdict = None if machine is None else Verdict.of(result, machine)
             fits &= verdict is None or (verdict.fits and verdict.setup_fits)
-            cells[name] = found.to_document() | {"verdict": _data(verdict)}
-            rows.append(_sweep_row(name, found, verdict))
+            cells[name] = result.to_document() | {"verdict": _data(verdict)}
+            rows.append(_sweep_row(name, result, verdict))
         titles = ("cell", "peak", "set-up", "sent per step", "when", "most of it")
         return Answer(
             [columns(titles, rows, left=1), *pruned_cells(plan)],
-            {"cells": cells, "pruned": [vars(one) for one in plan.pruned]},
+            {"cells": cells, "pruned": [vars(cell) for cell in plan.pruned]},
             _code(fits=fits),
         )
 
@@ -158,7 +158,9 @@ def _of_search(spec: RunSpec, machine: Machine) -> Answer:
     from bench.fit.search import fewest_gpus, search
 
     gpus, choices = list(fewest_gpus(spec, machine)), search(spec, machine)
-    unbuilt = [one.verdict for one in choices if one.verdict and not one.verdict.setup_fits]
+    unbuilt = [
+        choice.verdict for choice in choices if choice.verdict and not choice.verdict.setup_fits
+    ]
     last = "Bytes and FLOPs; no seconds: what is cheapest in time is for a run to say."
     last += f"\nOf the steps; {unbuilt[0].setup_text()}." if unbuilt else ""
     ranks = f"{spec.launch.ranks} GPUs, what fits first, then by work done twice, then traffic"
@@ -171,31 +173,31 @@ def _of_search(spec: RunSpec, machine: Machine) -> Answer:
             Code(last),
         ],
         {
-            "fewest_gpus": [one.to_document() for one in gpus],
-            "choices": [one.to_document() for one in choices],
+            "fewest_gpus": [choice.to_document() for choice in gpus],
+            "choices": [choice.to_document() for choice in choices],
             "spec": spec.model_dump(mode="json"),
         },
-        _code(fits=any(one.fits for one in choices)),
+        _code(fits=any(choice.fits for choice in choices)),
     )
 
 
 def _choices_table(choices: Sequence[Choice]) -> TableBlock:
     from bench.fit.prediction import gigabytes
 
-    shared = set.intersection(*(set(one.switches) for one in choices))
+    shared = set.intersection(*(set(row.switches) for row in choices))
     rows = [
         (
             ", ".join(
                 str(value) if path in shared else f"{path.partition('.')[2]}={value}"
-                for path, value in one.switches.items()
+                for path, value in row.switches.items()
             ),
-            "-" if one.prediction is None else gigabytes(one.prediction.peak_bytes),
-            "-" if one.verdict is None else gigabytes(one.verdict.spare_bytes),
-            f"{one.wire_bytes / 1e3:,.1f} kB",
-            f"{one.recomputed_flops / 1e9:,.2f} G",
-            one.refusal or _why_not(one.verdict),
+            "-" if row.prediction is None else gigabytes(row.prediction.peak_bytes),
+            "-" if row.verdict is None else gigabytes(row.verdict.spare_bytes),
+            f"{row.wire_bytes / 1e3:,.1f} kB",
+            f"{row.recomputed_flops / 1e9:,.2f} G",
+            row.refusal or _why_not(row.verdict),
         )
-        for one in choices
+        for row in choices
     ]
     names = ", ".join(path.partition(".")[2] for path in choices[0].switches if path in shared)
     titles = (names, "peak", "to spare", "sent per token", "FLOPs again per token", "why not")
@@ -211,36 +213,36 @@ def _why_not(verdict: Verdict | None) -> str:
 
 
 def predictions(
-    runs: Mapping[str, ResolvedRun], *, whole: bool = False
+    runs: Mapping[str, ResolvedRun], *, every: bool = False
 ) -> dict[str, Prediction | UnsupportedError]:
     """Of each run, or why there is none; runs of equal memory are traced once."""
     from bench.fit.prediction import Prediction, predict
 
     known: dict[str, Prediction | UnsupportedError] = {}
-    found: dict[str, Prediction | UnsupportedError] = {}
+    results: dict[str, Prediction | UnsupportedError] = {}
     for name, run in runs.items():
         console.waiting(f"predicting the memory of {name}")
         key = run.model_dump_json(exclude=dict(_NO_MEMORY))
         if key not in known:
             try:
-                known[key] = predict(run, whole=whole)
+                known[key] = predict(run, whole=every)
             except UnsupportedError as error:
                 known[key] = error
         same = known[key]
-        found[name] = replace(same, resolved=run) if isinstance(same, Prediction) else same
+        results[name] = replace(same, resolved=run) if isinstance(same, Prediction) else same
     console.waiting("")
-    return found
+    return results
 
 
-def _sweep_row(name: str, found: Prediction, verdict: Verdict | None) -> tuple[str, ...]:
-    held = found.by_category
+def _sweep_row(name: str, result: Prediction, verdict: Verdict | None) -> tuple[str, ...]:
+    held = result.by_category
     largest = max(held, key=lambda category: held[category])
     most = f"{largest.replace('_', ' ')} {_mebibytes(held[largest])}"
     if verdict is not None and not (verdict.fits and verdict.setup_fits):
         most = verdict.setup_text() if verdict.fits else verdict.text()
-    sent = "-" if found.wire_bytes is None else _mebibytes(found.wire_bytes)
-    peak, setup = _mebibytes(found.peak_bytes), _mebibytes(found.setup_bytes)
-    return (name, peak, setup, sent, _moment_text(found), most)
+    sent = "-" if result.wire_bytes is None else _mebibytes(result.wire_bytes)
+    peak, setup = _mebibytes(result.peak_bytes), _mebibytes(result.setup_bytes)
+    return (name, peak, setup, sent, _moment_text(result), most)
 
 
 def _mebibytes(size: int) -> str:
@@ -248,53 +250,59 @@ def _mebibytes(size: int) -> str:
     return f"{size / 2**20:,.1f} MiB"
 
 
-def _moment_text(found: Prediction) -> str:
+def _moment_text(result: Prediction) -> str:
     """The moment of the peak, as `backward of unit 31 of 32`."""
-    moment = found.peak_moment
-    units = sum(1 for one, _ in found.steps if one.phase == "forward" and one.unit is not None)
-    units //= max(1, len({one.microbatch for one, _ in found.steps if one.phase == "loss"}))
+    moment = result.peak_moment
+    units = sum(1 for at, _ in result.steps if at.phase == "forward" and at.unit is not None)
+    units //= max(1, len({at.microbatch for at, _ in result.steps if at.phase == "loss"}))
     text = moment.phase
     if moment.unit is not None:
         text += f" of unit {moment.unit + 1} of {units}"
-    if moment.microbatch is not None and found.resolved.microbatches > 1:
+    if moment.microbatch is not None and result.resolved.microbatches > 1:
         text += f", microbatch {moment.microbatch + 1}"
     return text
 
 
-def prediction_blocks(found: Prediction, verdict: Verdict | None) -> list[Block]:
+def prediction_blocks(result: Prediction, verdict: Verdict | None) -> list[Block]:
     """For people."""
     from bench.fit.prediction import gigabytes
 
-    rows = [(name.replace("_", " "), gigabytes(size)) for name, size in found.by_category.items()]
-    rows.append(("together", gigabytes(found.peak_bytes)))
+    rows = [(name.replace("_", " "), gigabytes(size)) for name, size in result.by_category.items()]
+    rows.append(("together", gigabytes(result.peak_bytes)))
     blocks: list[Block] = [
-        Paragraph(f"{found.resolved.model_text}; {found.resolved.slug}"),
-        Paragraph(f"peak: {_moment_text(found)}"),
+        Paragraph(f"{result.resolved.model_text}; {result.resolved.slug}"),
+        Paragraph(f"peak: {_moment_text(result)}"),
         columns(("held then by each rank", ""), rows, left=1),
         Paragraph(
-            f"A caching allocator rounds up by {gigabytes(found.rounding_bytes)} at most; what it"
-            " fragments over many steps is not predicted."
+            f"A caching allocator rounds up by {gigabytes(result.rounding_bytes)} at most; what"
+            " it fragments over many steps is not predicted."
         ),
     ]
     if verdict is not None:
         blocks.append(Paragraph(verdict.text()))
         blocks += [] if verdict.setup_fits else [Paragraph(verdict.setup_text())]
-    if found.is_linear is False:
+    if result.is_linear is False:
         blocks.append(
             Paragraph(
                 "layers do not add up: a trace of 5 is not what those of 3 and 4 say; --whole"
             )
         )
     alive = [
-        (one.category.replace("_", " "), one.contents, f"{one.count:,}", gigabytes(one.bytes))
-        for one in found.alive[:_SHOWN]
+        (
+            group.category.replace("_", " "),
+            group.contents,
+            f"{group.count:,}",
+            gigabytes(group.bytes),
+        )
+        for group in result.alive[:_SHOWN]
     ]
     blocks.append(columns(("alive then", "each", "number", "of"), alive, left=2))
     sent = [
-        (one.operation, one.axis, f"{one.count:,}", f"{one.bytes:,}") for one in found.collectives
+        (group.operation, group.axis, f"{group.count:,}", f"{group.bytes:,}")
+        for group in result.collectives
     ]
     titles = ("in each step", "axis", "number", "bytes of one")
     blocks.append(columns(titles, sent, left=2) if sent else Paragraph("nothing is sent"))
-    if found.wire_bytes is not None:
-        blocks.append(Paragraph(f"sent by each rank in a step: {gigabytes(found.wire_bytes)}"))
+    if result.wire_bytes is not None:
+        blocks.append(Paragraph(f"sent by each rank in a step: {gigabytes(result.wire_bytes)}"))
     return [*blocks, Paragraph("every setting: --json")]

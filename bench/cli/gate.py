@@ -185,7 +185,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         )
         if not self.only:
             return sweep
-        kept = matching([cell.id for cell in sweep.whole.cells], self.only)
+        kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
         return replace(sweep, kept=tuple(kept))
 
     def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
@@ -199,7 +199,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         sweep = self._blocks_to_run()
         store = self.store(create=True)
         sweep = sweep.prepared(store, console.note)
-        names = [arm.name for arm in sweep.whole.arms]
+        names = [arm.name for arm in sweep.full_plan.arms]
         two_arms(sweep.id, names, self.base_arm, self.head_arm)  # before anything runs
         _, outcome, budget = run_within(sweep, store, RunOptions(), seconds)
         if outcome.interrupted:
@@ -219,7 +219,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             )
         blocks = max((cell.repeats for cell in plan.cells), default=0) + self.confirm
         sweep = self._blocks_to_run(blocks)
-        cells = f"{len(sweep.chosen.cells)} of {len(sweep.whole.cells)} cells"
+        cells = f"{len(sweep.chosen.cells)} of {len(sweep.full_plan.cells)} cells"
         console.note(
             f"regressed; running {self.confirm} more blocks of {cells} before it is believed"
         )

@@ -97,7 +97,7 @@ def read_logs(
     sources, remarks = find_sources(logs)
     for remark in remarks:
         console.note(remark)
-    found: list[tuple[str, list[ImportedRun]]] = []
+    texts: list[tuple[str, list[ImportedRun]]] = []
     without: list[str] = []
     for source in sources:
         shown = source.path.name if source.path else source.name
@@ -106,12 +106,12 @@ def read_logs(
         except NothingMeasuredError as error:
             without.append(str(error))
         else:
-            found.append((_stem(source), runs))
-    if not found:
+            texts.append((_stem(source), runs))
+    if not texts:
         raise NothingMeasuredError("; ".join(without) or f"{', '.join(logs)} holds no text")
     for text in without:
         console.note(text)
-    return found
+    return texts
 
 
 def _blocks(source: LogSource) -> Iterator[bytes]:
@@ -180,5 +180,5 @@ def doubts_of(shown: Sequence[Shown]) -> list[str]:
         f"{names} {'do' if ', ' in names else 'does'} not say: {missing}"
         for names, missing in absences(shown)
     ]
-    logs = [one.run for one in shown if one.run is not None]
+    logs = [run.run for run in shown if run.run is not None]
     return absent + [f"{run.id}: {remark}" for run in logs for remark in run.provenance.remarks]

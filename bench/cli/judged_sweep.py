@@ -77,7 +77,7 @@ def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
     for stored in sweep.plans_in(store):
         difference = sweep.difference_of(stored)
         if difference is None:
-            now = {arm.name: arm for arm in sweep.whole.arms}
+            now = {arm.name: arm for arm in sweep.full_plan.arms}
             for arm in stored.arms:
                 if arm.commit != now[arm.name].commit:
                     console.note(
@@ -93,7 +93,7 @@ def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
     known = ", ".join(store.sweeps()) or "none"
     arms = " with " + " and ".join(arm.name for arm in sweep.arms) if sweep.arms else ""
     raise NothingMeasuredError(
-        f"{sweep.whole.source} was never measured{arms}: {store.root} holds {known}; run it"
+        f"{sweep.full_plan.source} was never measured{arms}: {store.root} holds {known}; run it"
     )
 
 
@@ -115,5 +115,5 @@ def expected_of(sweep: SelectedSweep, stored: Plan) -> Expected:
         for cell in cells.values()
         for arm, side in sweep.sides.items()
     }
-    described: dict[str | None, str] = {a.name: commit_text(a) for a in sweep.whole.arms}
+    described: dict[str | None, str] = {a.name: commit_text(a) for a in sweep.full_plan.arms}
     return Expected(runs, described or {None: "the working tree"}, changed_inputs)

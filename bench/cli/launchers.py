@@ -81,10 +81,10 @@ def _kind(name: str) -> LauncherKind:
     problem = problem_of(name)
     if problem is not None:
         raise UsageError(f"--launcher {name}: {problem}")
-    found = load(name)
-    if not isinstance(found, LauncherKind):
-        raise UsageError(f"--launcher {name}: expected a LauncherKind there, found {found!r}")
-    return found
+    kind = load(name)
+    if not isinstance(kind, LauncherKind):
+        raise UsageError(f"--launcher {name}: expected a LauncherKind there, found {kind!r}")
+    return kind
 
 
 def read_launcher(name: str, assignments: Sequence[str]) -> tuple[LauncherKind, BaseModel]:
@@ -107,17 +107,17 @@ def read_launcher(name: str, assignments: Sequence[str]) -> tuple[LauncherKind, 
 
 
 def _parsed(assignments: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     for text in assignments:
         key, equals, value = text.partition("=")
         if not equals or not key:
             raise UsageError(f"{_OPTION} {text}: expected KEY=VALUE, as hosts=hosts.txt")
         section, _, rest = key.partition(".")
-        inside = found.setdefault(section, {}) if rest else found
+        inside = options.setdefault(section, {}) if rest else options
         if not isinstance(inside, dict):
             raise UsageError(
                 f"{_OPTION} {text}: expected {section} to be a section, found {inside!r} given to"
                 f" it before; leave one of them out"
             )
         inside[rest or key] = yaml_value(value)
-    return found
+    return options

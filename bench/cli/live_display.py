@@ -232,15 +232,15 @@ def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
     recent = [max(tail[n].milliseconds for tail in tails) for n in sorted(common)[-_RECENT_STEPS:]]
     last = [tail[newest] for tail in tails]
     milliseconds = median(recent)
-    device = [one.device_peak_bytes for one in last if one.device_peak_bytes is not None]
-    tokens = sum(one.tokens for one in last)
-    losses = [one.loss for one in last if one.loss is not None]
+    device = [sample.device_peak_bytes for sample in last if sample.device_peak_bytes is not None]
+    tokens = sum(sample.tokens for sample in last)
+    losses = [sample.loss for sample in last if sample.loss is not None]
     return LiveRun(
         newest,
         milliseconds,
         tokens / milliseconds * 1e3 if tokens and milliseconds else None,
         sum(losses) / len(losses) if losses else None,
-        max(device or [one.rss_bytes for one in last]),
+        max(device or [sample.rss_bytes for sample in last]),
         bool(device),
         "the ranks to write their records" if newest >= steps else "",
     )
@@ -249,11 +249,11 @@ def read_live_run(folder: Path, ranks: int, steps: int) -> LiveRun:
 def _tails(folder: Path, ranks: int) -> list[dict[int, StepSample]]:
     """The last samples of each rank by step; empty while a rank has none."""
     files = sorted(folder.glob(samples.GLOB))
-    found: dict[int, dict[int, StepSample]] = {}
+    by_rank: dict[int, dict[int, StepSample]] = {}
     for file in files:
         share = min(_TAIL_BYTES_PER_RANK * ranks, _TAIL_BYTES) // len(files)
-        found |= samples.last_samples(file, max(share, _TAIL_BYTES_PER_RANK))
-    return [found.get(rank, {}) for rank in range(ranks)]
+        by_rank |= samples.last_samples(file, max(share, _TAIL_BYTES_PER_RANK))
+    return [by_rank.get(rank, {}) for rank in range(ranks)]
 
 
 def _start(folder: Path, ranks: int) -> str:

@@ -72,12 +72,12 @@ class NcclVerb(ResultsOption, name="nccl"):
             return self._of_sweep(sweep)
         is_run = is_one and (first / "spec.json").is_file()  # with all that a run of ours recorded
         audit = audit_run(first) if is_run else audit_paths(self.logs)
-        found = judge(audit, requirements, self.after_iteration, self.min_bytes)
+        results = judge(audit, requirements, self.after_iteration, self.min_bytes)
         if self.junit is not None:
-            console.write_file(self.junit, presentation.to_junit(found))
+            console.write_file(self.junit, presentation.to_junit(results))
         write = presentation.to_markdown if self.form == "md" else presentation.to_terminal
         return Answer(
-            write(audit, found), presentation.to_data(audit, found), *_ending(audit, found)
+            write(audit, results), presentation.to_data(audit, results), *_ending(audit, results)
         )
 
     def _of_sweep(self, sweep: Path) -> Answer:
@@ -96,15 +96,15 @@ class NcclVerb(ResultsOption, name="nccl"):
             raise UsageError(
                 f"{sweep} requires nothing of NCCL's logs: it has no `require` section"
             )
-        for _, one in definition.require:
-            parse_requirements(one.nccl)
+        for _, required in definition.require:
+            parse_requirements(required.nccl)
         store = ResultsStore(self.results)
         judged = [
             row
             for cell in expand(definition.matrix)
-            for when, one in definition.require
+            for when, required in definition.require
             if when.matches(cell)
-            for row in _judge(store, definition.name, cell, one)
+            for row in _judge(store, definition.name, cell, required)
         ]
         states = {row.state for row in judged}
         met = exit_codes.OK if states <= {"met"} else exit_codes.REQUIREMENT_NOT_MET
@@ -116,12 +116,13 @@ class NcclVerb(ResultsOption, name="nccl"):
 
 
 def _ending(audit: Audit, results: Sequence[Result]) -> tuple[int, tuple[str, ...]]:
-    unmet = [one for one in results if one.state != "met"]
+    unmet = [result for result in results if result.state != "met"]
     if unmet:
         words = {"no evidence": "without evidence"}
         return exit_codes.REQUIREMENT_NOT_MET, tuple(
-            f"requirement {words.get(one.state, 'not met')}: {one.requirement.text}: {one.message}"
-            for one in unmet
+            f"requirement {words.get(result.state, 'not met')}: {result.requirement.text}:"
+            f" {result.message}"
+            for result in unmet
         )
     if not audit.rows and not audit.job.times.rows():
         return exit_codes.NOTHING_MEASURED, (_NOTHING,)
@@ -138,11 +139,13 @@ class _Judged(NamedTuple):
     run: str
 
 
-def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSection) -> list[_Judged]:
+def _judge(
+    store: ResultsStore, sweep: str, cell: MatrixCell, required: RequireSection
+) -> list[_Judged]:
     from reports.nccl.audit import audit_run
     from reports.nccl.verdicts import judge, parse_requirements
 
-    wanted = parse_requirements(one.nccl)
+    wanted = parse_requirements(required.nccl)
     run, folder, why = _newest(store, sweep, cell)
     if folder is None:
         return [_Judged(cell.id, term.text, _NEVER, why, run) for term in wanted]
@@ -152,7 +155,7 @@ def _judge(store: ResultsStore, sweep: str, cell: MatrixCell, one: RequireSectio
         return [_Judged(cell.id, term.text, "no evidence", str(error), run) for term in wanted]
     return [
         _Judged(cell.id, result.requirement.text, result.state, result.message, run)
-        for result in judge(audit, wanted, one.after_iteration, one.min_bytes)
+        for result in judge(audit, wanted, required.after_iteration, required.min_bytes)
     ]
 
 

@@ -38,7 +38,7 @@ class PlanVerb(MachineOptions, SweepOptions, name="plan"):
             | {
                 "arms": [{"name": arm.name, "description": arm.described()} for arm in sweep.arms],
                 "gradient_sums": {
-                    name: [asdict(one) for one in gradient_sums(run)] for name, run in cells.items()
+                    name: [asdict(row) for row in gradient_sums(run)] for name, run in cells.items()
                 },
             },
         )
@@ -86,9 +86,9 @@ def sums_text(plan: Plan) -> str:
 
     cells: dict[str, list[str]] = {}
     for cell in plan.cells:
-        for one in gradient_sums(cell.resolved):
-            summed = "" if one.summed == "unknown" else f"summed {one.summed}: "
-            text = f"{one.text}, sent as {one.sent}: {summed}{one.why}"
+        for reduction in gradient_sums(cell.resolved):
+            summed = "" if reduction.summed == "unknown" else f"summed {reduction.summed}: "
+            text = f"{reduction.text}, sent as {reduction.sent}: {summed}{reduction.why}"
             cells.setdefault(text, []).append(cell.id)
     lines = [f"  {text} ({named(names)})" for text, names in cells.items()]
     return "\n".join(["gradient sums", *lines]) if lines else ""

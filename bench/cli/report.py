@@ -42,7 +42,7 @@ class ReportVerb(SweepIds, name="report"):
         store = self.store()
         if self.form == "pr":
             return self._post(store)
-        names = [one for name in self.sweeps for one in store.sweeps_called(name) or [name]]
+        names = [own for name in self.sweeps for own in store.sweeps_called(name) or [name]]
         names = names or store.sweeps()
         if not names and not store.imports.ids():
             raise UsageError(f"{self.results} holds no sweep yet; `mfsdp-bench run` makes one")

@@ -111,6 +111,7 @@ class RunVerb(BudgetOption, SweepOptions, ResultsOption, name="run"):
         if outcome.good and not (outcome.interrupted or report):
             where = "" if self.results == DEFAULT_RESULTS else f" --results {self.results}"
             hint = [f"report: mfsdp-bench report {sweep.id}{where}"]
+        console.note("")  # below the progress
         remarks = ("", *closing_lines(sweep.chosen, outcome), *hint)
         return Answer(document, data, code, remarks, failure)
 
@@ -154,14 +155,14 @@ def run_within(
     from bench.plan import Plan
     from sweeps.budget import BlockBudget
 
-    if len(sweep.whole.arms) < 2:  # noqa: PLR2004 - base and head
+    if len(sweep.full_plan.arms) < 2:  # noqa: PLR2004 - base and head
         raise UsageError("--budget adds blocks of several arms; add one, as --arm head=.")
     budget = BlockBudget(seconds)
     outcome = run_missing(sweep, store, options, budget)
     spent, given = quantity.duration(budget.spent_seconds), quantity.duration(seconds)
     console.note(f"blocks: {budget.blocks} in {spent} of {given}")
     if sweep.chosen.cells:
-        sweep = replace(sweep, whole=Plan.from_document(store.read_plan(sweep.id)))
+        sweep = replace(sweep, full_plan=Plan.from_document(store.read_plan(sweep.id)))
     return sweep, outcome, budget
 
 
@@ -211,7 +212,7 @@ def run_missing(
             store,
             sides=sweep.sides,
             options=options,
-            whole=sweep.whole,
+            whole=sweep.full_plan,
             stop=stop,
             publish=publish,
             budget=budget,

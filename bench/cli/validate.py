@@ -91,15 +91,15 @@ class ValidateVerb(ResultsOption, name="validate"):
         from bench.validate.session import MODULES, WorkerSettings, check_that_they_load, verdicts
 
         workers = WorkerSettings.of_this_machine(self.ranks, self.case_seconds)
-        progress, found = console.ThrottledLog(), []
+        progress, ended = console.ThrottledLog(), []
         with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
             check_that_they_load(fork_server, engines)
             for verdict in verdicts(fork_server, cases, workers, stop=stop):
-                found.append(verdict)
+                ended.append(verdict)
                 failed = verdict.state == "failed"
                 text = f"FAILED {verdict.case}" if failed else verdict.case
-                progress.say(f"{len(found)} of {len(cases)}: {text}", now=failed)
-        return workers.device, tuple(found)
+                progress.say(f"{len(ended)} of {len(cases)}: {text}", now=failed)
+        return workers.device, tuple(ended)
 
     def run_fuzz(self, engines: Sequence[str], count: int) -> Answer:
         """Run `count` programs on each engine; the script of every way of failing is kept.
@@ -171,9 +171,9 @@ def checked_engines(names: Sequence[str]) -> tuple[str, ...]:
                 f"unknown engine {engine!r}{did_you_mean(engine, engine_names())}: expected one of "
                 f"{', '.join(engine_names())}, or package.module:factory of an engine of your own"
             )
-        found = problem_of(engine) if ":" in engine else None
-        if found is not None:
-            raise UsageError(f"engine {engine} cannot be loaded: {found}")
+        problem = problem_of(engine) if ":" in engine else None
+        if problem is not None:
+            raise UsageError(f"engine {engine} cannot be loaded: {problem}")
     return tuple(dict.fromkeys(engines))
 
 

@@ -211,8 +211,8 @@ class BudgetOption(Verb):
         """
         if self.budget is None:
             return None
-        found = _SPAN.fullmatch(self.budget.strip())
-        hours, minutes, seconds = (int(n or 0) for n in (found.groups() if found else (0, 0, 0)))
+        match = _SPAN.fullmatch(self.budget.strip())
+        hours, minutes, seconds = (int(n or 0) for n in (match.groups() if match else (0, 0, 0)))
         total = float(hours * 3600 + minutes * 60 + seconds)
         if total <= 0:
             raise UsageError(

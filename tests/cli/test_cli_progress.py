@@ -1,4 +1,4 @@
-"""Progress of a sweep: live on a terminal, plain lines elsewhere, never in the way of a run."""
+"""Progress of a sweep, never in the way of a run; signals while it runs, beyond one Ctrl-C."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ import io
 import json
 import os
 import pty
+import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path, PosixPath
 
 import pytest
 
+from bench.cli.interrupts import stop_on_signals
 from bench.cli.live_display import LiveRun, plain, progress_display, read_live_run
 from bench.record import StepSample
 from reports.renderers.quantity import duration
@@ -195,3 +198,29 @@ def test_a_log_gets_a_line_with_the_numbers_of_a_run_now_and_then(tmp_path, monk
         "[2/2] mfsdp ...",
         "[1/1] ddp  step 2 of 4, 100 ms per step, 640.0 tokens/s, loss 2.0000, memory 1.0 MiB",
     ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_the_run_to_stop(number):
+    stop = threading.Event()
+    with stop_on_signals(stop):
+        os.kill(os.getpid(), number)
+        assert stop.wait(200)
+
+
+def test_a_signal_that_was_ignored_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does
+    try:
+        stop = threading.Event()
+        with stop_on_signals(stop):
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.wait(0.1)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_handlers_are_put_back():
+    before = signal.getsignal(signal.SIGINT)
+    with stop_on_signals(threading.Event()):
+        assert signal.getsignal(signal.SIGINT) is not before
+    assert signal.getsignal(signal.SIGINT) is before

@@ -1,4 +1,4 @@
-"""Sweeps with real ranks through the real command line: report, resume, interrupt."""
+"""Sweeps with real ranks through the real command line: report, resume, trace."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.processes
+from bench.store import ResultsStore
 
 GOOD = {"ok", "unstable"}  # on a busy machine a short run may find no steady state
-SEEDS = "matrix: {product: {engine.name: [single], train.seed: [1, 2, 3]}}\n"
 
 
+@pytest.mark.processes
 def test_a_sweep_from_file_to_report(cli, fast, in_process):
     path = cli.sweep(fast + "matrix: {product: {engine.name: [mfsdp], launch.ranks: [2]}}\n")
     done = cli.run("run", path, "--report")
@@ -51,6 +51,7 @@ base:
 """
 
 
+@pytest.mark.processes
 def test_a_run_counts_only_while_what_its_ranks_imported_and_read_is_unchanged(cli, in_process):
     toy = Path(__file__).parents[1] / "run" / "toy_engine.py"
     helper = cli.folder / "helper"
@@ -87,3 +88,35 @@ def test_a_run_counts_only_while_what_its_ranks_imported_and_read_is_unchanged(c
     again = cli.run("run", sweep).stderr
     assert f"again: base: {helper / 'lazily.py'} changed since" in again
     assert "1 now, 0 before" in again
+
+
+TRACED = """\
+name: traced
+base:
+  model: {preset: debug}
+  data: {kind: markov}
+  engine: {name: mfsdp, strategy: optim_grads_params}
+  train: {steps: 6, global_batch: 4, micro_batch: 1, seq_len: 16}
+  measure: {profile: torch}
+  launch: {ranks: 2, hang_seconds: 60.0, timeout_seconds: 120.0}
+"""
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_a_profiled_run_leaves_traces_and_what_was_exposed(cli):
+    done = cli.run("run", cli.sweep(TRACED), "--report", timeout=200)
+    assert done.returncode in {0, 3}, done.stderr  # 3: a profiled run has no times
+    (record,) = ResultsStore.open(cli.folder / "results", create=False).records()
+    assert not record.status.comparable_in_time
+    found = record.environment["runtime"]["communication"]
+    # Ranks of one host read each other's memory, or exchange messages where they may not.
+    assert found["exchange" if "exchange" in found else "recv"]["count"] > 10
+    assert 0 <= found["all"]["exposed_milliseconds"] <= found["all"]["milliseconds"]
+    traces = sorted((cli.folder / "results" / "runs").rglob("trace.rank*.json"))
+    assert [trace.name for trace in traces] == ["trace.rank0.json", "trace.rank1.json"]
+    names = [event.get("name") for event in json.loads(traces[1].read_text())["traceEvents"]]
+    for part in ("microbatch 1", "microbatch 2", "clip", "update"):
+        assert names.count(f"mfsdp-bench: {part}") == 3
+    (page,) = (cli.folder / "results").rglob("report.html")
+    assert "Exposed communication" in page.read_text()

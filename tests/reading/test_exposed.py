@@ -1,4 +1,4 @@
-"""Exposed communication of generated traces; `tests/cli/test_cli_trace.py` makes a real one."""
+"""Exposed communication of generated traces; `tests/cli/test_cli_real_runs.py` makes a real one."""
 
 from __future__ import annotations
 
