@@ -101,10 +101,8 @@ class ExportVerb(SweepIds, name="export"):
 
 def _write(frame: DataFrame, path: Path, form: str) -> None:
     partial = path.with_name(f".{path.name}.partial")
-    if form == "csv":
-        frame.to_csv(partial, index=False)
-    elif form == "json":
+    if form == "json":
         frame.to_json(partial, orient="records", lines=False, date_format="iso", indent=1)
     else:
-        frame.to_parquet(partial, index=False)
+        (frame.to_csv if form == "csv" else frame.to_parquet)(partial, index=False)
     partial.replace(path)

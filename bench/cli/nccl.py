@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from bench.cli import console, exit_codes
 from bench.cli.verb import Answer, ResultsOption, argument, columns, option
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from sweeps.matrix import MatrixCell
     from sweeps.schema import RequireSection
 
+_COLUMNS = ("cell", "requirement", "state", "message", "run")
 _NEVER = "never measured"
 _NOTHING = (
     "nothing to judge: no line of these logs tells which kernel ran or which collective was"
@@ -106,11 +107,11 @@ class NcclVerb(ResultsOption, name="nccl"):
             if when.matches(cell)
             for row in _judge(store, definition.name, cell, required)
         ]
-        states = {row.state for row in judged}
+        states = {state for _, _, state, _, _ in judged}
         met = exit_codes.OK if states <= {"met"} else exit_codes.REQUIREMENT_NOT_MET
         return Answer(
-            [columns(_Judged._fields, judged)],
-            {"requirements": [row._asdict() for row in judged]},
+            [columns(_COLUMNS, judged)],
+            {"requirements": [dict(zip(_COLUMNS, row, strict=True)) for row in judged]},
             exit_codes.NOTHING_MEASURED if states <= {_NEVER} else met,
         )
 
@@ -129,32 +130,23 @@ def _ending(audit: Audit, results: Sequence[Result]) -> tuple[int, tuple[str, ..
     return exit_codes.OK, ()
 
 
-class _Judged(NamedTuple):
-    """One term of one cell. run: that was judged, "" where there is none."""
-
-    cell: str
-    requirement: str
-    state: str
-    message: str
-    run: str
-
-
 def _judge(
     store: ResultsStore, sweep: str, cell: MatrixCell, required: RequireSection
-) -> list[_Judged]:
+) -> list[tuple[str, ...]]:
+    """A row of each term, of `_COLUMNS`."""
     from reports.nccl.audit import audit_run
     from reports.nccl.verdicts import judge, parse_requirements
 
     wanted = parse_requirements(required.nccl)
     run, folder, why = _newest(store, sweep, cell)
     if folder is None:
-        return [_Judged(cell.id, term.text, _NEVER, why, run) for term in wanted]
+        return [(cell.id, term.text, _NEVER, why, run) for term in wanted]
     try:
         audit = audit_run(folder)
     except NothingMeasuredError as error:
-        return [_Judged(cell.id, term.text, "no evidence", str(error), run) for term in wanted]
+        return [(cell.id, term.text, "no evidence", str(error), run) for term in wanted]
     return [
-        _Judged(cell.id, result.requirement.text, result.state, result.message, run)
+        (cell.id, result.requirement.text, result.state, result.message, run)
         for result in judge(audit, wanted, required.after_iteration, required.min_bytes)
     ]
 
