@@ -24,15 +24,15 @@ def _flat(front: Callable[..., R]) -> Callable[..., R]:
     *own, _ = inspect.signature(front, eval_str=True).parameters.values()
     policy = MixedPrecisionPolicy()
     options = (
-        one.replace(default=policy) if one.name == "mixed_precision_policy" else one
-        for one in inspect.signature(Options).parameters.values()
+        argument.replace(default=policy) if argument.name == "mixed_precision_policy" else argument
+        for argument in inspect.signature(Options).parameters.values()
     )
     signature = inspect.Signature([*own, *options])
 
     @functools.wraps(front)
     def flat(*args: Any, **kwargs: Any) -> R:
         given = signature.bind(*args, **kwargs).arguments
-        return front(*(given.pop(one.name) for one in own), Options(**given))
+        return front(*(given.pop(argument.name) for argument in own), Options(**given))
 
     flat.__signature__ = signature  # type: ignore[attr-defined]
     flat.__doc__ = f"{front.__doc__}\n    Arguments:\n{Options.__doc__}"

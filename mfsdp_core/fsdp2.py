@@ -212,11 +212,11 @@ class FSDPModule(nn.Module):
 
     def set_modules_to_forward_prefetch(self, modules: list[FSDPModule]) -> None:
         """The modules whose weights are gathered ahead when this one runs forward."""
-        _state(self).unit.followers["forward"] = [_state(one).unit for one in modules]
+        _state(self).unit.followers["forward"] = [_state(each).unit for each in modules]
 
     def set_modules_to_backward_prefetch(self, modules: list[FSDPModule]) -> None:
         """The modules whose weights are gathered ahead when this one runs backward."""
-        _state(self).unit.followers["backward"] = [_state(one).unit for one in modules]
+        _state(self).unit.followers["backward"] = [_state(each).unit for each in modules]
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """What sums over ranks of the module's own gradients are divided by."""
@@ -426,7 +426,7 @@ def _state(module: nn.Module) -> _Sharded:
 def _inside(module: nn.Module, *, recurse: bool = True) -> Iterator[_Sharded]:
     """Of the module, if it is sharded, and of those inside."""
     modules = module.modules() if recurse else (module,)
-    return (_state(one) for one in modules if isinstance(one, FSDPModule))
+    return (_state(each) for each in modules if isinstance(each, FSDPModule))
 
 
 def _own(module: nn.Module, left_alone: set[nn.Parameter]) -> dict[str, nn.Parameter]:
@@ -458,7 +458,9 @@ def _context(module: nn.Module) -> ShardedContext:
     while root.around is not None and (outer := root.around()) is not None:
         root = _state(outer)
     top = root.unit.module
-    named = {name: _state(one) for name, one in top.named_modules() if isinstance(one, FSDPModule)}
+    named = {
+        name: _state(each) for name, each in top.named_modules() if isinstance(each, FSDPModule)
+    }
     _name_parameters(top)
     refuse(_wrong_model(named))
     for name, state in named.items():
@@ -628,9 +630,10 @@ def _wrong_model(states: dict[str, _Sharded]) -> Rows:
     for name, state in states.items():
         what = _ON_META.format(what=name or "the model")
         yield state.is_meta, ConfigurationError, what
+        ties = state.left_alone - ignored
         for path, parameter in state.unit.module.named_parameters():
             yield (
-                parameter in state.left_alone - ignored and offsets_of(parameter) is None,
+                parameter in ties and offsets_of(parameter) is None,
                 ConfigurationError,
                 f"{path} of the {type(state.unit.module).__name__} is held by several modules of a "
                 "list that fully_shard was given, and by no module around that it was called for: "
@@ -654,5 +657,7 @@ def _other_modules(states: Iterable[_Sharded]) -> list[nn.Module]:
     holders = {h for state in states for m in state.parameters for h, _ in m.holders}
     held = {id(holder._parameters) for holder in holders}
     gc.collect()  # a model of before may have held them
-    modules = (each for each in gc.get_objects() if issubclass(type(each), nn.Module))
-    return [module for module in modules if id(vars(module).get("_parameters")) not in held]
+    modules = [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]
+    # Not those whose constructor has not run yet, or that are copies with the same dict.
+    kept = [module for module in modules if "_parameters" in vars(module)]
+    return [module for module in kept if id(module._parameters) not in held]

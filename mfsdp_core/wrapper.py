@@ -25,7 +25,6 @@ from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.runtime.bucket import Bucket, BucketFacts
 from mfsdp_core.runtime.bucket_spec import group_dtypes
 from mfsdp_core.runtime.gathering import refuse_ungathered
-from mfsdp_core.runtime.units import Unit
 from mfsdp_core.sharding import shard_module
 from mfsdp_core.state.model_state import load_model_state, refuse_moves, serve_holders, shard_of
 from mfsdp_core.state.optimizer_parameters import OWNER
@@ -67,7 +66,7 @@ class MegatronFSDP(nn.Module):
         self.dist_index = DistIndex(environment.dense.named_groups()[0][1])
         self.cuda_graph_mode = options.cuda_graph_mode
         self.decouples_gradients = options.use_decoupled_grad
-        self._dense, self._experts = environment.dense, environment.experts
+        self._environment = environment
         self._policy = options.mixed_precision_policy
         self.transports = self._context.transports
         self._optimizers: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
@@ -176,7 +175,7 @@ class MegatronFSDP(nn.Module):
 
     def axes_of(self, *, is_expert: bool) -> DataParallelAxes:
         """What parameters of one kind are shared out over."""
-        return self._experts if is_expert and self._experts is not None else self._dense
+        return self._environment.axes(is_expert=is_expert)
 
     @property
     def buffer_registration(self) -> dict[str, Any] | None:
@@ -397,13 +396,14 @@ class MegatronFSDP(nn.Module):
         Raises:
             CapabilityNotBuiltError: ranks hold different experts under equal names.
         """
-        if self._experts is not None and self._experts.ranks != self._dense.ranks:
+        dense, *others = self._environment.all_axes
+        if any(experts.ranks != dense.ranks for experts in others):
             raise CapabilityNotBuiltError(
                 "checkpoints of experts that are spread over ranks are not built: different "
                 "experts go by equal names there, and would replace each other. Gather and save "
                 "them by rank."
             )
-        return self._dense.group_of_all()
+        return dense.group_of_all()
 
     def sharded_by_original(self) -> dict[int, nn.Parameter]:
         """By id of each original parameter, the shard that stands for it."""
@@ -415,8 +415,6 @@ class MegatronFSDP(nn.Module):
         managed = [p for bucket in self._buckets() for p in bucket.parameters]
         return {face: p.names[0] for p in managed for face in (p.sharded, p.raw)}
 
-    def _units(self) -> list[Unit]:
-        return [self._context.root, *self._context.units]
-
     def _buckets(self) -> list[Bucket]:
-        return [bucket for unit in self._units() for bucket in unit.buckets]
+        units = self._context.root, *self._context.units
+        return [bucket for unit in units for bucket in unit.buckets]

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from mfsdp_core.errors import ConfigurationError, Refusal, refuse
+from mfsdp_core.errors import ConfigurationError, refuse
 from mfsdp_core.plan.pools import PoolKind
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
@@ -182,7 +182,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check values and combinations."""
-        refuse(self._refusals())
+        refuse((holds, ConfigurationError, message) for holds, message in self._refusals())
 
     @cached_property
     def strategy(self) -> Strategy:
@@ -242,10 +242,9 @@ class Options:
             return "max_pool"
         return "fixed_pool" if self.fsdp_double_buffer or self.nccl_ub else "storage_resize"
 
-    def _refusals(self) -> Iterator[Refusal]:
+    def _refusals(self) -> Iterator[tuple[object, str]]:
         yield (
             not isinstance(self.mixed_precision_policy, _policy_class()),
-            ConfigurationError,
             "mixed_precision_policy: expected mfsdp_core.MixedPrecisionPolicy, found "
             f"{type(self.mixed_precision_policy).__name__}.",
         )
@@ -253,27 +252,23 @@ class Options:
             given, is_open = getattr(self, name), name == "allocator"
             yield (
                 given not in get_args(choices) and not (is_open and given is None),
-                ConfigurationError,
                 f"{name}={given!r}: expected one of {', '.join(get_args(choices))}.",
             )
         yield from self._refused_allocation()
         strategy = self.strategy
         yield (
             strategy.outer.shards_optimizer and self.dp_outer_dim is None,
-            ConfigurationError,
             f"outer_dp_sharding_strategy={strategy.outer_name!r} shards over an outer axis, and "
             "there is none. Pass dp_outer_dim and hybrid_fsdp_group, or leave it at 0.",
         )
         yield (
             not self.overlap_grad_reduce and strategy.inner.reduces_every_microbatch,
-            ConfigurationError,
             "overlap_grad_reduce=False keeps gradients whole until finish_grad_sync, which "
             f"{strategy.inner_name!r} has no buffer for. Use zero_dp_strategy 0 or 1, or "
             "overlap_grad_reduce=True.",
         )
         yield (
             self.enable_fine_grained_param_gather and self.prefetch_budget_bytes is not None,
-            ConfigurationError,
             f"prefetch_budget_bytes={self.prefetch_budget_bytes} counts whole units, and "
             "enable_fine_grained_param_gather gathers what the next module needs. Leave one of "
             "them at its default.",
@@ -281,23 +276,19 @@ class Options:
         reasons = [reason for holds, reason in self._uncapturable() if holds]
         yield (
             self.cuda_graph_mode and reasons,
-            ConfigurationError,
             f"cuda_graph_mode=True captures a step once and replays it. {'. '.join(reasons)}.",
         )
 
-    def _refused_allocation(self) -> Iterator[Refusal]:
+    def _refused_allocation(self) -> Iterator[tuple[object, str]]:
         chosen, implied = self.allocation.allocator, self._implied_allocator
-        wrong = ConfigurationError
         yield (
             self.nccl_ub and self.transport == "point_to_point",
-            wrong,
             f"nccl_ub registers memory for NCCL's collectives, and transport={self.transport!r} "
             "uses none. Use transport='native'.",
         )
         doubles = self.fsdp_double_buffer or self.nccl_ub
         yield (
             implied not in {"storage_resize", chosen} and not (chosen == "max_pool" and doubles),
-            wrong,
             f"allocator={chosen!r} contradicts fsdp_double_buffer={doubles} (or nccl_ub), "
             f"maxpool_double_buffer={self.maxpool_double_buffer}, which mean {implied!r}. Give one "
             "of them.",
@@ -305,13 +296,11 @@ class Options:
         is_pool = self.allocation.pool is not None
         yield (
             is_pool and self.pool_slots < SMALLEST_POOL_SLOTS,
-            wrong,
             f"pool_slots={self.pool_slots}: a pool needs {SMALLEST_POOL_SLOTS} slots at least, one "
             "for the unit that runs and one for its neighbour.",
         )
         yield (
             self.fsdp_db_use_persist_buf_on_alloc_fail and not is_pool,
-            wrong,
             "fsdp_db_use_persist_buf_on_alloc_fail=True is about units that no slot of a pool "
             f"serves, and allocator={chosen!r} is none. Use fsdp_double_buffer=True, or leave it.",
         )

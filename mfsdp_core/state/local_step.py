@@ -63,21 +63,21 @@ class LocalStep:
         swapped: dict[int, _Swapped] = {}
 
         def seen(group: State) -> list[torch.Tensor]:
-            piece, found = self._piece(group), []
+            piece, stand_ins_of_group = self._piece(group), []
             for parameter in group["params"]:
                 stand_ins = [parameter]
                 if isinstance(parameter, DTensor) and parameter.grad is not None:
-                    one = swapped[id(parameter)] = _Swapped(parameter, self._optimizer, piece)
-                    stand_ins = one.stand_ins
-                found += stand_ins
-            return found
+                    swap = swapped[id(parameter)] = _Swapped(parameter, self._optimizer, piece)
+                    stand_ins = swap.stand_ins
+                stand_ins_of_group += stand_ins
+            return stand_ins_of_group
 
         try:
             with standing_in(self._optimizer, seen):
                 return self._base_step()
         finally:
-            for one in swapped.values():
-                one.restore()
+            for swap in swapped.values():
+                swap.restore()
 
     @cached_property
     def _sees_whole_tensors(self) -> bool:
@@ -87,8 +87,8 @@ class LocalStep:
 
     def _piece(self, group: State) -> int | None:
         """Elements of a piece for one group's parameters, None where they are not cut."""
-        whole = type(self._optimizer) not in ELEMENTWISE
-        if whole or any(group.get(option) for option in ("foreach", "fused", "differentiable")):
+        uncut = type(self._optimizer) not in ELEMENTWISE
+        if uncut or any(group.get(option) for option in ("foreach", "fused", "differentiable")):
             return None
         return PIECE_ELEMENTS * torch.get_num_threads()
 
@@ -165,10 +165,10 @@ class _Swapped:
         """What the pieces have made of one entry of the state; most is changed in place."""
         if name not in self._cut:
             return values[0]
-        whole = self._cut[name]
-        if values[0].data_ptr() == whole.data_ptr():
-            return whole
-        return torch.cat(values).view(whole.shape)
+        uncut = self._cut[name]
+        if values[0].data_ptr() == uncut.data_ptr():
+            return uncut
+        return torch.cat(values).view(uncut.shape)
 
     def _as_before(self, name: str, value: Any) -> Any:
         before = None if self._before is None else self._before.get(name)

@@ -46,8 +46,8 @@ _LIES_ELSEWHERE = (
 
 def shard_of(parameter: nn.Parameter) -> nn.Parameter:
     """The shard that stands for a parameter that modules compute with; any other one itself."""
-    found: nn.Parameter = getattr(parameter, _SHARD, parameter)
-    return found
+    shard: nn.Parameter = getattr(parameter, _SHARD, parameter)
+    return shard
 
 
 def serve_holders(parameters: Iterable[ManagedParameter], *, moves: bool = False) -> None:
@@ -160,7 +160,7 @@ def load_model_state(
     Raises:
         StateDictError: see `MegatronFSDP.load_state_dict`.
     """
-    found: list[tuple[Bucket, int, str]] = []
+    named: list[tuple[Bucket, int, str]] = []
     missing: list[str] = []
     parameters: set[str] = set()
     for bucket in buckets:
@@ -171,7 +171,7 @@ def load_model_state(
             if present is None:
                 missing.append(names[0])
             else:
-                found.append((bucket, index, present))
+                named.append((bucket, index, present))
     rest = {name: value for name, value in state_dict.items() if name not in parameters}
     own_rest = {n: v for n, v in nn.Module.state_dict(model).items() if n not in parameters}
     missing += [name for name in own_rest if name not in rest]
@@ -193,13 +193,13 @@ def load_model_state(
             ),
         ]
     )
-    for bucket, index, name in found:
+    for bucket, index, name in named:
         refuse(_wrong_value(bucket.parameters[index], name, state_dict[name]))
     for name, own in own_rest.items():
         # Of extra state, the module that takes it knows what it must be.
         if name in rest and isinstance(own, torch.Tensor):
             refuse([_wrong_shape(name, (own.shape,), rest[name])])
-    for bucket, index, name in found:
+    for bucket, index, name in named:
         _load_parameter(bucket, index, state_dict[name])
     result = nn.Module.load_state_dict(model, rest, strict=False, assign=assign)
     return type(result)(missing, unexpected)
@@ -218,10 +218,10 @@ def _names_wanted(unexpected: list[str], missing: list[str], prefix: str) -> str
 
 
 def _wrong_shape(name: str, shapes: tuple[Any, ...], value: object) -> Refusal:
-    found = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
+    given = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
     expected = tuple(map(tuple, shapes))
-    what = f"{name}: expected shape {expected[0]}, found {found}."
-    return found not in expected, StateDictError, what
+    what = f"{name}: expected shape {expected[0]}, found {given}."
+    return given not in expected, StateDictError, what
 
 
 def _wrong_value(managed: ManagedParameter, name: str, value: Any) -> Iterable[Refusal]:
@@ -231,9 +231,9 @@ def _wrong_value(managed: ManagedParameter, name: str, value: Any) -> Iterable[R
     if isinstance(value, DTensor) and not _is_on_tensor_axis_alone(managed, value):
         was_written = id(value) == id(sharded) and cut_of(value) is not None and managed.was_changed
         yield was_written, StateDictError, _WRITTEN_ELSEWHERE.format(name=name)
-        found = tuple(value.to_local().shape)
+        rows = tuple(value.to_local().shape)
         fits = _is_sharded_alike(value, sharded) or is_cut_by_torch(value)
-        yield not fits, StateDictError, _LIES_ELSEWHERE.format(name=name, found=found)
+        yield not fits, StateDictError, _LIES_ELSEWHERE.format(name=name, found=rows)
 
 
 def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:

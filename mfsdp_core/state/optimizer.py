@@ -230,8 +230,8 @@ def refuse_loss_scale(optimizer: Any) -> None:
 
 
 def _refuse_lost_gradients(optimizer: torch.optim.Optimizer, owners: Owners) -> None:
-    found = any(parameter.grad is not None for parameter in parameters_of(optimizer))
-    if not found and any(owner.awaits_backward for owner in owners):
+    has_gradient = any(parameter.grad is not None for parameter in parameters_of(optimizer))
+    if not has_gradient and any(owner.awaits_backward for owner in owners):
         raise LifecycleError(
             "optimizer.step() found no gradient at all, although a forward pass has built a graph. "
             "backward(inputs=...) cannot name sharded parameters, which no graph holds: call "

@@ -52,9 +52,9 @@ def serve_state_dicts(optimizer: torch.optim.Optimizer) -> None:
         give = optimizer.state_dict
 
         def state_dict() -> State:
-            found = give()
-            _describe(optimizer, found)
-            return found
+            state = give()
+            _describe(optimizer, state)
+            return state
 
         patched.state_dict = state_dict
     if type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict:
@@ -174,10 +174,10 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
         return value  # nobody knows what it is
     offsets, local = offsets_of(parameter), local_tensor(parameter)
     assert offsets is not None
-    found = f"a tensor of shape {tuple(value.shape)}"
+    given = f"a tensor of shape {tuple(value.shape)}"
     if isinstance(value, DTensor):
         own = tuple(local_tensor(value).shape)
-        found = f"a shard of shape {own} of {tuple(value.shape)}, placed {tuple(value.placements)}"
+        given = f"a shard of shape {own} of {tuple(value.shape)}, placed {tuple(value.placements)}"
         if is_whole and is_cut_alike(value, parameter):
             if value.device_mesh is parameter.device_mesh:
                 return value
@@ -190,7 +190,7 @@ def _as_shard(what: str, name: str, value: Any, parameter: DTensor, *, strict: b
     raise StateDictError(
         f"{what}: expected the whole tensor of shape {shape}, or the rows {offsets} to "
         f"{tuple(o + n for o, n in zip(offsets, local.shape, strict=True))} of it as a DTensor; "
-        f"found {found}. To load what other ranks or another strategy saved, use "
+        f"found {given}. To load what other ranks or another strategy saved, use "
         "save_checkpoint and load_checkpoint, or torch.distributed.checkpoint."
     )
 

@@ -63,8 +63,8 @@ def refuse_unserved(optimizer: torch.optim.Optimizer) -> None:
 
 def whole_step_of(optimizer: torch.optim.Optimizer) -> WholeStep | None:
     """What steps a prepared optimizer over whole tensors; None if that is done on shards."""
-    found: WholeStep | None = getattr(optimizer, _WHOLE, None)
-    return found
+    homes_of: WholeStep | None = getattr(optimizer, _WHOLE, None)
+    return homes_of
 
 
 def show_shards(optimizer: torch.optim.Optimizer) -> None:
@@ -91,15 +91,15 @@ class _Home:
     def is_here(self) -> bool:
         return self.owner == self.group.rank()
 
-    def whole(self, dtype: torch.dtype) -> torch.Tensor | None:
+    def matrix(self, dtype: torch.dtype) -> torch.Tensor | None:
         """New memory for all of it, contents undefined, on its owner; None elsewhere."""
         device = local_tensor(self.parameter).device
         shape = tuple(self.parameter.shape)
         return torch.empty(shape, dtype=dtype, device=device) if self.is_here else None
 
-    def rows_of(self, whole: torch.Tensor, rank: int) -> torch.Tensor:
+    def rows_of(self, matrix: torch.Tensor, rank: int) -> torch.Tensor:
         start, rows = self.spans[rank]
-        return whole.narrow(0, start, rows)
+        return matrix.narrow(0, start, rows)
 
 
 #: A tensor of a parameter's shape: where it is whole, all of it (None but on its owner), own rows.
@@ -143,14 +143,14 @@ class WholeStep:
 
         try:
             with standing_in(self._optimizer, seen):
-                for parameter, whole in stand_ins.items():
+                for parameter, matrix in stand_ins.items():
                     if parameter in self._states:
-                        states[whole] = self._states[parameter]
+                        states[matrix] = self._states[parameter]
                 result = self._base_step()
         finally:
-            for parameter, whole in stand_ins.items():
-                if whole in states:
-                    self._states[parameter] = states.pop(whole)
+            for parameter, matrix in stand_ins.items():
+                if matrix in states:
+                    self._states[parameter] = states.pop(matrix)
         self._is_shown = self._is_shown and not stepping
         parameters = [home.parameter for home in stepping]
         self._move(
@@ -217,22 +217,22 @@ class WholeStep:
             for key, value in (*read.items(), *sorted(states.pop(parameter, {}).items())):
                 if isinstance(value, DTensor):
                     local = local_tensor(value)
-                    spread.append((home, home.whole(local.dtype), local))
+                    spread.append((home, home.matrix(local.dtype), local))
                     keys.append(key)
                 elif home.is_here:
                     self._states.setdefault(parameter, {})[key] = value
         self._move(spread, to_owners=True)
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
-        for (home, whole, _), key in zip(spread, keys, strict=True):
+        for (home, matrix, _), key in zip(spread, keys, strict=True):
             parameter = home.parameter
-            if whole is None:
+            if matrix is None:
                 continue
             if key == _WEIGHT:
-                stand_ins[parameter] = whole
+                stand_ins[parameter] = matrix
             elif key == _GRADIENT:
-                stand_ins[parameter].grad = whole
+                stand_ins[parameter].grad = matrix
             else:
-                self._states.setdefault(parameter, {})[key] = whole
+                self._states.setdefault(parameter, {})[key] = matrix
         return stand_ins
 
     @torch.no_grad()
@@ -244,7 +244,7 @@ class WholeStep:
         for (group, dtype), batch in batches.items():
             ranks = range(group.size())
             of_wholes = [
-                [home.rows_of(whole, rank) for home, whole, _ in batch if whole is not None]
+                [home.rows_of(matrix, rank) for home, matrix, _ in batch if matrix is not None]
                 for rank in ranks
             ]
             own = [[local for home, _, local in batch if home.owner == rank] for rank in ranks]
@@ -288,8 +288,10 @@ class WholeStep:
             by_group: dict[dist.ProcessGroup, list[DTensor]] = defaultdict(list)
             for parameter in parameters:
                 by_group[_exchange_group(parameter)].append(parameter)
-            found = {home.parameter: home for g, own in by_group.items() for home in _homes(g, own)}
-            self._homes = {parameter: found[parameter] for parameter in parameters}
+            homes_of = {
+                home.parameter: home for g, own in by_group.items() for home in _homes(g, own)
+            }
+            self._homes = {parameter: homes_of[parameter] for parameter in parameters}
         return self._homes
 
     def _parameters(self) -> list[DTensor]:

@@ -466,7 +466,7 @@ def test_weights_that_several_modules_hold() -> None:
         model.units[1].up.weight = model.units[0].up.weight
         return model
 
-    plain = tied()
+    plain, _unbuilt = tied(), nn.Module.__new__(nn.Module)
     model = copy.deepcopy(plain)
     fully_shard([model.units[0], model.units[1]])
     _train_beside(fully_shard(model), plain)
@@ -514,13 +514,8 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
     refuses(ConfigurationError, "a module with a forward()", fully_shard, nn.ModuleList([layer]))
     refuses(ConfigurationError, "sharded already", fully_shard, fully_shard(layer))
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())
-    refuses(
-        ConfigurationError,
-        "2 dtypes",
-        fully_shard,
-        mixed,
-        mp_policy=MixedPrecisionPolicy(torch.bfloat16),
-    )
+    policy = MixedPrecisionPolicy(torch.bfloat16)
+    refuses(ConfigurationError, "2 dtypes", fully_shard, mixed, mp_policy=policy)
     model, _ = _pair()
     refuses(LifecycleError, "cannot be copied", copy.deepcopy, model)
     model.units[0](batch())

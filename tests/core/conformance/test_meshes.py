@@ -52,17 +52,18 @@ def test_the_meshes_and_groups_that_are_in_force() -> None:
     """Of one axis and of two, with a group for gathers, and of a mesh that nobody gave."""
     rank, ranks = dist.get_rank(), dist.get_process_group_ranks
     model, _ = pair(3, **_two_axes(outer_dp_sharding_strategy=1))
-    same("all", ranks(model._dense.data_group), [0, 1, 2, 3])
+    same("all", ranks(model.axes_of(is_expert=False).data_group), [0, 1, 2, 3])
     fsdp = ranks(model.dist_index.get_fsdp_group())
     same("the inner axis", fsdp, [rank // 2 * 2, rank // 2 * 2 + 1])
-    named = {name: ranks(group) for name, group in model._dense.named_groups()}
+    named = {name: ranks(group) for name, group in model.axes_of(is_expert=False).named_groups()}
     own = {"inner": [rank // 2 * 2, rank // 2 * 2 + 1], "outer": [rank % 2, rank % 2 + 2]}
     same("by name", named, own)
     mesh = init_device_mesh("cpu", (_WORLD,), mesh_dim_names=("dp",))
     gathers = dist.new_group(list(range(_WORLD)))
     flat, _ = pair(3, device_mesh=mesh, dp_shard_dim="dp", fsdp_group_ag=gathers)
-    same("flat", (flat._dense.has_outer_axis, flat._dense.mesh is mesh), (False, True))
-    same("for gathers", flat._dense.gather_group is gathers, True)
+    axes = flat.axes_of(is_expert=False)
+    seen = axes.has_outer_axis, axes.mesh is mesh, axes.gather_group is gathers
+    same("flat, and for gathers", seen, (False, True, True))
     nameless, _ = pair(3)
     same("nameless", ranks(nameless.dist_index.get_fsdp_group()), [0, 1, 2, 3])
 
