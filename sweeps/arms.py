@@ -3,7 +3,7 @@
 WHAT is `.` (the working tree this command runs from), a git ref, or KEY:VALUE pairs with commas
 between them:
     git:REF  repo:PATH      a ref, of this repository or of another one
-    checkout:PATH           a folder as it is
+    checkout:PATH           a folder, unchanged
     python:INTERPRETER      for agent and ranks
     packages:PIN            installed by pip for this arm alone; may be repeated
     set:PATH=VALUE          a setting of this arm's runs; may be repeated

@@ -26,7 +26,7 @@ class PlannedRun:
 
 @dataclass(frozen=True)
 class Block:
-    """The arms, in this order, run `cell` in turn. `number` is the repeat of their runs."""
+    """The arms run `cell` one after another, in this order. `number` is their repeat."""
 
     cell: PlannedCell
     arms: tuple[str | None, ...]

@@ -26,7 +26,7 @@ MOST_BLOCKS = 1000
 
 
 class BlockBudget:
-    """The clock of a sweep; it starts with the first block that is asked for."""
+    """The clock of a sweep; it starts with the first block that is requested."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -37,7 +37,7 @@ class BlockBudget:
 
     @property
     def spent_seconds(self) -> float:
-        """Since the first block was asked for."""
+        """Since the first block was requested."""
         return 0.0 if self._begun is None else monotonic() - self._begun
 
     @property

@@ -6,7 +6,7 @@ the arms that had finished included: they were measured at another time than wha
 compared with. What failed with all of that unchanged would fail again, so it is not repeated
 unasked; what was interrupted is, and so is a block of several arms that a fault cost, a few times.
 
-What has a record and runs again is told why, in words: nothing is repeated silently.
+What has a record and runs again says why: nothing is repeated silently.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class MissingBlock:
     """A block to run.
 
     attempt: the number of its next attempt, counting all that were ever started. faults: attempts
-    that were lost with the code of today, and so count against the retries.
+    that were lost with the code of now, and so count against the retries.
     """
 
     block: Block
@@ -121,7 +121,7 @@ def compare_with_records(
     A good record outweighs a failed one of the same configuration and code, whichever is newer.
 
     Args:
-        plan: what is asked for.
+        plan: what is requested.
         records: all runs of the sweep.
         code_of: names the code of a run today.
         options: what runs again all the same.
@@ -163,7 +163,7 @@ def standing_in(plan: Plan, records: Iterable[RunOutline]) -> list[RunOutline]:
 
 
 def remembered(code_identity: CodeIdentity) -> CodeIdentity:
-    """`code_identity` asked once per engine and model factory: it reads many files."""
+    """`code_identity`, computed once per engine and model factory: it reads many files."""
     known: dict[tuple[str, str | None], str] = {}
 
     def ask(resolved: ResolvedRun) -> str:
@@ -245,7 +245,7 @@ def _failure(attempt: Attempt) -> RunOutline | None:
 
 
 _MOST_NAMED = 3
-_NO_FAULT = "another run of its block does not count, or it was asked for"
+_NO_FAULT = "another run of its block does not count, or it was requested"
 
 
 def _lines_of_repeats(

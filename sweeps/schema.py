@@ -32,7 +32,7 @@ class MatrixSection(_Section):
         description="groups of axes of equal length that advance together",
     )
     include: list[dict[str, Any]] = Field(
-        default_factory=list, description="single cells beside the product: setting -> value"
+        default_factory=list, description="single cells next to the product: setting -> value"
     )
     exclude: list[dict[str, Any]] = Field(
         default_factory=list, description="axis -> value, list or glob; matching cells go"
@@ -47,7 +47,7 @@ class OverrideSection(_Section):
 
 
 def _plain(text: str) -> str:
-    """What git, pip and others take as it is, and never as an option of theirs."""
+    """What git, pip and others take unchanged, and never as an option of theirs."""
     if not text.strip() or "\0" in text:
         raise ValueError("a text with something in it")
     if text.startswith("-"):
@@ -59,11 +59,11 @@ Plain = Annotated[str, AfterValidator(_plain)]
 
 
 class ArmSection(_Section):
-    """One side of a comparison; with nothing in it, the working tree as it is."""
+    """One side of a comparison; with nothing in it, the working tree, unchanged."""
 
     git: Plain | None = Field(default=None, description="a ref, looked up in `repo`")
     repo: Plain | None = Field(default=None, description="a repository; without it, this one")
-    checkout: Plain | None = Field(default=None, description="a folder as it is")
+    checkout: Plain | None = Field(default=None, description="a folder, unchanged")
     python: Plain | None = Field(default=None, description="interpreter of the ranks")
     packages: list[Plain] | None = Field(
         default=None, min_length=1, description="installed by pip for this arm alone"
@@ -89,7 +89,7 @@ class SweepFile(_Section):
     description: str = ""
     extends: str | None = Field(
         default=None,
-        description="a sweep file beside this one, or a shipped one, whose base lies under base",
+        description="a sweep file next to this one, or a shipped one, whose base lies under base",
     )
     base: RunSpec = RunSpec()
     matrix: MatrixSection = MatrixSection()
@@ -98,7 +98,7 @@ class SweepFile(_Section):
     arms: dict[str, ArmSection | str] = Field(
         default_factory=dict, description="name -> where its code comes from; two or more"
     )
-    interleave: bool = Field(default=False, description="run the arms in turn, block by block")
+    interleave: bool = Field(default=False, description="run the arms alternately, block by block")
     require: list[RequireSection] = Field(
         default_factory=list, description="kernels that NCCL's logs are to show; nccl SWEEP judges"
     )

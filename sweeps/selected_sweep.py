@@ -158,13 +158,13 @@ class SelectedSweep:
         arms_now = {arm.name: arm for arm in self.full_plan.arms}
         for arm in stored.arms:
             if arm.name not in self.sides:
-                return f"arm {arm.name}, which is not asked for"
+                return f"arm {arm.name}, which is not requested"
             for cell in stored.cells:
                 now = self.sides[arm.name].code_identity(cell.of(arm.name))
                 then = arm.codes.get(cell.id, now)
                 if then != now:
                     return (
-                        f"{arm.name} at {commit_text(arm)} (code {then}), asked for is"
+                        f"{arm.name} at {commit_text(arm)} (code {then}), requested is"
                         f" {commit_text(arms_now[arm.name])} (code {now})"
                     )
         return None

@@ -90,7 +90,7 @@ class _Tracing:
         with self._trace:
             yield
         line = json.dumps({"id": item.nodeid, "lines": self._trace.lines}) + "\n"
-        with self._file.open("ab", buffering=0) as out:  # in one piece, beside other processes
+        with self._file.open("ab", buffering=0) as out:  # in one piece, next to other processes
             out.write(line.encode())
 
 

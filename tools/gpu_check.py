@@ -2,7 +2,7 @@
 
 One question a part, the most valuable first, each within a limit of 8 minutes (docs/gpu.md). A part
 is a command; what it prints is kept in `results/gpu-check/PART.log`, and each finding, as soon as
-it is known, is a line of `findings.jsonl` beside it. A part that fails, dies or is ended at its
+it is known, is a line of `findings.jsonl` next to it. A part that fails, dies or is ended at its
 limit keeps its findings, and the next one begins. `--device cpu` tries the script itself: it runs
 the parts `tests`, `validate` and `losses` in small, and plans the sweeps of the others.
 

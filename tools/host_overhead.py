@@ -1,4 +1,4 @@
-"""What hooks and schedule cost the host per unit, beside FSDP2's.
+"""What hooks and schedule cost the host per unit, next to FSDP2's.
 
 Units of 256 parameters on torch's fake process group, which returns from every collective at once:
 arithmetic, memory and transfers vanish, and what is left of a forward and backward pass is the

@@ -1,19 +1,19 @@
 """Which detector notices which change of mfsdp_core: `python -m tools.kill_matrix FOLDER`.
 
-Changes are the patches of `tests/core/patches`, then fresh mutants. Detectors, each asked
+Changes are the patches of `tests/core/patches`, then fresh mutants. Detectors, each run
 separately:
 
     cases      of `validate`, quick, with their checks
     programs   of `validate`
     tests      of tests/core, without the nightly ones
 
-Each is asked only with what executes a changed statement, up to the first failure that does not
+Each runs only what executes a changed statement, up to the first failure that does not
 occur without the change. Answers are lines of FOLDER/answers.jsonl, so that a run goes on where
 the last one ended; `--table` prints what is known as Markdown and asks nothing.
 
     --mutants N --seed N   how many mutants, and which
     --patches FOLDER       the patches of a folder instead, and nothing else
-    --most N               cases or tests that one change meets at most, of each detector
+    --most N               cases or tests that run for one change at most, of each detector
     --detector NAME...     some detectors alone
     --minutes N            begin no further question after so many
 """
@@ -140,7 +140,7 @@ def of_mutant(mutant: Mutant) -> Change:
 
 
 def changed_statements(old: str, new: str) -> set[int]:
-    """Lines, from 1, of the statements of `old` that `new` changes, or puts others beside."""
+    """Lines, from 1, of the statements of `old` that `new` changes, or puts others next to them."""
     before, after = old.splitlines(), new.splitlines()
     changed: set[int] = set()
     matcher = difflib.SequenceMatcher(None, before, after, autojunk=False)
@@ -174,7 +174,7 @@ def _statements(source: str) -> Iterator[tuple[int, int]]:
 
 
 def changes(seed: int, mutants: int, folder: Path | None = None) -> list[Change]:
-    """All patches, and mutants of every room in turn; of `folder` its patches alone."""
+    """All patches, and mutants of each room, alternately; of `folder` its patches alone."""
     if folder is not None:
         return [of_patch(patch) for patch in sorted(folder.glob("*.patch"))]
     return [*map(of_patch, BUG_BY_ID.values()), *map(of_mutant, sample(seed, mutants))]
@@ -252,7 +252,7 @@ def on_tests() -> Detector:
 
 
 def _with_tests(core: Path) -> Path:
-    """The folder of a core, with all that tests of the core read beside it."""
+    """The folder of a core, with all that tests of the core read next to it."""
     for one in (
         "tests/core",
         "tests/conftest.py",
@@ -366,9 +366,9 @@ def answers(folder: Path) -> Answers:
 
 
 def table(known: Answers, wanted: Sequence[Change]) -> str:
-    """Who notices what; `-` was asked and did not, empty was not asked, 0 had nothing to ask.
+    """Who notices what; `-` ran and did not, empty did not run, 0 had nothing to ask.
 
-    Detectors are those of the answers, so that a file of an older tree can be told as well.
+    Detectors are those of the answers, so that a file of an older tree can be shown as well.
     """
     names = [*dict.fromkeys(name for _, name in known)]
     lines = [_row("change", names), "|---" * (len(names) + 1) + "|"]
@@ -378,7 +378,7 @@ def table(known: Answers, wanted: Sequence[Change]) -> str:
 
 def summary(known: Answers, wanted: Sequence[Change], names: Sequence[str]) -> list[str]:
     """Counts: of patches and mutants, what each detector notices, and notices alone."""
-    lines = [_row("", ["asked", *names]), "|---" * (len(names) + 2) + "|"]
+    lines = [_row("", ["changes", *names]), "|---" * (len(names) + 2) + "|"]
     for what, is_patch in (("patches", True), ("mutants", False)):
         ids = [one.id for one in wanted if one.is_patch == is_patch]
         whole = [one for one in ids if all((one, name) in known for name in names)]

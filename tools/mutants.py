@@ -84,7 +84,7 @@ class Mutant:
 
 
 def sample(seed: int, count: int) -> list[Mutant]:
-    """Mutants drawn by `seed`, of every room in turn; a room is a folder of the core."""
+    """Mutants drawn by `seed`, of each room, alternately; a room is a folder of the core."""
     rooms: dict[str, list[str]] = {}
     for path in sorted(CORE.rglob("*.py")):
         file = str(path.relative_to(CORE))

@@ -44,7 +44,7 @@ OnChange = Callable[[int, int, str, Tensor | None], None]
 
 
 class Dataless(TorchDispatchMode):
-    """While it is active no float is computed. on_change is told of every storage's bytes."""
+    """While it is active no float is computed. on_change gets every storage's bytes."""
 
     def __init__(self, on_change: OnChange, on_collective: OnCollective) -> None:
         super().__init__()

@@ -111,7 +111,7 @@ class Trace:
 
 
 def trace(resolved: ResolvedRun) -> Trace:
-    """The second step of rank 0 of `resolved`, whose model is traced as it is.
+    """The second step of rank 0 of `resolved`, whose model is traced unchanged.
 
     Raises:
         UnsupportedError: the engine or the model needs contents, hardware, or more address space.
@@ -209,7 +209,7 @@ class _Recorder:
         self._mark(SETUP)
 
     def changed(self, number: int, change: int, operation: str, tensor: Tensor | None) -> None:
-        """A storage has grown or shrunk; told by the dispatcher."""
+        """A storage has grown or shrunk; called by the dispatcher."""
         del operation
         if tensor is not None:
             dtype = str(tensor.dtype).removeprefix("torch.")

@@ -159,7 +159,7 @@ def _uneven_experts(run: ResolvedRun) -> str | None:
     if size == 1:
         return None
     if run.engine.tensor_parallel > 1:
-        return f"expert_parallel={size} beside tensor_parallel is not built: set one of them to 1"
+        return f"expert_parallel={size} besides tensor_parallel is not built: set one of them to 1"
     if hybrid is None or "E" not in hybrid.pattern:
         return f"expert_parallel={size} spreads experts over ranks; found a model without any"
     if hybrid.experts % size:

@@ -153,7 +153,7 @@ _NO_ARGUMENTS: Final = {"separate_gather_group", "recipe", "gather_precision"}
 
 
 class MegatronSwitches(EngineSettings):
-    """What megatron-fsdp and this project's core can both be told, under the core's names."""
+    """What megatron-fsdp and this project's core both have, under the core's names."""
 
     overlap_param_gather: bool = True
     """Gather the weights of the next unit while this one computes."""

@@ -146,7 +146,7 @@ class LaunchSpec(Frozen):
 
 
 class MeasureSpec(Frozen):
-    """What is measured beside time. A profiled run is not comparable in time."""
+    """What is measured besides time. A profiled run is not comparable in time."""
 
     profile: Profile = "none"
     """memory follows what autograd saves; torch writes a trace of three steps per rank."""
@@ -177,7 +177,7 @@ class RunSpec(Frozen):
     launch: LaunchSpec = LaunchSpec()
     """Processes and their environment."""
     measure: MeasureSpec = MeasureSpec()
-    """What is measured beside time."""
+    """What is measured besides time."""
 
     @field_validator("engine")
     @classmethod

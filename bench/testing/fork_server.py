@@ -36,7 +36,7 @@ def main(arguments: list[str]) -> None:
 
 
 def serve_requests(requests: Connection) -> None:
-    """Fork what is asked for until the other end closes."""
+    """Fork what is requested until the other end closes."""
     requests.send("ready")
     while True:
         try:
@@ -50,7 +50,7 @@ def serve_requests(requests: Connection) -> None:
 
 
 def _exit_code(pid: int) -> int:
-    """How a rank ended, negative for a signal; 0 for one that was asked about before.
+    """How a rank ended, negative for a signal; 0 for one that was reported before.
 
     A rank that closed its connection and lives on is killed.
     """

@@ -134,7 +134,7 @@ class Twice(Stack):
 
 
 class Recomputed(Stack):
-    """Activations are recomputed in the backward pass, in both of torch's ways in turn."""
+    """Activations are recomputed in the backward pass, in each of torch's two ways."""
 
     blocks_count = 4
 

@@ -100,7 +100,7 @@ def _join(world: World, rank: int, device: str) -> None:
 
 
 def _check_core(core: Path | None) -> None:
-    """Refuse to judge another mfsdp_core than the one that was asked for."""
+    """Refuse to judge another mfsdp_core than the one that was requested."""
     module = sys.modules.get("mfsdp_core")
     if module is None or core is None:
         return

@@ -54,7 +54,7 @@ class _Ways:
     shards: Shards | None = None
 
 
-_NO_MESHES = "models that were cut over meshes of their own are not asked of a callable"
+_NO_MESHES = "models that were cut over meshes of their own are not checked for a callable"
 
 
 def from_callable(
@@ -122,7 +122,7 @@ def _accepted(
     """The model as the callable gets it.
 
     Raises:
-        UnsupportedError: the case asks for what a callable is not told about.
+        UnsupportedError: the case asks for what a callable cannot know.
     """
     dtypes, engine = resolved.dtypes, resolved.engine
     if resolved.strategy != strategy:
@@ -130,11 +130,11 @@ def _accepted(
     if engine.outer_size > 1:
         raise UnsupportedError("one-axis", f"{_OWN} shards on one axis")
     if {dtypes.compute, dtypes.main_grads, dtypes.grad_comm} != {dtypes.main_params}:
-        raise UnsupportedError("one-dtype", f"{_OWN} is not told of mixed precision")
+        raise UnsupportedError("one-dtype", f"{_OWN} does not know mixed precision")
     plainly = Case(engine.name, strategy).resolved("cpu").engine.settings.model_dump()
     asked = {n for n, value in engine.settings.model_dump().items() if plainly.get(n) != value}
     if asked:
-        raise UnsupportedError("own-settings", f"{_OWN} is not told of {', '.join(sorted(asked))}")
+        raise UnsupportedError("own-settings", f"{_OWN} does not know {', '.join(sorted(asked))}")
     if hasattr(model, "tensor_mesh") or hasattr(model, "expert_mesh"):
         raise UnsupportedError("plain-weights", _NO_MESHES)
     return model.to(device, main_dtype(dtypes))

@@ -1,4 +1,4 @@
-"""Why a case cannot be asked of an engine here, known before anything runs."""
+"""Why a case cannot run for an engine here, known before anything runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def needs_ranks(needed: int, there: int) -> str:
 def why_not(case: Case, ranks: int, device: Literal["cpu", "cuda"], machine: Machine) -> str | None:
     """The reason, in words; None for a case that can run.
 
-    An engine given by its import path is asked everything: what it cannot do, it refuses itself.
+    An engine given by its import path gets every case: what it cannot do, it refuses itself.
     """
     if case.ranks > ranks:
         return needs_ranks(case.ranks, ranks)

@@ -1,4 +1,4 @@
-"""What was seen of a case beside what should have been, computed once and shared by all checks."""
+"""What was seen of a case, and what should have been, computed once and shared by all checks."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def wrong(step: int | None = None, measured: str = "", **fields: object) -> Wron
 
 
 class NotApplicableError(Exception):
-    """The check cannot be asked of this engine or case; says why."""
+    """The check does not apply to this engine or case; says why."""
 
 
 def numbers_apart(expected: Tensor, found: Tensor) -> dict[str, str]:

@@ -54,7 +54,7 @@ _SWITCHES = ("average", "per_token", "gather_group", "nan_check")
 #: What a scenario does. After it every case trains on, for two steps: `CLOSING_BOUNDS`.
 SCENARIOS: dict[Scenario, str] = {
     "train": "a step",
-    "unmarked": "no microbatch is marked as the last; the gradients are asked for afterwards",
+    "unmarked": "no microbatch is marked as the last; the gradients are requested afterwards",
     "again": "a further backward pass after the last one of a step; the gradients are dropped",
     "redirected": "the communication dtype changes between steps, and back",
     "equalised": "ranks start from different weights and are made equal",
@@ -91,7 +91,7 @@ _SHAPE = ModelShape(
 class Case:
     """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank.
 
-    reshard: ranks of the groups that keep weights between the passes (fsdp2), 0 is not asked.
+    reshard: ranks of the groups that keep weights between the passes (fsdp2), 0 is not checked.
     """
 
     engine: str

@@ -172,7 +172,7 @@ def _with(usual: Case, row: Row) -> Case:
 
 
 def _quick_on_two_axes(base: Case) -> Iterator[Case]:
-    """Hybrid sharding, and data parallelism beside tensor and expert parallelism."""
+    """Hybrid sharding, and data parallelism besides tensor and expert parallelism."""
     for inner, outer in _HYBRIDS:
         hybrid = replace(base, strategy=inner, ranks=4, outer=2, outer_strategy=outer)
         if inner != "optim_grads":

@@ -62,7 +62,7 @@ class WorkerSettings:
     def of_this_machine(cls, ranks: int | None, case_seconds: float) -> WorkerSettings:
         """CUDA where there are devices (one rank on each), else sets of four CPU ranks.
 
-        Where NCCL was told to let ranks share devices, as many as are asked for.
+        Where NCCL may let ranks share devices, as many as are requested.
         """
         devices = len(Machine.detect().cuda_devices)
         if devices and torch.cuda.is_available():
@@ -186,7 +186,7 @@ def side_by_side(
     """`body` for every item on one of the sets of ranks; results in the order of the items.
 
     A case waits more than it computes, so that two sets keep two cores busy.
-    With one set an item is begun when the next result is asked for. With more, closing the
+    With one set an item is begun when the next result is requested. With more, closing the
     iterator kills the ranks that work ahead.
     """
     if len(sets) == 1:

@@ -177,7 +177,7 @@ class Rowwise(nn.Module):
 class TensorParallel(Stack):
     """Every rank of a tensor-parallel group holds equal halves, so that one of them is a reference.
 
-    `cut` makes it so: the whole weight is the half beside itself.
+    `cut` makes it so: the whole weight is the half next to itself.
     """
 
     unit_classes = (Rowwise,)
@@ -249,7 +249,7 @@ _NO_MESHES = "the engine takes no model that was cut over meshes of its own"
 _NOWHERE_ELSE = {row.name: _NO_MESHES for row in TABLE if "expert_parallel" not in row.parallel}
 _DDP_ZERO = "examples.engines.ddp_zero:build"
 _SIMPLE_FSDP = "examples.engines.simple_fsdp:build"
-_UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless told to search for them"
+_UNUSED_BY_DDP = "DistributedDataParallel wants every parameter used unless it searches for them"
 _UNUSED = dict.fromkeys(("ddp", _DDP_ZERO), _UNUSED_BY_DDP)
 _DENSE_ADAM = dict.fromkeys(("single", "ddp", _DDP_ZERO), "torch's AdamW takes no sparse gradient")
 

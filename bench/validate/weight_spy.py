@@ -1,4 +1,4 @@
-"""Which weights the modules of a model really read: seen by hooks, not asked of the engine."""
+"""Which weights the modules of a model really read: seen by hooks, not reported by the engine."""
 
 from __future__ import annotations
 

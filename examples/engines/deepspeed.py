@@ -196,7 +196,7 @@ def _put_back_linear(package: Any) -> None:
 
 
 def configuration(resolved: ResolvedRun, elements: int) -> dict[str, Any]:
-    """What `deepspeed.initialize` is told of a model with so many trainable elements.
+    """What `deepspeed.initialize` gets for a model with so many trainable elements.
 
     A bucket has DeepSpeed's own size, but is hardly larger than the model: its size has to be even.
     """

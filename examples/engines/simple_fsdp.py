@@ -5,7 +5,7 @@ that is the gather, and its derivative is the reduction. No hooks, no buffers, n
 
 - optim_grads: gathered weights stay in the graph of a microbatch until its backward pass;
 - optim_grads_params: what the graph keeps of a gathered weight is a note of where it came from; the
-  backward pass gathers again. Compiled, the partitioner is told to recompute the gathers.
+  backward pass gathers again. Compiled, the partitioner must recompute the gathers.
 With k microbatches there are k gathers (or 2k of what the backward pass reads) and k reductions per
 weight, each by itself; nothing overlaps unless a compiler reorders it.
 """
@@ -60,7 +60,7 @@ class _Gathers:
         return dtensor.to_local(grad_placements=[Partial()])
 
     def recomputed(self, stored: DTensor) -> Tensor:
-        """`whole`, of which a compiler is told to keep nothing for the backward pass."""
+        """`whole`, of which a compiler keeps nothing for the backward pass."""
         contexts = partial(create_selective_checkpoint_contexts, _recompute)
         found: Tensor = checkpoint(self.whole, stored, use_reentrant=False, context_fn=contexts)
         return found
@@ -215,7 +215,7 @@ def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Simp
 
 @takes_meta
 def traced(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> SimpleFsdpEngine:
-    """Compiled by `aot_eager`: traced, and run as it is."""
+    """Compiled by `aot_eager`: traced, and run unchanged."""
     return SimpleFsdpEngine(model, resolved, device, "aot_eager")
 
 

@@ -93,7 +93,7 @@ def test_low_precision_gathers_that_did_not_happen_fail(fork_server: ForkServer)
     assert {"computed weights", "gather precision"} <= set(checks)
     finding = next(c.finding for c in verdict.failures if c.check == "gather precision")
     assert finding is not None
-    assert finding.found.startswith("low-precision gathers were asked for and not made: bfloat16")
+    assert finding.found.startswith("low-precision gathers were requested and not made: bfloat16")
 
 
 class Wrong(NamedTuple):

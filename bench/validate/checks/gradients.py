@@ -47,7 +47,7 @@ def gradients(evidence: CaseEvidence) -> str:
 
 
 def _check_unused(evidence: CaseEvidence, name: str, step: int) -> None:
-    """What nobody used has no gradient, and what was used has one, be it of zeros."""
+    """A parameter without a use has no gradient, and what was used has one, be it of zeros."""
     is_used = name in evidence.raw(step).used
     for rank, shard in enumerate(evidence.gradient_shards(name, step)):
         if (shard is not None) == is_used:

@@ -47,7 +47,7 @@ def at_rest(evidence: CaseEvidence) -> str:
                     found=f"{found} B",
                     evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
                 )
-    return f"{buffers} B per rank beside the optimizer's, to the byte"
+    return f"{buffers} B per rank besides the optimizer's, to the byte"
 
 
 def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:

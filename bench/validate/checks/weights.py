@@ -188,7 +188,7 @@ def exported_weights(evidence: CaseEvidence) -> str | None:
         ways = dict(one.exported or {})
         losses = ways.pop("loss", {})
         for way, whole in ways.items():
-            if whole or rank == 0:  # ranks beside the first need not get the whole
+            if whole or rank == 0:  # ranks besides the first need not get the whole
                 _check_equal(whole, evidence.initial, rank, way=(f"by {way}",))
         # A copy computes with the weights themselves, the model with codes of them.
         if evidence.case.recipe == "none" and len({float(x) for x in losses.values()}) > 1:

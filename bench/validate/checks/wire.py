@@ -67,7 +67,7 @@ def dtypes(evidence: CaseEvidence) -> str | None:
 
 
 def gather_precision(evidence: CaseEvidence) -> str | None:
-    """A case that asked for low-precision gathers has got some, by what was seen on the wire."""
+    """A case that requested low-precision gathers has got some, by what was seen on the wire."""
     case = evidence.case
     if case.recipe == "none" or not case.sharded or case.inner == 1:
         return None
@@ -77,7 +77,7 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
             found = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
             raise wrong(
                 0, rank=rank, expected=f"weights of {case.recipe} gathered in {CODES}",
-                found=f"low-precision gathers were asked for and not made: {found} on the wire",
+                found=f"low-precision gathers were requested and not made: {found} on the wire",
             )  # fmt: skip
     return f"{CODES} on the wire"
 
@@ -174,7 +174,7 @@ def _logged_bytes(found: StepSeen) -> tuple[Counter[str], int]:
 
 
 def groups(evidence: CaseEvidence) -> str | None:
-    """Gathers on a process group of their own, where that was asked for."""
+    """Gathers on a process group of their own, where that was requested."""
     case = evidence.case
     if not case.gather_group or case.inner == 1 or not case.sharded:
         return None

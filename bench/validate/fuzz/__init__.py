@@ -1,1 +1,1 @@
-"""Random training programs beside plain torch: drawn, run, and shrunk to a script that fails."""
+"""Random training programs compared with plain torch: drawn, run, and shrunk to a script."""

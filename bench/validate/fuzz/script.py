@@ -35,7 +35,7 @@ if __name__ == "__main__":
 """
 
 
-def script(program: Program, title: str = "A training program beside plain torch.") -> str:
+def script(program: Program, title: str = "A training program compared with plain torch.") -> str:
     """Source of `program`: it raises where the engine differs from plain torch.
 
     It is run on `program.ranks` ranks.
@@ -72,7 +72,7 @@ def _parts(source: str) -> tuple[list[str], str]:
 
 
 def text(value: object, indent: str = "") -> str:
-    """As Python writes it, without what is as it is by default; a line for each part."""
+    """As Python writes it, without what is the default; a line for each part."""
     inner = f"{indent}    "
     if is_dataclass(value) and not isinstance(value, type):
         parts = [

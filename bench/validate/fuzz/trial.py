@@ -1,4 +1,4 @@
-"""A program, run: a sharded model beside plain torch, compared after every pass, cycle and step."""
+"""A program, run: a sharded model and plain torch, compared after every pass, cycle and step."""
 
 from __future__ import annotations
 
@@ -235,7 +235,7 @@ class Trial:
         self.forget()
         _empty_queue()
 
-    # -- what a cycle does beside them ---------------------------------------------------------
+    # -- what a cycle does besides them ---------------------------------------------------------
 
     def forget(self) -> None:
         """Drop the gradients of both models."""

@@ -115,7 +115,7 @@ class Mfsdp(Driver):
         model.reset_mixed_precision_policy(changed)
 
     def gather_ahead(self, model: Any) -> None:
-        """Gather weights that no pass has asked for yet."""
+        """Gather weights that no pass has requested yet."""
         model.start_param_sync()
 
     def resume(self, model: Any, optimizer: Any, module: Any) -> tuple[Any, Any]:
