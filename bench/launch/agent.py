@@ -179,15 +179,11 @@ def _run(ranks: int, worker_module: str, run_dir: Path, where: list[str], file: 
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     outcome["kernel_oom_kills"] = out_of_memory_kills() - kills_before
-    _write_outcome(run_dir / "logs" / file, outcome)
-    return code
-
-
-def _write_outcome(path: Path, outcome: dict[str, Any]) -> None:
     try:
-        path.write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
+        (run_dir / "logs" / file).write_text(json.dumps(outcome, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        sys.stderr.write(f"cannot write {path}: {error}\n")
+        sys.stderr.write(f"cannot write {file}: {error}\n")
+    return code
 
 
 if __name__ == "__main__":

@@ -3,31 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from bench.launch.code import RankCode, named_folders
-from bench.launch.nccl_logs import nccl_variables
 from bench.launch.protocol import Order
+from bench.launch.rank import NCCL_LOGS_VARIABLE
 from bench.launch.rank_entry import mfsdp_bench_rank as rank_entry
+from bench.spec import ResolvedRun
 
 WORKER_MODULE = "bench.worker"
 RUN_DIR_VARIABLE = "MFSDP_BENCH_RUN_DIR"
 
-# Left over when the harness itself was started by torchrun or by a job step: they would make the
-# new agent join a group that is not its own.
-_FOREIGN = (
-    "RANK",
-    "LOCAL_RANK",
-    "WORLD_SIZE",
-    "LOCAL_WORLD_SIZE",
-    "GROUP_RANK",
-    "GROUP_WORLD_SIZE",
-    "ROLE_RANK",
-    "ROLE_NAME",
-    "ROLE_WORLD_SIZE",
-    "MASTER_ADDR",
-    "MASTER_PORT",
+#: Left over when the harness itself was started by torchrun or by a job step: they would make the
+#: new agent join a group that is not its own.
+_FOREIGN = re.compile(
+    r"((LOCAL|GROUP|ROLE)_)?(RANK|WORLD_SIZE)|ROLE_NAME|MASTER_(ADDR|PORT)|(TORCHELASTIC|PET)_.*"
 )
 #: Several ranks on one device: NCCL 2.30 or later, few channels each, and no NVLS.
 SHARED_DEVICE = {
@@ -35,7 +27,6 @@ SHARED_DEVICE = {
     "NCCL_MAX_CTAS": "4",
     "NCCL_NVLS_ENABLE": "0",
 }
-_FOREIGN_PREFIXES = ("TORCHELASTIC_", "PET_")
 
 
 def agent_command(order: Order, parent: int | None = None) -> list[str]:
@@ -57,12 +48,8 @@ def agent_command(order: Order, parent: int | None = None) -> list[str]:
 
 def rank_environment(order: Order, inherited: Mapping[str, str]) -> dict[str, str]:
     """Environment of the agent and the ranks: inherited, then the harness's, then the run's own."""
-    variables = {
-        name: value
-        for name, value in inherited.items()
-        if name not in _FOREIGN and not name.startswith(_FOREIGN_PREFIXES)
-    }
-    return variables | launch_variables(order, inherited)
+    kept = {name: value for name, value in inherited.items() if not _FOREIGN.fullmatch(name)}
+    return kept | launch_variables(order, inherited)
 
 
 def launch_variables(order: Order, inherited: Mapping[str, str]) -> dict[str, str]:
@@ -90,6 +77,14 @@ def launch_variables(order: Order, inherited: Mapping[str, str]) -> dict[str, st
         added |= SHARED_DEVICE
     added |= launch.nccl_variables
     return added | launch.env | nccl_variables(resolved)
+
+
+def nccl_variables(resolved: ResolvedRun) -> dict[str, str]:
+    """For evidence, the log of every rank. Nothing on CPU, where there is no NCCL."""
+    if resolved.measure.nccl == "none" or resolved.launch.device == "cpu":
+        return {}
+    subsystems = "INIT,ENV,TUNING,REG,COLL,ALLOC"
+    return {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": subsystems, NCCL_LOGS_VARIABLE: "1"}
 
 
 def nccl_library(variables: Mapping[str, str]) -> dict[str, str]:

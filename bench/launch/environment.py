@@ -61,7 +61,7 @@ def collect_environment(order: Order) -> dict[str, Any]:
             {"name": gpu.name, "uuid": gpu.uuid, "memory_bytes": gpu.memory_bytes}
             for gpu in machine.cuda_devices
         ],
-        "nvidia_driver": nvidia_driver(),
+        "nvidia_driver": _first_line(_NVIDIA_DRIVER),  # its own line about its version
         "python": code.versions()[1],
         "packages": dict(code.pinned.versions) if code.pinned else package_versions(),
         "git": git_state(code.root),
@@ -69,11 +69,6 @@ def collect_environment(order: Order) -> dict[str, Any]:
         "variables": shown_variables(os.environ),
         "set_by_launch": redact({k: v for k, v in added.items() if k not in _LEFT_OUT}),
     }
-
-
-def nvidia_driver() -> str | None:
-    """The driver's own line about its version; None without one."""
-    return _first_line(_NVIDIA_DRIVER)
 
 
 def cpu_governors(folder: Path = _CPUS) -> list[str]:

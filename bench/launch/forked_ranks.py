@@ -56,11 +56,8 @@ def fork_ranks() -> None:
             after_the_module = args[args.index("-m") + 2 :]
             return ForkedRank(after_the_module, env)
 
-    def handler(**arguments: Any) -> ForkingHandler:
-        return ForkingHandler(**arguments)
-
     if hasattr(elastic, "get_subprocess_handler"):
-        elastic.get_subprocess_handler = handler
+        elastic.get_subprocess_handler = ForkingHandler
 
 
 def name_callers_cheaply() -> None:
@@ -128,7 +125,9 @@ def _become_rank(arguments: list[str], env: Mapping[str, str], ready: int) -> No
             signal.signal(number, signal.SIG_DFL)
         os.environ.clear()
         os.environ.update(env)
-        _take_name(f"{RANK_NAME}{env['RANK']}")
+        # For lists of processes: the kernel shows the agent's command line for a fork.
+        name = f"{RANK_NAME}{env['RANK']}".encode()
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name, 0, 0, 0)
         sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]
         from bench.launch.rank import run
 
@@ -137,8 +136,3 @@ def _become_rank(arguments: list[str], env: Mapping[str, str], ready: int) -> No
         traceback.print_exc()
     finally:
         os._exit(1)
-
-
-def _take_name(name: str) -> None:
-    """For lists of processes: the kernel shows the agent's command line for a fork."""
-    ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import subprocess
 from functools import partial
 from pathlib import Path
@@ -14,15 +15,8 @@ from bench.errors import UsageError
 _TIMEOUT_SECONDS = 300.0
 _STATE_SECONDS = 20.0  # at the start of every run: a stalled file system must not hold it for long
 # What names a repository: a git hook that runs this sets some of them, to its own.
-_REPOSITORY_VARIABLES = (
-    "GIT_DIR",
-    "GIT_WORK_TREE",
-    "GIT_INDEX_FILE",
-    "GIT_COMMON_DIR",
-    "GIT_OBJECT_DIRECTORY",
-    "GIT_ALTERNATE_OBJECT_DIRECTORIES",
-    "GIT_PREFIX",
-    "GIT_NAMESPACE",
+_REPOSITORY_VARIABLES = re.compile(
+    "GIT_(DIR|WORK_TREE|INDEX_FILE|COMMON_DIR|(ALTERNATE_)?OBJECT_DIRECTOR(Y|IES)|PREFIX|NAMESPACE)"
 )
 _HEX_DIGITS = 16
 _COMMIT = b"# branch.oid "
@@ -47,7 +41,7 @@ def _run(
     folder: Path, *arguments: str, seconds: float = _TIMEOUT_SECONDS
 ) -> subprocess.CompletedProcess[bytes]:
     command = ["git", "-C", str(folder), *arguments]
-    variables = {k: v for k, v in os.environ.items() if k not in _REPOSITORY_VARIABLES}
+    variables = {k: v for k, v in os.environ.items() if not _REPOSITORY_VARIABLES.fullmatch(k)}
     try:
         return subprocess.run(
             command, env=variables, capture_output=True, timeout=seconds, check=False
@@ -134,26 +128,23 @@ def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
         UsageError: the folder was changed by hand, git cannot make it, or the commit lacks it.
     """
     prefix = git(repository, "rev-parse", "--show-prefix").stdout.strip()
-    folder = _whole_worktree(repository, commit, cache, who) / prefix
+    origin = git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
+    name = hashlib.sha256(origin.encode()).hexdigest()[:6]
+    whole_tree = cache / "worktrees" / f"{commit[:12]}-{name}"
+    git(repository, "worktree", "prune")
+    if whole_tree.exists():
+        _check_unchanged(whole_tree, commit, who)
+    else:
+        whole_tree.parent.mkdir(parents=True, exist_ok=True)
+        made = git(repository, "worktree", "add", "--quiet", "--detach", str(whole_tree), commit)
+        if made.returncode != 0:
+            said = (made.stderr.strip().splitlines() or ["it gave no reason"])[-1]
+            raise UsageError(f"{who}: git cannot check out {commit[:12]}: {said}")
+    folder = whole_tree / prefix
     if not folder.is_dir():
         raise UsageError(
             f"{who}: commit {commit[:12]} has no folder {prefix}; name a repository with repo:PATH"
         )
-    return folder
-
-
-def _whole_worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:
-    origin = git(repository, "rev-parse", "--path-format=absolute", "--git-common-dir").stdout
-    name = hashlib.sha256(origin.encode()).hexdigest()[:6]
-    folder = cache / "worktrees" / f"{commit[:12]}-{name}"
-    git(repository, "worktree", "prune")
-    if folder.exists():
-        _check_unchanged(folder, commit, who)
-        return folder
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    made = git(repository, "worktree", "add", "--quiet", "--detach", str(folder), commit)
-    if made.returncode != 0:
-        raise UsageError(f"{who}: git cannot check out {commit[:12]}: {_last_line(made.stderr)}")
     return folder
 
 
@@ -170,8 +161,3 @@ def _check_unchanged(folder: Path, commit: str, who: str) -> None:
         f"{who}: the prepared checkout {folder} {what}; expected commit {commit[:12]} untouched."
         " Remove that folder; it is made again"
     )
-
-
-def _last_line(text: str) -> str:
-    lines = text.strip().splitlines()
-    return lines[-1] if lines else "it gave no reason"

@@ -1,8 +1,8 @@
 """What a run reads that neither its settings nor its own code tell: by path and SHA-256.
 
 Ranks list the modules that they imported from outside of the environment
-(`rank_entry/mfsdp_bench_rank.py`); the launcher adds the data. A finished run counts only while
-all of it is what it was.
+(`rank_entry/mfsdp_bench_rank.py`); the launcher adds the data (`run`). A finished run counts only
+while all of it is what it was.
 """
 
 from __future__ import annotations
@@ -12,29 +12,11 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from stat import S_ISDIR
-from typing import Any
 
 from bench.errors import UsageError
 from bench.record import RunStatus, code_with_inputs
-from bench.spec import ResolvedRun
 
 _ABSENT = "absent"
-
-
-def imported_files(proofs: Mapping[int, dict[str, Any]]) -> dict[str, str]:
-    """Modules that the ranks imported, taken out of their proofs."""
-    found: dict[str, str] = {}
-    for proof in proofs.values():
-        found |= proof.pop("imported", {})
-    return found
-
-
-def data_inputs(resolved: ResolvedRun) -> dict[str, str]:
-    """The data of `resolved`; empty where they are made, not read."""
-    if resolved.data.path is None:
-        return {}
-    path = str(Path(resolved.data.path).absolute())
-    return {path: digest_now(path)}
 
 
 def code_now(code: str, status: RunStatus) -> str:
@@ -50,20 +32,16 @@ def changed_inputs(inputs: Mapping[str, str]) -> list[str]:
 def digest_now(path: str) -> str:
     """SHA-256 of a file, or of what ranks read of a folder; `absent` where nothing can be read."""
     try:
-        found = Path(path).stat()
+        state = Path(path).stat()
     except OSError:
         return _ABSENT
-    if S_ISDIR(found.st_mode):
-        return _digest(path)
-    return _file_digest(path, found.st_mtime_ns, found.st_size, found.st_ino)
+    if S_ISDIR(state.st_mode):  # whose stamp does not change with the files in it
+        return _digest.__wrapped__(path)
+    return _digest(path, state.st_mtime_ns, state.st_size, state.st_ino)
 
 
 @lru_cache(maxsize=4096)
-def _file_digest(path: str, *_stamp: int) -> str:
-    return _digest(path)
-
-
-def _digest(path: str) -> str:
+def _digest(path: str, *_stamp: int) -> str:
     from bench.data.source import corpus_bytes
 
     try:

@@ -15,11 +15,11 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import MutableMapping
 from pathlib import Path
 from typing import Final, Literal, NoReturn
 
 from bench.errors import UnsupportedError
-from bench.launch.nccl_logs import give_nccl_a_log
 from bench.launch.process import (
     AGENT_PID_VARIABLE,
     die_with_parent,
@@ -27,8 +27,9 @@ from bench.launch.process import (
     print_into,
 )
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import FAILURE, rank_file
+from bench.store.layout import FAILURE, nccl_log, rank_file
 
+NCCL_LOGS_VARIABLE: Final = "MFSDP_BENCH_NCCL_LOGS"
 FailureKind = Literal["out_of_memory", "nan", "unsupported", "crashed"]
 
 # Classes are recognised by name: torch and the loop may be what could not be imported.
@@ -71,6 +72,20 @@ def write_failure(run_dir: Path, rank: int, error: BaseException) -> None:
         "time_seconds": time.time(),
     }
     write_json_atomically(run_dir / rank_file(FAILURE, rank), document)
+
+
+def give_nccl_a_log(run_dir: Path, rank: int, environment: MutableMapping[str, str]) -> None:
+    """Point the NCCL of this rank to `nccl/rank<N>.log` if the run wants one, before it is loaded.
+
+    NCCL_DEBUG_FILE has no placeholder for a rank, and process ids repeat in containers. A file is
+    also the only form in which NCCL writes line by line; a pipe gets blocks, cut and glued.
+    """
+    if environment.get(NCCL_LOGS_VARIABLE) != "1":
+        return
+    path = nccl_log(run_dir, rank)
+    path.parent.mkdir(exist_ok=True)
+    # NCCL expands %h and %p, and reads %% as %.
+    environment["NCCL_DEBUG_FILE"] = str(path).replace("%", "%%")
 
 
 def main(arguments: list[str]) -> None:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from bench.errors import StoreGoneError
 from bench.launch.agent import OUTCOME_FILE
@@ -17,7 +18,7 @@ from bench.launch.command import WORKER_MODULE
 from bench.launch.desync import desync
 from bench.launch.ending import Ending, classify, gather_evidence
 from bench.launch.environment import collect_environment
-from bench.launch.inputs import data_inputs, imported_files
+from bench.launch.inputs import digest_now
 from bench.launch.local.launcher import LocalLauncher
 from bench.launch.protocol import Launcher, Order
 from bench.launch.watch import Heartbeat, Limits, Watch
@@ -67,15 +68,17 @@ def launch(
     with folder:
         folder.write_environment(collect_environment(order))
         expect_code(order)
-        data = data_inputs(resolved)
+        data = () if resolved.data.path is None else (str(Path(resolved.data.path).absolute()),)
+        inputs = {path: digest_now(path) for path in data}
         try:
             ending = _run(order, folder, launcher, stop=stop, on_step=on_step, limits=limits)
         except Exception as error:
-            _write_final(folder, Ending("crashed", f"the harness failed: {error!r}"), None, data)
+            _write_final(folder, Ending("crashed", f"the harness failed: {error!r}"), None, inputs)
             raise
         ending = _unless_unstable(folder, ending)
         proofs = read_proofs(folder, ranks)
-        inputs = data | imported_files(proofs)
+        for proof in proofs.values():
+            inputs |= proof.pop("imported", {})
         keep_proofs(folder, proofs)
         return _write_final(folder, ending, verdict(proofs, ranks), inputs)
 

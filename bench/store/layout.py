@@ -67,6 +67,11 @@ def rank_file(kind: str, rank: int) -> str:
     return f"{kind}.rank{rank}.json"
 
 
+def nccl_log(run_dir: Path, rank: int) -> Path:
+    """Where the NCCL of a rank writes."""
+    return run_dir / NCCL / f"rank{rank}.log"
+
+
 def is_of_arms(sweep_id: str, name: str) -> bool:
     """Whether the sweep is `name` with what its arms are behind it: `two-base-vs-head-0a1b2c3d`."""
     return bool(re.fullmatch(rf"{re.escape(name)}-[0-9a-f]{{{IDENTITY_DIGITS}}}", sweep_id))

@@ -13,10 +13,9 @@ from typing import Final, Self
 
 import torch.distributed as dist
 
-from bench.launch.nccl_logs import nccl_log
 from bench.spec import ResolvedRun
 from bench.store.atomic import write_json_atomically
-from bench.store.layout import NCCL
+from bench.store.layout import NCCL, nccl_log
 
 # Names that torch gives to the groups of a mesh, by the names of its dimensions.
 _ROLES: Final = {

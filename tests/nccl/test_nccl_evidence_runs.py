@@ -7,7 +7,8 @@ import json
 import pytest
 
 from bench.errors import ConfigError, NothingMeasuredError
-from bench.launch.nccl_logs import give_nccl_a_log, nccl_variables
+from bench.launch.command import nccl_variables
+from bench.launch.rank import give_nccl_a_log
 from bench.resolve.resolution import EVIDENCE_STEPS, resolve_anywhere
 from bench.spec import RunSpec
 from nccl_lines import coll, info, init, ring, sym
