@@ -12,7 +12,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Protocol
 
@@ -22,7 +23,6 @@ from torch import Tensor
 from bench.data.batches import Batches
 from bench.engines.protocol import Engine
 from bench.errors import BenchError
-from bench.meters.cost import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.device_state import DeviceState
 from bench.meters.memory import MemoryMeter
@@ -54,6 +54,34 @@ class StepOutcome:
     loss: float
     grad_norm: float | None
     learning_rate: float
+
+
+@dataclass
+class MeterCost:
+    """What measuring costs: seconds spent in each meter, and in the steps; all of this rank."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    step_seconds: float = 0.0
+    steps: int = 0
+
+    @contextmanager
+    def timed(self, meter: str) -> Iterator[None]:
+        """Add the time of the block to `meter`."""
+        start = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[meter] = self.seconds.get(meter, 0.0) + perf_counter() - start
+
+    def add_step(self, seconds: float) -> None:
+        """Count one step."""
+        self.steps += 1
+        self.step_seconds += seconds
+
+    @property
+    def fraction(self) -> float:
+        """Seconds in all meters over seconds in all steps; 0 before the first step."""
+        return sum(self.seconds.values()) / self.step_seconds if self.step_seconds else 0.0
 
 
 class StepMeter(Protocol):

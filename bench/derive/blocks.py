@@ -58,7 +58,8 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
     complete.sort(key=lambda block: max(map(_age, block.values())))
     current = _measured(complete[-1])
     # Later attempts come later in the list and replace earlier ones of the same number.
-    by_number = {_number(block): block for block in complete if _measured(block) == current}
+    current_blocks = (block for block in complete if _measured(block) == current)
+    by_number = {next(iter(block.values())).status.repeat: block for block in current_blocks}
     return [by_number[number] for number in sorted(by_number)]
 
 
@@ -81,10 +82,6 @@ def _measured(block: Block) -> tuple[bool, dict[str, tuple[str, str]]]:
     """What a block is about: how it was run, and the configuration and code of every arm."""
     sides = {arm: (r.resolved.config_hash, r.status.code) for arm, r in block.items()}
     return is_interleaved(block), sides
-
-
-def _number(block: Block) -> int:
-    return next(iter(block.values())).status.repeat
 
 
 def _age(record: RunRecord) -> str:

@@ -66,35 +66,27 @@ def hardware_key(record: RunRecord) -> HardwareKey:
     """The key of one run; what its environment does not say is unknown, or 1 for counts."""
     environment = record.environment
     nodes = _count(_variables(record).get("SLURM_NNODES"))
+    interconnect = str(environment.get("interconnect") or UNKNOWN)
     if record.resolved.launch.device == "cpu":
         return HardwareKey(
             kind="cpu",
             device=str(environment.get("cpu_name") or UNKNOWN),
             count=_count(environment.get("cpu_count")),
             nodes=nodes,
-            interconnect="host" if nodes == 1 else _interconnect(environment),
+            interconnect="host" if nodes == 1 else interconnect,
         )
     names = record.runtime.get("device_names")
     devices = [str(name) for name in names] if isinstance(names, list) else []
     count = len(devices) or record.resolved.launch.ranks
-    alone = count == 1 and nodes == 1
+    driver = _DRIVER.search(str(environment.get("nvidia_driver")))
     return HardwareKey(
         kind="cuda",
         device=" + ".join(sorted(set(devices))) or UNKNOWN,
         count=count,
         nodes=nodes,
-        interconnect="none" if alone else _interconnect(environment),
-        driver=_driver_major(environment.get("nvidia_driver")),
+        interconnect="none" if count == 1 and nodes == 1 else interconnect,
+        driver=driver[1] if driver else UNKNOWN,
     )
-
-
-def _interconnect(environment: Mapping[str, Any]) -> str:
-    return str(environment.get("interconnect") or UNKNOWN)
-
-
-def _driver_major(text: object) -> str:
-    found = _DRIVER.search(text) if isinstance(text, str) else None
-    return found.group(1) if found else UNKNOWN
 
 
 def _count(value: object) -> int:

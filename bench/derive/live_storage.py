@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from pydantic import BaseModel, ConfigDict
 
@@ -52,7 +51,9 @@ def over_ranks(ranks: Sequence[LiveStorage]) -> LiveStorage:
     """One account of what every rank held."""
     sites: dict[str, LiveRow] = {}
     for row in (row for rank in ranks for row in rank.rows):
-        sites[row.site] = _added(sites[row.site], row) if row.site in sites else row
+        known = sites.setdefault(row.site, row.model_copy(update={"bytes": 0, "storages": 0}))
+        sums = {"bytes": known.bytes + row.bytes, "storages": known.storages + row.storages}
+        sites[row.site] = known.model_copy(update=sums)
     return LiveStorage(
         step=ranks[0].step,
         bytes=tuple(size for rank in ranks for size in rank.bytes),
@@ -60,13 +61,8 @@ def over_ranks(ranks: Sequence[LiveStorage]) -> LiveStorage:
     )
 
 
-def _added(one: LiveRow, other: LiveRow) -> LiveRow:
-    sums = {name: getattr(one, name) + getattr(other, name) for name in ("bytes", "storages")}
-    return one.model_copy(update=sums)
-
-
 def risen(base: LiveStorage, head: LiveStorage) -> list[tuple[LiveRow, int]]:
     """Sites that hold more than before with how many bytes more, the largest first."""
-    before: Mapping[str, Any] = {row.site: row.bytes for row in base.rows}
+    before = {row.site: row.bytes for row in base.rows}
     more = [(row, row.bytes - before.get(row.site, 0)) for row in head.rows]
     return sorted(((row, size) for row, size in more if size > 0), key=lambda pair: -pair[1])

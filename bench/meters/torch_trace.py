@@ -63,22 +63,18 @@ class Ranges:
     def _begin_one(self, name: str) -> Any:
         if name.startswith(_OF_UNITS):
             return self._begin_recorded(name)
-        return None, _start(name)
+        return None, nvtx.start_range(message=name, domain=_DOMAIN)
 
     def _begin_recorded(self, name: str) -> Any:
         recorded = record_function(f"{_DOMAIN}: {name}")
         recorded.__enter__()
-        return recorded, _start(name)
+        return recorded, nvtx.start_range(message=name, domain=_DOMAIN)
 
     def _end_one(self, handle: Any) -> None:
         recorded, handle_in_nvtx = handle
         nvtx.end_range(handle_in_nvtx)
         if recorded is not None:
             recorded.__exit__(None, None, None)
-
-
-def _start(name: str) -> Any:
-    return nvtx.start_range(message=name, domain=_DOMAIN)
 
 
 #: The last step before those that are traced, and how many those are.

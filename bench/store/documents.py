@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,12 @@ from bench.store.reading import read_json_object
 from bench.verdict import ValidationRecord
 
 
+@dataclass(frozen=True)
 class NamedDocuments:
     """`<folder>/<name>.json`; a file is replaced as one step, and read tolerantly."""
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder = folder
-        self.kind = kind
+    folder: Path
+    kind: str
 
     def path(self, name: str) -> Path:
         """Where `name` is, or would be.
@@ -52,9 +53,7 @@ class NamedDocuments:
             UsageError: it is there and cannot be read.
         """
         path = self.path(name)
-        if not path.exists():
-            return None
-        return read_document(path, self.kind)
+        return read_document(path, self.kind) if path.exists() else None
 
     def read(self, name: str) -> dict[str, Any]:
         """The document `name`.
@@ -91,11 +90,11 @@ PREFIX = "validation-"
 _FILE = "verdict.json"
 
 
+@dataclass(frozen=True)
 class Validations:
     """`validations/<id>/verdict.json`, replaced as one step while it grows."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def new_id(self) -> str:
         """An id that sorts by time."""

@@ -44,7 +44,12 @@ class FileLock:
                 return False
             except OSError as error:
                 os.close(descriptor)
-                raise _without_locks(self.path, error) from error
+                if error.errno not in _NO_LOCKS:
+                    raise
+                raise UsageError(
+                    f"cannot lock {self.path}: {error.strerror}; the file system of the results"
+                    " folder must support locks (flock): use a local disk, or mount it with locking"
+                ) from error
             try:
                 os.ftruncate(descriptor, 0)
                 os.write(descriptor, holder.encode())
@@ -59,15 +64,6 @@ class FileLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
-
-
-def _without_locks(path: Path, error: OSError) -> OSError | UsageError:
-    if error.errno not in _NO_LOCKS:
-        return error
-    return UsageError(
-        f"cannot lock {path}: {error.strerror}; the file system of the results folder must support"
-        " locks (flock): use a local disk, or mount it with locking"
-    )
 
 
 def is_locked(path: Path) -> bool:

@@ -31,11 +31,11 @@ _NAME = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 _STEP: TypeAdapter[ImportedStep] = TypeAdapter(ImportedStep)
 
 
+@dataclasses.dataclass(frozen=True)
 class Imports:
     """All imported runs of a results folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def write(self, run: ImportedRun) -> ImportedRun:
         """Keep a run; nothing happens where it was imported before.

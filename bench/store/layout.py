@@ -126,7 +126,8 @@ def _check_kind(root: Path, *, create: bool) -> None:
             f"{root} is a file; expected a results folder: give the path of a folder"
         )
     # Listed before SCHEMA is looked for: [Note: SCHEMA comes first].
-    others = create and root.exists() and any(not _is_draft(one.name) for one in root.iterdir())
+    draft = re.compile(rf"\.{SCHEMA}\..*\.tmp")  # what SCHEMA is written to before it has its name
+    others = create and root.exists() and not all(draft.fullmatch(o.name) for o in root.iterdir())
     if (root / SCHEMA).is_file():
         _check_version(root)
     elif not create:
@@ -156,11 +157,6 @@ def _create(root: Path) -> None:
     with reporting_failed_writes(root):
         for folder in (root / RUNS, root / SWEEPS):
             folder.mkdir(exist_ok=True)
-
-
-def _is_draft(name: str) -> bool:
-    """Whether it is what SCHEMA is written to before it gets its name."""
-    return name.startswith(f".{SCHEMA}.") and name.endswith(".tmp")
 
 
 def _check_version(root: Path) -> None:

@@ -21,7 +21,6 @@ from bench.record import (
     RunOutline,
     RunRecord,
     RunStatus,
-    StepSample,
     shortened,
 )
 from bench.spec import ResolvedRun
@@ -43,7 +42,7 @@ def read_record(path: Path, run_id: str) -> RunRecord:
     """
     resolved = read_spec(path)
     problems: list[str] = []
-    document = _status_document(path, problems)
+    document = read_json_object(path / layout.STATUS, problems)
     status = _status(path, document, problems)
     changed = _changed(path, document or {})
     problems += changed
@@ -52,12 +51,18 @@ def read_record(path: Path, run_id: str) -> RunRecord:
         problems.append(f"{layout.ENVIRONMENT} is missing")
         environment = {}
     environment["runtime"] = read_json_object(path / layout.RUNTIME, problems) or {}
+    steps, ranks = read_samples(path, problems), range(resolved.launch.ranks)
+    if steps:
+        steps = {rank: [] for rank in ranks} | steps
+    missing = [rank for rank in ranks if not steps.get(rank)]
+    if status.state == "ok" and missing:
+        problems.append(f"no samples of rank {shortened(missing)}")
     return RunRecord(
         run_id=run_id,
         resolved=resolved,
         status=status,
         environment=environment,
-        steps=_read_steps(path, resolved, status, problems),
+        steps=steps,
         memory=read_json_object(path / layout.MEMORY, problems),
         counts=read_json_object(path / layout.COUNTS, problems),
         problems=tuple(problems),
@@ -74,7 +79,7 @@ def read_outline(path: Path, run_id: str) -> RunOutline:
     Raises:
         DamagedRecordError: as `read_record`.
     """
-    document = _status_document(path, []) or {}
+    document = read_json_object(path / layout.STATUS, []) or {}
     if document.get("state") in FINISHED_GOOD and document.get(DIGEST) is not None:
         problems: list[str] = []
         status = _status(path, document, problems)
@@ -113,11 +118,7 @@ def read_spec(path: Path) -> ResolvedRun:
 
 def read_status(path: Path, problems: list[str]) -> RunStatus:
     """`status.json`; a run that says it is running but has no living owner was interrupted."""
-    return _status(path, _status_document(path, problems), problems)
-
-
-def _status_document(path: Path, problems: list[str]) -> dict[str, Any] | None:
-    return read_json_object(path / layout.STATUS, problems)
+    return _status(path, read_json_object(path / layout.STATUS, problems), problems)
 
 
 def _status(path: Path, document: dict[str, Any] | None, problems: list[str]) -> RunStatus:
@@ -179,16 +180,3 @@ def read_json_object(file: Path, problems: list[str]) -> dict[str, Any] | None:
         problems.append(f"{file.name}: expected a JSON object, found {type(document).__name__}")
         return None
     return document
-
-
-def _read_steps(
-    path: Path, resolved: ResolvedRun, status: RunStatus, problems: list[str]
-) -> dict[int, list[StepSample]]:
-    steps = read_samples(path, problems)
-    if steps:
-        steps = {rank: [] for rank in range(resolved.launch.ranks)} | steps
-    if status.state == "ok":
-        missing = [rank for rank in range(resolved.launch.ranks) if not steps.get(rank)]
-        if missing:
-            problems.append(f"no samples of rank {shortened(missing)}")
-    return steps

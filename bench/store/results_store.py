@@ -33,10 +33,18 @@ class DamagedRun:
 
 
 class ResultsStore:
-    """All runs and plans under one root. Create it with `open`."""
+    """All runs and plans under one root. Create it with `open`.
+
+    baselines: named reference numbers. noise: A/A calibrations, by key of the hardware. imports:
+    runs of other frameworks. validations: verdicts on engines.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
+        self.baselines = NamedDocuments(root / layout.BASELINES, "baseline")
+        self.noise = NamedDocuments(root / layout.NOISE, "noise calibration")
+        self.imports = Imports(root / layout.IMPORTS)
+        self.validations = Validations(root / layout.VALIDATIONS)
 
     @classmethod
     def open(cls, path: str | Path, create: bool) -> ResultsStore:
@@ -49,26 +57,6 @@ class ResultsStore:
         root = Path(path).expanduser().absolute()
         layout.open_layout(root, create=create)
         return cls(root)
-
-    @property
-    def baselines(self) -> NamedDocuments:
-        """Named reference numbers, `baselines/<name>.json`."""
-        return NamedDocuments(self.root / layout.BASELINES, "baseline")
-
-    @property
-    def noise(self) -> NamedDocuments:
-        """A/A calibrations, `noise/<hardware-key>.json`."""
-        return NamedDocuments(self.root / layout.NOISE, "noise calibration")
-
-    @property
-    def imports(self) -> Imports:
-        """Runs of other frameworks, `imports/<id>/workload.json`."""
-        return Imports(self.root / layout.IMPORTS)
-
-    @property
-    def validations(self) -> Validations:
-        """Verdicts on engines, `validations/<id>/verdict.json`."""
-        return Validations(self.root / layout.VALIDATIONS)
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
@@ -144,15 +145,11 @@ def _many_lines() -> None:
 
 def _seconds(call: Callable[[], object], times: int, device: torch.device) -> float:
     """Mean time of `call` after one that does not count."""
+    finish = partial(torch.cuda.synchronize, device) if device.type == "cuda" else _nothing
     call()
-    _finish(device)
+    finish()
     start = perf_counter()
     for _ in range(times):
         call()
-    _finish(device)
+    finish()
     return (perf_counter() - start) / times
-
-
-def _finish(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend
 from bench.derive.timeline import peak
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.protocol import Engine
-from bench.meters.cost import MeterCost
+from bench.loop import MeterCost
 from bench.meters.memory import CATEGORIES, MemoryMeter
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.memory_timeline import attributed

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from bench.engines.ring_bytes import RingBytes
-from bench.meters.cost import MeterCost
+from bench.loop import MeterCost
 from bench.meters.cpu_time import CpuMeter, spent
 from bench.meters.memory_profile import MemoryProfile
 from bench.meters.saved_activations import SavedActivations
@@ -21,7 +21,7 @@ KIB = 1024
 
 def test_the_cost_of_a_meter_is_the_time_spent_in_it(monkeypatch):
     readings = iter((1.0, 1.25, 7.0, 7.5))
-    monkeypatch.setattr("bench.meters.cost.perf_counter", lambda: next(readings))
+    monkeypatch.setattr("bench.loop.perf_counter", lambda: next(readings))
     cost = MeterCost()
     for _ in range(2):
         with cost.timed("slow"):
