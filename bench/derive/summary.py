@@ -131,26 +131,23 @@ def _window_steps(
     record: RunRecord,
     notes: list[str],
 ) -> list[list[StepSample]]:
+    run, why = record.resolved, ""
     if steady is None:
-        notes.append(f"no times: the run ended as {record.status.state}")
+        why = f"the run ended as {record.status.state}"
+    elif not steady.stable:
+        why = f"not steady, {steady.reason}"
+    elif not record.status.comparable_in_time:
+        why = "the run was profiled, which slows it down"
+        if run.measure.nccl == "evidence":
+            why = "NCCL wrote a log of every collective, which slows the run down"
+        elif run.launch.ranks_per_device > 1:
+            why = "ranks shared a device"
+    if steady is None or why:
+        notes.append(f"no times: {why}")
         return []
-    if not steady.stable:
-        notes.append(f"no times: not steady, {steady.reason}")
-        return []
-    if not record.status.comparable_in_time:
-        notes.append(_why_no_times(record))
-        return []
-    if len(steps) < record.resolved.train.steps:
-        notes.append(f"{len(steps)} of {record.resolved.train.steps} steps are complete")
+    if len(steps) < run.train.steps:
+        notes.append(f"{len(steps)} of {run.train.steps} steps are complete")
     return steps[steady.first - 1 : steady.last]
-
-
-def _why_no_times(record: RunRecord) -> str:
-    if record.resolved.measure.nccl == "evidence":
-        return "no times: NCCL wrote a log of every collective, which slows the run down"
-    if record.resolved.launch.ranks_per_device > 1:
-        return "no times: ranks shared a device"
-    return "no times: the run was profiled, which slows it down"
 
 
 def _tokens_per_step(

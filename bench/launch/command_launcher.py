@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bench.errors import UsageError
 from bench.launch.agent import OUTCOME_FILE, node_file
@@ -145,7 +145,8 @@ def _write_script(order: Order, hosts: Sequence[str]) -> Path:
     }
     if launch.nodes > 1:
         port = random.SystemRandom().randrange(*_PORTS)
-        variables |= Rendezvous(_address(hosts[0]), port, launch.nodes).variables()
+        address = hosts[0].rpartition("@")[2]  # without the user of `user@host`
+        variables |= Rendezvous(address, port, launch.nodes).variables()
     names = "".join(f"  {n}) name={shlex.quote(host)} ;;\n" for n, host in enumerate(hosts))
     command = agent_command(order, parent=0)
     script = order.run_dir / LOGS / "agent.sh"
@@ -160,11 +161,6 @@ def _write_script(order: Order, hosts: Sequence[str]) -> Path:
     )
     script.write_bytes(os.fsencode(text))  # names of files and values as they are, byte by byte
     return script
-
-
-def _address(host: str) -> str:
-    """Without the user of `user@host`."""
-    return host.rpartition("@")[2]
 
 
 class CommandJob:
@@ -210,7 +206,11 @@ class CommandJob:
                 continue
 
     def _ended(self, failed: Mapping[str, int]) -> JobState:
-        words = {node: self._outcome(node) for node in range(len(self._hosts))}
+        logs = self._order.run_dir / LOGS
+        words = {
+            node: read_json_object(logs / node_file(OUTCOME_FILE, node), [])
+            for node in range(len(self._hosts))
+        }
         kills = max((one.get("kernel_oom_kills", 0) for one in words.values() if one), default=0)
         if not failed:
             return JobState("ended", exit_code=0, kernel_oom_kills=kills)
@@ -220,20 +220,13 @@ class CommandJob:
         lost = {host: code for host, code in lost.items() if {*host.split(",")} & {*silent}}
         host, code = next(iter((lost or failed).items()))
         if lost:
-            said = self._last_line(host)
+            log = logs / node_file(AGENT_LOG, [*self._clients].index(host))
+            lines = log.read_bytes().decode("utf-8", "replace").strip().splitlines()
+            said = lines[-1][:200] if lines else ""
             what = f"the command for {host} ended with exit code {code}"
             detail = f"host {', '.join(silent)} was lost: {what}{said and f': {said}'}"
             return JobState("ended", detail, code, "interrupted", kills)
         return JobState("ended", f"on {host}", code, kernel_oom_kills=kills)
-
-    def _outcome(self, node: int) -> dict[str, Any] | None:
-        file = node_file(OUTCOME_FILE, node)
-        return read_json_object(self._order.run_dir / LOGS / file, [])
-
-    def _last_line(self, host: str) -> str:
-        number = [*self._clients].index(host)
-        lines = (self._order.run_dir / LOGS / node_file(AGENT_LOG, number)).read_bytes()
-        return (lines.decode("utf-8", "replace").strip().splitlines() or [""])[-1][:200]
 
     def cancel(self, grace_seconds: float) -> None:
         """By the run folder on every host; then the commands, in case they hold on."""

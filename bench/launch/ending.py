@@ -12,7 +12,7 @@ import json
 import math
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from pydantic import BaseModel
@@ -141,16 +141,10 @@ RULES: Final[tuple[Callable[[Evidence], Ending | None], ...]] = (
 )
 
 
-class _RankEnd(BaseModel):
-    rank: int
-    exit_code: int | None = None
-    died_seconds: float | None = None
-
-
 class _AgentReport(BaseModel):
     """`agent*.json`, as `bench.launch.agent` writes it."""
 
-    failures: list[_RankEnd] = []
+    failures: list[RankFailure] = []
     signal: int | None = None
     signal_seconds: float = math.inf
 
@@ -165,10 +159,10 @@ def gather_evidence(
         report = understood(_AgentReport, read_json_object(file, [])) or _AgentReport()
         agents[int("".join(filter(str.isdigit, file.name)) or 0)] = report
     seen = {one.rank: one for agent in agents.values() for one in agent.failures}
-    failures = []
-    for rank in sorted({*reports, *seen}):
-        one = seen.get(rank, _RankEnd(rank=rank))
-        failures.append(RankFailure(rank, reports.get(rank), one.exit_code, one.died_seconds))
+    failures = [
+        replace(seen.get(rank, RankFailure(rank)), report=reports.get(rank))
+        for rank in sorted({*reports, *seen})
+    ]
     # Where a rank has failed on one node, the agents of the others are ended for it.
     signals = [one.signal for one in agents.values() if one.signal is not None and not seen]
     first = min((one.first_seconds for one in failures), default=math.inf)

@@ -17,8 +17,6 @@ from bench.launch.code import RankCode
 from bench.record import RunState
 from bench.spec import LaunchSpec, ResolvedRun
 
-Phase = Literal["running", "ended"]
-
 
 @dataclass(frozen=True)
 class Order:
@@ -40,7 +38,7 @@ class JobState:
     ended for lack of memory while the job ran.
     """
 
-    phase: Phase
+    phase: Literal["running", "ended"]
     detail: str = ""
     exit_code: int | None = None
     state: RunState | None = None

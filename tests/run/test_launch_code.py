@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 import sys
 import types
 from pathlib import Path
@@ -110,8 +111,6 @@ def test_a_file_that_moves_is_a_change(checkout: Path) -> None:
 def test_the_same_code_has_the_same_identity_wherever_it_lies(
     checkout: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    import shutil
-
     copy = tmp_path_factory.mktemp("copy") / "elsewhere"
     shutil.copytree(checkout, copy)
     assert identity("mfsdp", copy) == identity("mfsdp", checkout)

@@ -15,15 +15,15 @@ SLACK = 60
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (15900, ("mfsdp_core/",)),
     "bench: spec, resolve": (3214, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4258, (
+    "bench: record, store, derive, errors": (4212, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
         "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
         "bench/known_failures.py", "bench/__init__.py",
     )),
     "bench: models, data": (1787, ("bench/models/", "bench/data/")),
     "bench: engines": (1985, ("bench/engines/",)),
-    "bench: meters, worker, loop": (2610, ("bench/meters/", "bench/worker/", "bench/loop.py")),
-    "bench: launch": (3663, ("bench/launch/",)),
+    "bench: meters, worker, loop": (2594, ("bench/meters/", "bench/worker/", "bench/loop.py")),
+    "bench: launch": (3563, ("bench/launch/",)),
     "bench: validate, testing, plug-in": (7414, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),

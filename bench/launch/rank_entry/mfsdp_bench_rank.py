@@ -110,21 +110,22 @@ def outside_files(packages: dict[str, Any], distributions: dict[str, Any]) -> di
 
 
 def keep(run_dir: Path, proof: dict[str, Any]) -> None:
-    """Append the proof to the file of this node, as one line by one write: ranks share the file."""
-    line = json.dumps({"rank": int(os.environ.get("RANK", "0")), **placement(), **proof}) + "\n"
+    """Append the proof to the file of this node, as one line by one write: ranks share the file.
+
+    A node goes by the name that Slurm gives it, or the file of hosts.
+    """
+    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
+    place = {
+        "rank": int(os.environ.get("RANK", "0")),
+        "host": next(filter(None, names), socket.gethostname()),
+        "local_rank": int(os.environ.get("LOCAL_RANK", "0")),
+    }
     name = PROOFS_GLOB.replace("*", os.environ.get("GROUP_RANK", "0"))
     descriptor = os.open(run_dir / name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        os.write(descriptor, line.encode())
+        os.write(descriptor, f"{json.dumps({**place, **proof})}\n".encode())
     finally:
         os.close(descriptor)
-
-
-def placement() -> dict[str, Any]:
-    """Where this rank runs; a node goes by the name that Slurm gives it, or the file of hosts."""
-    names = (os.environ.get(name) for name in ("SLURMD_NODENAME", "MFSDP_BENCH_NODE_NAME"))
-    host = next(filter(None, names), socket.gethostname())
-    return {"host": host, "local_rank": int(os.environ.get("LOCAL_RANK", "0"))}
 
 
 def collect(expected: dict[str, Any]) -> dict[str, Any]:
@@ -149,23 +150,15 @@ def located(package: str, wanted: dict[str, Any]) -> dict[str, Any]:
         return {"root": None, "sha256": None, "elsewhere": [], "files": {}}
     root = place.parent.parent if place.name == "__init__.py" else place.parent
     files = file_hashes(root, wanted["patterns"])
-    loaded = loaded_files(package) if "root" in wanted else []
+    names = [name for name in sorted(sys.modules) if name.partition(".")[0] == package]
+    loaded = [getattr(sys.modules[name], "__file__", None) for name in names]
+    modules = [Path(file).resolve() for file in loaded if file is not None and "root" in wanted]
     return {
         "root": str(root),
         "sha256": combined(files),
-        "elsewhere": [str(file) for file in loaded if not file.is_relative_to(root)],
+        "elsewhere": [str(file) for file in modules if not file.is_relative_to(root)],
         "files": files,
     }
-
-
-def loaded_files(package: str) -> list[Path]:
-    """Files of the modules of `package` that this process has loaded."""
-    members = [
-        getattr(module, "__file__", None)
-        for name, module in sorted(sys.modules.items())
-        if name.partition(".")[0] == package
-    ]
-    return [Path(file).resolve() for file in members if file is not None]
 
 
 def origin(package: str) -> Path | None:
