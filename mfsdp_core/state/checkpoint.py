@@ -12,9 +12,8 @@ Built on torch.distributed.checkpoint, which can also be used by itself: `model.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,17 +76,15 @@ def save_checkpoint(
         state.add_values("extra", extra)
         return state
 
-    state = together(group, collect, CheckpointError)
-    with _lost_ranks(path), new_folder(group, path, overwrite=overwrite) as partial_folder:
+    state = together(group, collect)
+    with _lost_ranks(path), new_folder(group, path, overwrite=overwrite) as unfinished:
         from mfsdp_core.state.safe_dcp import save_tensors
 
         with _explained("the checkpoint could not be written"):
-            save_tensors(state.tensors, partial_folder, group)
-        digests = partial(folder.digests, partial_folder, group.rank(), group.size())
-        own = together(group, digests, CheckpointError)
+            save_tensors(state.tensors, unfinished, group)
+        own = together(group, folder.digests, unfinished, group.rank(), group.size())
         known = {n: d for part in from_all(group, own) for n, d in part.items()}
-        commit = partial(folder.commit, partial_folder, path, state.values, known)
-        from_first(group, commit, CheckpointError)
+        from_first(group, folder.commit, unfinished, path, state.values, known)
 
 
 @torch.no_grad()
@@ -107,8 +104,8 @@ def load_checkpoint(
     from mfsdp_core.state.safe_dcp import load_tensors
 
     group, path = begin_call("load_checkpoint", model), Path(path)
-    together(group, lambda: folder.check_digests(path, group.rank(), group.size()), CheckpointError)
-    targets, values = together(group, lambda: _aim(path, model, optimizer), CheckpointError)
+    together(group, folder.check_digests, path, group.rank(), group.size())
+    targets, values = together(group, _aim, path, model, optimizer)
     with _lost_ranks(path), _explained(f"{path} could not be read, and is loaded in part"):
         load_tensors(targets, path, group)
     state = model.state_dict()
@@ -244,8 +241,7 @@ def new_folder(group: dist.ProcessGroup, path: Path, *, overwrite: bool) -> Iter
     Raises:
         CheckpointError: `path` is there already, and not to be replaced.
     """
-    begin: Callable[[], Path] = partial(folder.begin, path, overwrite=overwrite)
-    unfinished = from_first(group, begin, CheckpointError)
+    unfinished = from_first(group, folder.begin, path, overwrite=overwrite)
     try:
         yield unfinished
     except BaseException:

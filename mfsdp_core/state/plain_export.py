@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -66,18 +65,16 @@ def save_safetensors(
         CheckpointError: safetensors is not installed, `path` exists, or it could not be written.
     """
     group, path = begin_call("save_safetensors", model), Path(path)
-    library = together(group, _safetensors, CheckpointError)
+    library = together(group, _safetensors)
     tensors, _ = _own_tensors(model)
     files = _split(tensors, dtype, max_file_bytes)
     is_first = dist.get_rank(group) == 0
     with new_folder(group, path, overwrite=overwrite) as unfinished:
-        for file, names in files.items():
-            part = _gathered({name: tensors[name] for name in names}, dtype, keep=is_first)
-            write = partial(
-                library.torch.save_file, part, unfinished / file, metadata={"format": "pt"}
-            )
-            from_first(group, write, CheckpointError)
-        from_first(group, lambda: _finish(unfinished, path, files), CheckpointError)
+        for name, names in files.items():
+            part = _gathered({each: tensors[each] for each in names}, dtype, keep=is_first)
+            file, save = unfinished / name, library.torch.save_file
+            from_first(group, save, part, file, metadata={"format": "pt"})
+        from_first(group, _finish, unfinished, path, files)
 
 
 @torch.no_grad()
@@ -104,10 +101,9 @@ def load_safetensors(path: str | Path, model: nn.Module) -> None:
         return stored
 
     if (path / folder.MANIFEST).is_file():
-        rank, ranks = group.rank(), group.size()
-        together(group, lambda: folder.check_digests(path, rank, ranks), CheckpointError)
-    stored = together(group, compare, CheckpointError)
-    together(group, lambda: _read_all(tensors, stored), CheckpointError)
+        together(group, folder.check_digests, path, group.rank(), group.size())
+    stored = together(group, compare)
+    together(group, _read_all, tensors, stored)
     model.load_state_dict(model.state_dict())
 
 

@@ -162,28 +162,13 @@ def test_ranks_agree_on_errors() -> None:
             raise error
         return 10 + rank
 
-    same(
-        "each its own", together(group, lambda: fails(9, ValueError()), CheckpointError), 10 + rank
-    )
-    same("of the first", from_first(group, lambda: fails(9, ValueError()), CheckpointError), 10)
-    refuses(
-        CheckpointError,
-        "rank 2: ValueError: full",
-        lambda: together(group, lambda: fails(2, ValueError("full")), CheckpointError),
-    )
-    refuses(
-        StateDictError,
-        "as it is",
-        lambda: together(group, lambda: fails(3, StateDictError("as it is")), CheckpointError),
-    )
-    refuses(
-        CheckpointError,
-        "rank 0: OSError: disk",
-        lambda: from_first(group, lambda: fails(0, OSError("disk")), CheckpointError),
-    )
-    same(
-        "others do not run it", from_first(group, lambda: fails(1, OSError()), CheckpointError), 10
-    )
+    same("each its own", together(group, fails, 9, ValueError()), 10 + rank)
+    same("of the first", from_first(group, fails, 9, ValueError()), 10)
+    full, disk = ValueError("full"), OSError("disk")
+    refuses(CheckpointError, "rank 2: ValueError: full", together, group, fails, 2, full)
+    refuses(StateDictError, "as it is", together, group, fails, 3, StateDictError("as it is"))
+    refuses(CheckpointError, "rank 0: OSError: disk", from_first, group, fails, 0, disk)
+    same("others do not run it", from_first(group, fails, 1, OSError()), 10)
 
 
 def test_checkpoints_of_spread_experts_are_refused(tmp_path: Path) -> None:
