@@ -133,8 +133,8 @@ class SelectedSweep:
         )
         for arm in arms:
             note(f"arm {arm.name}: {arm.description}, {commit_text(arm)}, torch {arm.torch}")
-        first, *others = arms
-        if others and first.codes and all(arm.codes == first.codes for arm in others):
+        kinds = [(arm.codes, arm.settings) for arm in arms]
+        if len(arms) > 1 and arms[0].codes and all(kind == kinds[0] for kind in kinds):
             note("all arms run the same code: differences between them are noise (A/A)")
         name = f"{self.id}-{identity(arms)}" if self.named_by_code else self.id
         by_arm: Sides = {

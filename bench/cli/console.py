@@ -23,12 +23,12 @@ _NOTED_EVERY_SECONDS = 10.0
 
 
 def data(text: str) -> None:
-    """One piece of what was asked for, to stdout, without changes; lost if its reader has gone."""
+    """A text to stdout, without changes; lost quietly if its reader has gone."""
     _print(text, sys.stdout)
 
 
 def data_json(document: Any) -> None:
-    """What was asked for as JSON, to stdout. Not-a-number values become null, which JSON has."""
+    """JSON to stdout. Not-a-number values become null, which JSON has."""
     data(json.dumps(_without_nan(document), indent=2, allow_nan=False, default=str))
 
 

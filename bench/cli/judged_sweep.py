@@ -45,7 +45,7 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
     """The sweep that `named` (an id or a sweep file) and its arms mean.
 
     Raises:
-        UsageError: neither, or an arm cannot be what it is asked to be.
+        UsageError: neither, or an arm that cannot be.
         NothingMeasuredError: the file was never run with these arms.
         NotComparableError: it was, when an arm had other code.
     """
@@ -72,7 +72,7 @@ def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> Judged
 
 
 def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
-    """The sweep of the results folder that measured what is asked for."""
+    """The sweep of the results folder that measured this file and these arms."""
     differences: list[str] = []
     for stored in sweep.plans_in(store):
         difference = sweep.difference_of(stored)

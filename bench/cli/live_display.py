@@ -1,7 +1,7 @@
 """Progress of a sweep: bars on a terminal, plain lines everywhere else.
 
-What a run has reached is read from the ends of its files. The ranks are never asked: they write a
-line per step anyway, and are not disturbed.
+What a run has reached is read from the ends of its files. The ranks are not disturbed: they write a
+line per step anyway.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _answered(arguments: list[str]) -> int:
 
 
 def _refused(error: Exception, arguments: list[str]) -> tuple[int, str]:
-    """Tell what is wrong; the exit code, and what was told."""
+    """Print what is wrong; the exit code, and the message."""
     from bench.errors import BenchError
 
     if isinstance(error, _ParserError):

@@ -57,7 +57,7 @@ class Answer:
     """What a verb found: a document for people, data for JSON, and the exit code.
 
     document: blocks, or a text whose characters stay (a log, a rendered page). remarks: to stderr,
-    behind it. failure: of a later step (a report on runs that are made); it is told behind what
+    behind it. failure: of a later step (a report on runs that are made); it is printed behind what
     there is, and `code` and `data` count it.
     """
 
@@ -103,7 +103,7 @@ def pruned_cells(plan: Plan) -> list[Block]:
 class Verb:
     """A frozen dataclass of its options; one without a name holds options that verbs share.
 
-    ALL: those with a name, as it is typed.
+    ALL: those with a name, by it.
     """
 
     ALL: ClassVar[dict[str, type[Verb]]] = {}

@@ -134,6 +134,7 @@ GATE: Scenarios = {
     "settings in the file as arms, failing with new code": [
         file(BY_SETTINGS),
         ask(f"run sweep.yaml {BLOCKS}"),
+        holds(lambda world: "are noise" not in world.err),
         ask("gate sweep.yaml"),
         ask("gate one"),
         edited(all=OTHER),
