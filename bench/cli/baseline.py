@@ -187,7 +187,7 @@ def _written(store: ResultsStore, baseline: Baseline) -> Answer:
 
 
 def _facts(baseline: Baseline) -> dict[str, object]:
-    runs = [len(cell.step_milliseconds) for cell in baseline.cells]
+    runs = [len(cell.values.get("step_time", ())) for cell in baseline.cells]
     return {
         "name": baseline.name,
         "sweep": baseline.sweep,

@@ -103,11 +103,6 @@ class CellSamples:
         return runs[0].by_step if runs else {}
 
     @property
-    def step_milliseconds(self) -> Mapping[int, float]:
-        """Steady-state median by block."""
-        return self.of(STEP_TIME)
-
-    @property
     def pace(self) -> Pace:
         """Medians over runs; of a file without its workload only the time."""
         time, rate = (
@@ -129,6 +124,7 @@ def cell_samples(cell: Cell) -> CellSamples:
     if not counted:
         raise ValueError(f"{cell.name} has no finished run")
     record = counted[0].record
+    windows = [run.summary.steady for run in counted]
     values = {
         name: numbers
         for name, metric in judged_metrics().items()
@@ -151,7 +147,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         },
         loss_bound=tolerance_for(record.resolved).bound,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
-        why_not_steady=_why_not_steady(counted),
+        why_not_steady=tuple(dict.fromkeys(w.reason for w in windows if w and not w.stable)),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),
         live=next((live for run in counted if (live := live_storage(run.record))), None),
         nodes=frozenset().union(*(nodes_of(run.record) for run in counted)),
@@ -194,12 +190,6 @@ def _stated_curve(run: ImportedRun, field: str) -> Curve:
     told = [(s.step, value) for s in run.steps if (value := getattr(s, field)) is not None]
     values = Curve.of([value for _, value in told])
     return replace(values, steps=tuple(step for step, _ in told))
-
-
-def _why_not_steady(runs: Sequence[Run]) -> tuple[str, ...]:
-    windows = [run.summary.steady for run in runs]
-    reasons = (one.reason for one in windows if one is not None and not one.stable)
-    return tuple(dict.fromkeys(reasons))
 
 
 def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:

@@ -131,7 +131,7 @@ def _load(
             raise
         problems.append(f"the plan of {sweep_id} cannot be read: {error}")
     planned = {cell.id: cell.config_hashes for cell in plan.cells}
-    by_cell = _members(own, planned, records) if planned else _by_name(own)
+    by_cell = _members(own, planned, records)
     arms = _arms(plan.arm_names, own)
     by_cell = _with_arms_in_order(by_cell, arms)
     if len(arms) > 1 and not plan.arms and _BASE not in arms:
@@ -171,9 +171,10 @@ def _members(
     """Runs by (cell, arm) in the order of the plan, matched by configuration as resuming does.
 
     A planned cell without a run of its own takes runs of the same configuration from elsewhere in
-    the store: a run whose status is damaged no longer says where it belongs.
+    the store: a run whose status is damaged no longer says where it belongs. Without a plan cells
+    come in the order of their first run.
     """
-    found: dict[tuple[str, str], list[RunRecord]] = {}
+    members = [] if planned else [(_name_of(record), record) for record in own]
     named = [(record.resolved.config_hash, record) for record in own]
     elsewhere = [(r.resolved.config_hash, r) for r in records if not r.status.sweep]
     for cell, hashes in planned.items():
@@ -183,9 +184,15 @@ def _members(
         if len(hashes) > 1:
             # Arms of two cells may have one run in common: the configuration is not enough.
             same = [r for r in same if r.status.cell == cell] or same
-        for record in same:
-            found.setdefault((cell, record.status.arm or ""), []).append(record)
-    return found
+        members += [(cell, record) for record in same]
+    by_cell: dict[tuple[str, str], list[RunRecord]] = {}
+    for cell, record in members:
+        by_cell.setdefault((cell, record.status.arm or ""), []).append(record)
+    return by_cell
+
+
+def _name_of(record: RunRecord) -> str:
+    return record.status.cell or f"{record.resolved.slug}-{record.resolved.config_hash}"
 
 
 def _arms(planned: Sequence[str], own: Sequence[RunRecord]) -> tuple[str, ...]:
@@ -217,12 +224,3 @@ def _with_arms_in_order(
     cells = {cell: index for index, (cell, _) in enumerate(by_cell)}
     keys = sorted(by_cell, key=lambda key: (cells[key[0]], place.get(key[1], -1)))
     return {key: by_cell[key] for key in keys}
-
-
-def _by_name(own: Sequence[RunRecord]) -> dict[tuple[str, str], list[RunRecord]]:
-    """Runs by (cell, arm) without a plan, in the order of their first run."""
-    found: dict[tuple[str, str], list[RunRecord]] = {}
-    for record in own:
-        cell = record.status.cell or f"{record.resolved.slug}-{record.resolved.config_hash}"
-        found.setdefault((cell, record.status.arm or ""), []).append(record)
-    return found

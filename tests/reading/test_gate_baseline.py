@@ -7,7 +7,7 @@ import json
 import pytest
 from recorded_runs import CELLS, Arm, on_nodes, record_arms, resolved_run
 
-from bench.derive.metrics import MetricRule, default_rules
+from bench.derive.metrics import STEP_TIME, MetricRule, default_rules
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from bench.spec import TrainSpec
 from reports.compare.baseline import CURVE_POINTS, make_baseline, promote, read_baseline
@@ -32,7 +32,7 @@ def test_what_is_saved_reads_back(store):
     baseline = saved(store)
     for ours, theirs in zip(baseline.cells, reread(baseline).cells, strict=True):
         assert theirs.config_hash == ours.config_hash
-        times = [list(cell.step_milliseconds.values()) for cell in (theirs, ours)]
+        times = [list(cell.of(STEP_TIME).values()) for cell in (theirs, ours)]
         assert times[0] == pytest.approx(times[1], abs=1e-3)
         assert (theirs.curves, theirs.hardware) == (ours.curves, ours.hardware)
         assert theirs.values["ledger_peak"] == ours.values["ledger_peak"]

@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2986, ("sweeps/",)),
     "reports: nccl": (3799, ("reports/nccl/",)),
-    "reports: compare": (5801, (
+    "reports: compare": (5789, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
     "reports: report": (4316, (
