@@ -11,8 +11,8 @@ from bench.cli.completion import offer_any
 from bench.cli.import_ import doubts_of, is_log, runs_of_log
 from bench.cli.verb import Answer, ArmsOption, PolicyOption, ResultsOption, argument, option
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
-from reports.renderers import markdown
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock
+from reports.renderers.render import render
 
 if TYPE_CHECKING:
     from bench.cli.judged_sweep import JudgedSweep
@@ -166,7 +166,7 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
             raise NothingMeasuredError(f"{base.id} and {head.id} have no metric at a step of both")
         metrics = [vars(change) | {"flag": change.flag} for change in changes]
         return Answer(
-            f"{base.id} -> {head.id}\n\n{markdown.table(refresh_table(changes))}",
+            f"{base.id} -> {head.id}\n\n{render([TableBlock(refresh_table(changes))], 'md')}",
             {"base": base.id, "head": head.id, "metrics": metrics},
         )
 

@@ -21,8 +21,9 @@ from bench.cli.verb import (
 )
 from bench.errors import UsageError
 from bench.redaction import redact_text
-from reports.renderers import quantity, terminal
+from reports.renderers import quantity
 from reports.renderers.document import Block, Paragraph, TableBlock
+from reports.renderers.render import render
 from reports.renderers.table import Row, RowKind, Table
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class RunVerb(BudgetOption, SweepOptions, ResultsOption, name="run"):
         seconds = self.budget_seconds()
         sweep = sweep.prepared(store, console.note, launcher)
         if pruned := pruned_cells(sweep.chosen):
-            console.note(f"{terminal.blocks(pruned)}\n")
+            console.note(f"{render(pruned, 'terminal')}\n")
         budget = None
         if seconds is None:
             outcome = run_missing(sweep, store, options)

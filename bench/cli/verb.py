@@ -19,8 +19,8 @@ from bench.cli import console
 from bench.cli.completion import offer_definitions
 from bench.cli.exit_codes import OK
 from bench.errors import UsageError
-from reports.renderers import markdown, terminal
 from reports.renderers.document import Block, TableBlock
+from reports.renderers.render import render
 from reports.renderers.table import Table
 
 if TYPE_CHECKING:
@@ -71,8 +71,7 @@ class Answer:
         """The document as Markdown (`md`), or as plain text."""
         if isinstance(self.document, str):
             return self.document
-        write = markdown.blocks if form == "md" else terminal.blocks
-        return write(self.document)
+        return render(self.document, "md" if form == "md" else "terminal")
 
     def show(self, *, as_json: bool = False, form: str = "table") -> int:
         """Print it, and return the exit code."""

@@ -12,8 +12,8 @@ from reports.compare.cause import Cause, causes
 from reports.compare.judge import Judgement, Verdicts
 from reports.compare.text import interval_text
 from reports.renderers import quantity
-from reports.renderers.junit import Finding, junit
 from reports.renderers.printable import printable
+from reports.renderers.render import Finding, junit
 
 MOST_ANNOTATIONS = 10
 """GitHub shows ten of a kind per step; the rest is in the summary."""

@@ -13,9 +13,10 @@ from reports.compare.cause import causes
 from reports.compare.change import SPEED, less_one, speed_text
 from reports.compare.judge import Judgement, Verdict, Verdicts
 from reports.compare.sides import Reasons
-from reports.renderers import markdown, quantity, terminal
+from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
 from reports.renderers.printable import printable
+from reports.renderers.render import render
 from reports.renderers.table import Row, RowKind, Table
 
 DEFINITIONS = (
@@ -71,9 +72,8 @@ def _without_a_time(result: Verdicts) -> str:
 
 def _named_causes(result: Verdicts) -> list[str]:
     """What failed, regressed or, if there is none, is undecided; the first of many."""
-    named = [
-        f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in result.sides.failed
-    ]
+    failed = result.sides.failed
+    named = [f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in failed]
     worst = result.of("unmeasured") + result.worse
     judgements = worst or ([] if named else result.of("inconclusive"))
     named += [cause.text for cause in causes(result, judgements)]
@@ -83,13 +83,13 @@ def _named_causes(result: Verdicts) -> list[str]:
 def to_terminal(result: Verdicts) -> str:
     """Aligned plain text, the outcome first; rows that a place of the code explains are counted."""
     shown = [Paragraph(headline(result)), *verdict_blocks(result, below_headline=True)]
-    return terminal.blocks(shown, opened=False) + "\n"
+    return render(shown, "terminal", opened=False) + "\n"
 
 
 def to_markdown(result: Verdicts) -> str:
     """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
     shown = [Heading(headline(result)), *verdict_blocks(result, below_headline=True)]
-    return markdown.blocks(shown) + "\n"
+    return render(shown, "md") + "\n"
 
 
 def verdict_blocks(

@@ -22,10 +22,10 @@ from reports.nccl.verdicts import (
     VerdictRow,
     bytes_by_verdict,
 )
-from reports.renderers import markdown, terminal
 from reports.renderers.document import Block, Bullets, Heading, TableBlock
 from reports.renderers.printable import printable
 from reports.renderers.quantity import binary_bytes, counted, significant
+from reports.renderers.render import Finding, junit, render
 from reports.renderers.table import Row, RowKind, Table
 
 _KINDS: Final[dict[Verdict, RowKind]] = {
@@ -354,12 +354,12 @@ def _list(texts: Sequence[str]) -> Bullets:
 
 def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
     """Tables and lists as plain text."""
-    return terminal.blocks(_blocks(audit, results))
+    return render(_blocks(audit, results), "terminal")
 
 
 def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
     """The same for a pull request."""
-    return f"## NCCL audit\n\n{markdown.blocks(_blocks(audit, results))}\n"
+    return f"## NCCL audit\n\n{render(_blocks(audit, results), 'md')}\n"
 
 
 def _cut(text: str) -> str:
@@ -442,8 +442,6 @@ def _fields(record: VerdictRow | CommunicatorRow | Reason) -> dict[str, Any]:
 
 def to_junit(results: Sequence[Result]) -> str:
     """An XML document; a requirement without evidence is a failure of its own type."""
-    from reports.renderers.junit import Finding, junit
-
     kinds = {"no evidence": "NoEvidence", "not met": "RequirementNotMet"}
     findings = (
         Finding("nccl", one.requirement.text)

@@ -29,8 +29,8 @@ def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
     """
 
     def of_bound(group: ParityGroup) -> float:
-        found = (_difference(row) for row in group.rows if row.cell is not group.reference)
-        return max(found, default=0.0) / group.tolerance.bound
+        apart = (_difference(row) for row in group.rows if row.cell is not group.reference)
+        return max(apart, default=0.0) / group.tolerance.bound
 
     chosen = sorted(groups, key=of_bound, reverse=True)[:MOST_GROUPS]
     return [_with_fewer_rows(group) for group in groups if group in chosen]
@@ -114,9 +114,11 @@ def _differences(
     if not drawn:
         text = "nothing to compare with"
         if any(apart.values()):
-            whole = all(len(values) == len(base) for _, values in curves)
+            has_all_steps = all(len(values) == len(base) for _, values in curves)
             which = (
-                "all losses" if whole else "numbers of steps differ; losses of steps that both have"
+                "all losses"
+                if has_all_steps
+                else "numbers of steps differ; losses of steps that both have"
             )
             text = f"{which} are equal, bit for bit"
         axes.set_axis_off()

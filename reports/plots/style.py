@@ -82,27 +82,27 @@ def looks(cells: Sequence[Cell]) -> dict[str, Look]:
     """
     policies = list(dict.fromkeys(cell.dtypes for cell in cells))
     colours = _engine_colours(cells)
-    found: dict[str, Look] = {}
+    by_engine: dict[str, Look] = {}
     counted: dict[str, Look] = {}
     for number, cell in enumerate(cells):
         engine = cell.resolved.engine
         strategy = STRATEGIES.index(engine.strategy) if engine.strategy else 0
         marker = MARKERS[policies.index(cell.dtypes) % len(MARKERS)]
-        found[cell.name] = Look(colours[engine.name], DASHES[strategy % len(DASHES)], marker)
+        by_engine[cell.name] = Look(colours[engine.name], DASHES[strategy % len(DASHES)], marker)
         dash = DASHES[number // len(CYCLE) % len(DASHES)]
         counted[cell.name] = Look(CYCLE[number % len(CYCLE)], dash, marker)
-    return found if len(set(found.values())) == len(cells) else counted
+    return by_engine if len(set(by_engine.values())) == len(cells) else counted
 
 
 def _engine_colours(cells: Sequence[Cell]) -> dict[str, str]:
     """Those of the table of engines; the next free one for an engine that has none there."""
-    found: dict[str, str] = {}
+    colours: dict[str, str] = {}
     for engine in dict.fromkeys(cell.resolved.engine.name for cell in cells):
         row = next((row for row in engine_rows() if row.name == engine), None)
-        taken = {*found.values(), *(row.colour for row in engine_rows())}
+        taken = {*colours.values(), *(row.colour for row in engine_rows())}
         free = next((colour for colour in CYCLE if colour not in taken), GREY)
-        found[engine] = free if row is None else row.colour or free
-    return found
+        colours[engine] = free if row is None else row.colour or free
+    return colours
 
 
 def label(name: str, limit: int = 44) -> str:
@@ -226,9 +226,9 @@ LASTING_FIRST = (
 )
 
 
-def in_order(found: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
+def in_order(categories: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
     """Known categories in their order, then unknown ones as they came."""
-    names = list(dict.fromkeys(found))
+    names = list(dict.fromkeys(categories))
     return [name for name in order if name in names] + [n for n in names if n not in order]
 
 

@@ -46,7 +46,8 @@ def changes(pair: Pair) -> dict[str, float]:
 
     time is that of a step, or the inverse of a rate.
     """
-    stated = {one.name.removesuffix(", median"): one.ratio for one in beside(*pair).changes}
+    numbers = beside(*pair).changes
+    stated = {number.name.removesuffix(", median"): number.ratio for number in numbers}
     rate = stated.get("tokens/s per device")
     ratios = {
         "time": stated.get("step time") or (1 / rate if rate else None),

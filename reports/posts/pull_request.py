@@ -138,8 +138,8 @@ def _row(
         quantity.change(less_one(ratio), 2),
         quantity.ratio(ratio),
         *(
-            quantity.change(one, digits)
-            for one, digits in zip(fractions, (2, 2, 3, 2), strict=True)
+            quantity.change(fraction, digits)
+            for fraction, digits in zip(fractions, (2, 2, 3, 2), strict=True)
         ),
     )
     # A number stays on the line of its sign of per cent.

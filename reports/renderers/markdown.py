@@ -32,10 +32,10 @@ _FENCE = re.compile(r"`{3,}")
 def escape(text: str) -> str:
     """`text` as inline Markdown that renders as exactly this text, on one line."""
     plain = printable(text)
-    quoted = _ENTITY.sub(lambda found: _ENTITIES[found.group()], plain)
+    quoted = _ENTITY.sub(lambda match: _ENTITIES[match.group()], plain)
     # An escape that an entity brought in (its "#") is not seen again: order matters.
-    slashed = _SPECIAL.sub(lambda found: "\\" + found.group(), quoted)
-    slashed = _OUTER_UNDERSCORE.sub(lambda found: found.group().replace("_", r"\_"), slashed)
+    slashed = _SPECIAL.sub(lambda match: "\\" + match.group(), quoted)
+    slashed = _OUTER_UNDERSCORE.sub(lambda match: match.group().replace("_", r"\_"), slashed)
     return slashed.replace("://", "&#58;//").replace("www.", "www&#46;")
 
 
@@ -56,7 +56,7 @@ def table(data: Table) -> str:
 
 def code_block(text: str, language: str = "") -> str:
     """A fenced block, with a fence longer than any inside `text`."""
-    longest = max((len(found) for found in _FENCE.findall(text)), default=2)
+    longest = max((len(fence_inside) for fence_inside in _FENCE.findall(text)), default=2)
     fence = "`" * max(3, longest + 1)
     return f"{fence}{language}\n{text}\n{fence}"
 

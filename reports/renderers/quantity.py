@@ -92,6 +92,11 @@ def counted(count: int, noun: str, plural: str | None = None) -> str:
     return f"{count} {noun if count == 1 else plural or noun + 's'}"
 
 
+def first_of(most: int, count: int) -> str:
+    """What a figure leaves out: ` The first 24 of 30 cells are drawn.`; "" where it has all."""
+    return f" The first {most} of {count} cells are drawn." if count > most else ""
+
+
 def few(texts: Sequence[str], most: int, joint: str = "; ") -> str:
     """The first texts, and how many more there are: `a; b; and 3 more`."""
     more = len(texts) - most

@@ -1,4 +1,4 @@
-"""One way out: blocks as text for a terminal or Markdown, a document as Markdown or a page."""
+"""One way out: blocks for a terminal or as Markdown, documents as Markdown or a page, JUnit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from reports.renderers import markdown, terminal
 from reports.renderers.document import Block, Document
@@ -57,3 +57,34 @@ def _page() -> Template:
     environment.filters |= {"plain": printable, "breakable": breakable, "figure": Markup}
     environment.filters["kind"] = lambda block: type(block).__name__
     return environment.get_template("report.html.j2")
+
+
+class Finding(NamedTuple):
+    """One test case. message: in its result, or its output if it passed. kind: of the result."""
+
+    classname: str
+    name: str
+    message: str = ""
+    state: Literal["passed", "failure", "error", "skipped"] = "passed"
+    kind: str = ""
+
+
+def junit(title: str, suite_name: str, findings: Iterable[Finding]) -> str:
+    """JUnit XML of one suite, which CI systems show like tests."""
+    from junitparser import Error, Failure, JUnitXml, Skipped, TestCase, TestSuite
+
+    results = {"failure": Failure, "error": Error, "skipped": Skipped}
+    suite = TestSuite(printable(suite_name))
+    for finding in findings:
+        case = TestCase(name=printable(finding.name), classname=printable(finding.classname))
+        message = printable(finding.message)
+        if finding.state != "passed":
+            case.result = [results[finding.state](message, finding.kind or None)]
+        elif message:
+            case.system_out = message
+        suite.add_testcase(case)
+    document = JUnitXml(title)
+    document.add_testsuite(suite)
+    document.update_statistics()
+    text: bytes = document.tostring()
+    return text.decode("utf-8")

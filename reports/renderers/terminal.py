@@ -133,10 +133,10 @@ def _fitted(data: Table, columns: Sequence[Sequence[str]]) -> list[int]:
             min(word, longest) if column.align == "left" else all_of_it
             for word, all_of_it, column in zip(words, needed, data.columns, strict=True)
         ]
-        found = list(needed)
-        while room is not None and sum(found) + 2 * len(found) > room and found != least:
-            wider = [at for at, width in enumerate(found) if width > least[at]]
-            found[max(wider, key=found.__getitem__)] -= 1
-        if room is None or sum(found) + 2 * len(found) <= room:
-            return found
+        fitted = list(needed)
+        while room is not None and sum(fitted) + 2 * len(fitted) > room and fitted != least:
+            wider = [at for at, width in enumerate(fitted) if width > least[at]]
+            fitted[max(wider, key=fitted.__getitem__)] -= 1
+        if room is None or sum(fitted) + 2 * len(fitted) <= room:
+            return fitted
     return needed

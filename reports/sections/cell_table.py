@@ -49,8 +49,7 @@ def cells_section(findings: Findings) -> Iterator[Block]:
         "Time of every step, first run of each cell, all panels on one scale; the scale is "
         "logarithmic where the slowest cell would flatten the others."
     )
-    if len(finished) > MOST_CELLS:
-        caption += f" The first {MOST_CELLS} of {len(finished)} cells are shown."
+    caption += quantity.first_of(MOST_CELLS, len(finished))
     yield Figure("step-times", step_time_figure(finished, looks(findings.cells)), caption)
 
 
@@ -88,8 +87,8 @@ def best_cells(cells: Sequence[Cell], metric: Metric) -> list[int]:
     direction = "both" if metric.rule is None else metric.rule.direction
     if direction == "both" or (metric is LEDGER_PEAK and is_mixed):
         return []
-    found = {at: cell.value(metric) for at, cell in enumerate(cells) if cell.n}
-    values = {at: value for at, value in found.items() if value is not None}
+    measured = {at: cell.value(metric) for at, cell in enumerate(cells) if cell.n}
+    values = {at: value for at, value in measured.items() if value is not None}
     if len(set(values.values())) <= 1:
         return []
     target = (min if direction == "lower_is_better" else max)(values.values())

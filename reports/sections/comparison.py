@@ -12,6 +12,7 @@ from reports.findings import Findings
 from reports.plots.memory import MOST_CELLS, memory_figure
 from reports.plots.style import looks
 from reports.plots.throughput import MOST_NAMES, throughput_figure
+from reports.renderers import quantity
 from reports.renderers.document import (
     Block,
     Bullets,
@@ -94,8 +95,7 @@ def _figures(findings: Findings) -> Iterator[Block]:
             "Memory by category (ledger of rank 0; activations are known from profiled runs only) "
             "and the peak of the largest rank."
         )
-        if len(finished) > MOST_CELLS:
-            caption += f" The first {MOST_CELLS} of {len(finished)} cells are drawn."
+        caption += quantity.first_of(MOST_CELLS, len(finished))
         yield Figure("memory", memory_figure(finished), caption)
     if measured and metric is not None:
         caption = f"Throughput against {metric.title}; up and to the left is better."

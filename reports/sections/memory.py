@@ -13,7 +13,7 @@ from bench.derive.timeline import MemoryPeak, peak, read_timeline
 from bench.record import MemoryChange
 from bench.spec import BLOCK_LETTERS, ModelShape
 from reports.findings import Findings
-from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
+from reports.plots.memory import MOST_TIMELINES, memory_timeline_figure
 from reports.plots.style import in_order
 from reports.renderers import quantity
 from reports.renderers.document import Block, Figure, Heading, TableBlock, note
@@ -52,14 +52,13 @@ _Rows = Iterator[tuple[str, ...]]
 def memory_section(findings: Findings) -> Iterator[Block]:
     """Nothing where no run has kept a timeline, its live storage or a plan of its buffers."""
     kept = [(cell, cell.finished[0].record) for cell in findings.finished]
-    drawn = [(cell, found) for cell, record in kept if (found := read_timeline(record.memory))]
+    drawn = [(cell, line) for cell, record in kept if (line := read_timeline(record.memory))]
     if drawn:
         caption = (
             f"What the engine's own ledger holds during step {drawn[0][1].step} of the first run, "
             "rank 0; panels share one scale of bytes. Step times of recorded steps do not count."
         )
-        if len(drawn) > MOST_TIMELINES:
-            caption += f" The first {MOST_TIMELINES} of {len(drawn)} cells are drawn."
+        caption += quantity.first_of(MOST_TIMELINES, len(drawn))
         figure = memory_timeline_figure([(cell.name, timeline) for cell, timeline in drawn])
         yield Figure("memory-timeline", figure, caption)
         yield TableBlock(_peak_table([(cell, peak(timeline)) for cell, timeline in drawn]), _PEAK)
@@ -69,7 +68,7 @@ def memory_section(findings: Findings) -> Iterator[Block]:
             yield note(f"No timeline, because the engine keeps no ledger: {', '.join(missing)}.")
     if live := [(cell, held) for cell, record in kept if (held := live_storage(record))]:
         yield Heading("Live storage")
-        makers = ((c.name, _makers(one), binary_bytes(one.bytes_per_rank)) for c, one in live)
+        makers = ((c.name, _makers(s), binary_bytes(s.bytes_per_rank)) for c, s in live)
         yield TableBlock(
             Table.of("cell | largest, by who made it | live", makers, left=2),
             f"Every tensor storage that was alive behind step {live[0][1].step}, counted once, "
@@ -78,12 +77,12 @@ def memory_section(findings: Findings) -> Iterator[Block]:
     plans = {cell.name: (cell, read_pool_plan(record.memory)) for cell, record in kept}
     planned = {name: (cell, plan) for name, (cell, plan) in plans.items() if plan and plan.units}
     if planned:
-        rows = {name: _padding_rows(*one) for name, one in planned.items()}
+        rows = {name: _padding_rows(*cell_and_plan) for name, cell_and_plan in planned.items()}
         titles = "units | buffer | dtype | placement | cells | bytes | padding | share | waste"
         yield Heading("Padding and pool waste per unit")
         yield TableBlock(Table.of(titles, _of_equal_cells(rows, 4), left=5), _PADDING)
-    if pooled := {name: one for name, one in planned.items() if one[1].pools}:
-        rows = {name: _pool_rows(*one) for name, one in pooled.items()}
+    if pooled := {name: (cell, plan) for name, (cell, plan) in planned.items() if plan.pools}:
+        rows = {name: _pool_rows(*cell_and_plan) for name, cell_and_plan in pooled.items()}
         titles = (
             "pool | area | sized by | cells | slots | area bytes | in all slots | units seated"
             " | mean waste"
@@ -96,25 +95,25 @@ def memory_section(findings: Findings) -> Iterator[Block]:
 
 def _peak_table(peaks: Sequence[tuple[Cell, MemoryPeak]]) -> Table:
     categories = in_order(
-        name for _, found in peaks for name, size in found.moment.by_category.items() if size
+        name for _, highest in peaks for name, size in highest.moment.by_category.items() if size
     )
     titles = ("cell", "gathered at once", "peak", *(c.replace("_", " ") for c in categories))
     rows = (
         (
             cell.name,
-            "; ".join(_gathered(found, cell.resolved.shape)) or "nothing",
-            binary_bytes(found.moment.total_bytes),
-            *(binary_bytes(found.moment.by_category.get(c, 0)) for c in categories),
+            "; ".join(_gathered(highest, cell.resolved.shape)) or "nothing",
+            binary_bytes(highest.moment.total_bytes),
+            *(binary_bytes(highest.moment.by_category.get(c, 0)) for c in categories),
         )
-        for cell, found in peaks
+        for cell, highest in peaks
     )
     return Table.of(titles, rows, left=2)
 
 
-def _gathered(found: MemoryPeak, shape: ModelShape | None) -> Iterator[str]:
+def _gathered(at_peak: MemoryPeak, shape: ModelShape | None) -> Iterator[str]:
     """What comes and goes with its unit and was alive, by role."""
     by_role: dict[str, list[MemoryChange]] = {}
-    for held in found.alive:
+    for held in at_peak.alive:
         if held.role in _ROLES and held.unit:
             by_role.setdefault(held.role, []).append(held)
     for role, buffers in by_role.items():
@@ -147,7 +146,7 @@ def _padding_rows(cell: Cell, plan: PoolPlanDocument) -> _Rows:
     for same in alike(plan.units):
         bucket = same[0]
         yield (
-            unit_names((one.unit for one in same), cell.resolved.shape),
+            unit_names((member.unit for member in same), cell.resolved.shape),
             _ROLES.get(bucket.role, bucket.role),
             bucket.dtype,
             bucket.placement.replace("_", " "),

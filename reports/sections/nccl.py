@@ -41,21 +41,21 @@ def proofs(findings: Findings) -> dict[str, Proof]:
 
     Cells that asked NCCL for nothing and have no log are left out.
     """
-    found: dict[str, Proof] = {}
+    proved: dict[str, Proof] = {}
     for cell, source, audit in audits(findings):
         if source is not None or expectations.expectations_of(cell.resolved):
             text = "no log" if audit is None else expectations.verdict_text(audit)
-            found[cell.name] = Proof(text, tuple(expectations.shortfalls(cell.resolved, audit)))
-    return found
+            proved[cell.name] = Proof(text, tuple(expectations.shortfalls(cell.resolved, audit)))
+    return proved
 
 
 def audits(findings: Findings) -> Iterator[tuple[Cell, Cell | None, Audit | None]]:
     """Every cell, the cell whose runs logged what it does, and the first log that can be read."""
-    logged = {_workload(one): one for one in findings.cells if one.resolved.measure.nccl != "none"}
+    logged = {_workload(c): c for c in findings.cells if c.resolved.measure.nccl != "none"}
     for cell in findings.cells:
         source = logged.get(_workload(cell))
         read = [] if source is None else _audits_of(findings, source)
-        yield cell, source, next((one for one in read if isinstance(one, Audit)), None)
+        yield cell, source, next((audit for audit in read if isinstance(audit, Audit)), None)
 
 
 def _workload(cell: Cell) -> str:
@@ -106,8 +106,8 @@ def _of_audit(audit: Audit) -> Iterator[Block]:
     else:
         yield warning("No line of the logs tells which kernel ran.")
     if reasons := reason_lines(audit):
-        yield Bullets(tuple((one.title, one.text) for one in reasons))
-        quotes = "\n".join(text for one in reasons for text in one.details)
+        yield Bullets(tuple((reason.title, reason.text) for reason in reasons))
+        quotes = "\n".join(text for reason in reasons for text in reason.details)
         yield Details("Lines that prove it, and what is missing", quotes)
     yield Details("What was read", "\n".join(reading_facts(audit)))
 

@@ -52,11 +52,11 @@ def recommendation(findings: Findings) -> list[Block]:
 
 def _of_arms(findings: Findings) -> _Advice:
     judged = findings.judged
-    heads = {id(one): _arm(findings, one.sides.head) for one in judged}
-    better = [one for one in judged if one.passed and _improved(one)]
-    faster = [one for one in judged if _is_faster_at_a_price(one)]
+    heads = {id(verdicts): _arm(findings, verdicts.sides.head) for verdicts in judged}
+    better = [verdicts for verdicts in judged if verdicts.passed and _improved(verdicts)]
+    faster = [verdicts for verdicts in judged if _is_faster_at_a_price(verdicts)]
     best = min(better or faster or [max(judged, key=_mean_log_time)], key=_mean_log_time)
-    others = [heads[id(one)] for one in (better or faster) if one is not best]
+    others = [heads[id(verdicts)] for verdicts in (better or faster) if verdicts is not best]
     head, base, command = heads[id(best)], _arm(findings, best.sides.base), _gate_command(best)
     reasons: _Reasons = []
     if better:
@@ -70,12 +70,13 @@ def _of_arms(findings: Findings) -> _Advice:
         reasons += _by_metric(best, _times(best)) + _by_metric(best, best.of("regressed"))
         reasons += [("open", "not everything was measured")] if best.failed else []
         reasons += [("faster at a price too", other) for other in others]
-        reasons += [(heads[id(one)], _why_not(one)) for one in judged if one not in faster]
-    elif all(one.regressed for one in judged):
+        rest = [verdicts for verdicts in judged if verdicts not in faster]
+        reasons += [(heads[id(verdicts)], _why_not(verdicts)) for verdicts in rest]
+    elif all(verdicts.regressed for verdicts in judged):
         lead, reasons = f"Recommended: {base}, since {head} regressed.", _decided(best)
     elif len(judged) > 1:
         lead, command = f"{_NONE}no arm passed and improved.", ""
-        reasons += [(heads[id(one)], _why_not(one)) for one in judged]
+        reasons += [(heads[id(verdicts)], _why_not(verdicts)) for verdicts in judged]
     elif best.failed or best.undecided:
         lead, reasons = f"{_NONE}{head} is not decided.", [("why", _why_not(best))]
         if not best.failed:
@@ -104,19 +105,19 @@ def _improved(result: Verdicts) -> list[Judgement]:
 
 
 def _times(result: Verdicts) -> list[Judgement]:
-    return [one for one in _improved(result) if one.metric == STEP_TIME.name]
+    return [row for row in _improved(result) if row.metric == STEP_TIME.name]
 
 
 def _is_faster_at_a_price(result: Verdicts) -> bool:
     """With the losses of the base: what a metric that regressed is worth, nobody has said."""
-    worse = {one.metric for one in result.of("regressed")}
-    losses = {one.verdict for one in result.judgements if one.metric in CURVES}
+    worse = {row.metric for row in result.of("regressed")}
+    losses = {row.verdict for row in result.judgements if row.metric in CURVES}
     is_faster = bool(_times(result) and worse) and STEP_TIME.name not in worse
     return is_faster and losses == {"equivalent"}
 
 
 def _mean_log_time(result: Verdicts) -> float:
-    ratios = [one.time_ratio for one in result.judgements if one.time_ratio]
+    ratios = [row.time_ratio for row in result.judgements if row.time_ratio]
     return fmean(map(math.log, ratios)) if ratios else 0.0
 
 
@@ -124,33 +125,35 @@ def _decided(result: Verdicts) -> _Reasons:
     """What regressed, by its place where that is known; else what improved."""
     if not result.regressed:
         return _by_metric(result, _improved(result))
-    found = causes(result)
-    placed: _Reasons = [("regressed", one.text) for one in found if one.file]
-    return placed + _by_metric(result, [row for one in found if not one.file for row in one.rows])
+    by_cause = causes(result)
+    placed: _Reasons = [("regressed", cause.text) for cause in by_cause if cause.file]
+    return placed + _by_metric(
+        result, [row for cause in by_cause if not cause.file for row in cause.rows]
+    )
 
 
 def _by_metric(result: Verdicts, wanted: Sequence[Judgement]) -> _Reasons:
     """What improved or regressed, by metric, each with the cell whose change is smallest."""
-    cells = len({one.cell for one in result.judgements})
+    cells = len({row.cell for row in result.judgements})
     reasons = []
-    for metric in dict.fromkeys(one.metric for one in wanted):
-        found = [one for one in wanted if one.metric == metric]
-        least = min(found, key=lambda one: abs(one.change or 0.0))
-        many = f"{len(found)} of {quantity.counted(cells, 'cell')}"
-        where = f", least in {least.cell}" if len(found) > 1 else ""
+    for metric in dict.fromkeys(row.metric for row in wanted):
+        members = [row for row in wanted if row.metric == metric]
+        least = min(members, key=lambda row: abs(row.change or 0.0))
+        many = f"{len(members)} of {quantity.counted(cells, 'cell')}"
+        where = f", least in {least.cell}" if len(members) > 1 else ""
         reasons.append((metric, f"{least.verdict} in {many}{where}: {_change_text(least)}"))
     return reasons
 
 
-def _change_text(one: Judgement) -> str:
-    runs = quantity.counted(one.n_head, "block") if one.paired else f"n={one.n_head}"
-    if one.time_ratio is None or one.throughput_ratio is None:
-        return f"{quantity.change(one.change, 2, exact=True)}, {runs}"
+def _change_text(row: Judgement) -> str:
+    runs = quantity.counted(row.n_head, "block") if row.paired else f"n={row.n_head}"
+    if row.time_ratio is None or row.throughput_ratio is None:
+        return f"{quantity.change(row.change, 2, exact=True)}, {runs}"
     return (
-        f"time {quantity.change(one.time_ratio - 1)}, throughput "
-        f"{quantity.change(one.throughput_ratio - 1)}, ratio {quantity.ratio(one.throughput_ratio)}"
+        f"time {quantity.change(row.time_ratio - 1)}, throughput "
+        f"{quantity.change(row.throughput_ratio - 1)}, ratio {quantity.ratio(row.throughput_ratio)}"
         f"; {quantity.share(1 - DEFAULT_ALPHA, 0)} interval of the time "
-        f"{interval_text(one.interval)}, {runs}"
+        f"{interval_text(row.interval)}, {runs}"
     )
 
 
@@ -162,7 +165,7 @@ def _why_not(result: Verdicts) -> str:
         return "; ".join(f"{metric} {text}" for metric, text in _decided(result))
     if not undecided:
         return "equivalent in all that is required"
-    first, cells = undecided[0], len({one.cell for one in result.judgements})
+    first, cells = undecided[0], len({row.cell for row in result.judgements})
     many = f"{len(undecided)} of {quantity.counted(cells, 'cell')} undecided"
     return f"{many}; {first.cell}, {first.metric}: {first.reason}"
 
@@ -245,11 +248,11 @@ def _in_parity(findings: Findings) -> list[Change]:
 
     Against the policy's own reference, or the one that is named.
     """
-    found = findings.changes if findings.reference_was_named else findings.within_policy
+    changes = findings.changes if findings.reference_was_named else findings.within_policy
     verdicts = {row.cell.name: row.verdict for group in findings.parity for row in group.rows}
     return [
         change
-        for change in found
+        for change in changes
         if change.time_change is not None
         and change.base.dtypes == change.head.dtypes
         and verdicts.get(change.head.name) in ("parity", "reference")
@@ -265,8 +268,8 @@ def _step_times(changes: Sequence[Change], store: ResultsStore) -> list[Judgemen
     policy = Policy()
     rule = policy.rules[STEP_TIME.name]
     pairs = [
-        Pair(one.head.name, cell_samples(one.base), cell_samples(one.head), paired=False)
-        for one in changes
+        Pair(change.head.name, cell_samples(change.base), cell_samples(change.head), paired=False)
+        for change in changes
     ]
     try:
         return judge_intervals(pairs, STEP_TIME, rule, policy.alpha, calibrations(store))
@@ -285,25 +288,25 @@ def _of_intervals(findings: Findings, changes: Sequence[Change]) -> _Advice:
     if faster:
         return _in_place(*faster[0])
     if undecided:
-        change, one = undecided[0]
+        change, row = undecided[0]
         needed = smallest_deciding_n(DEFAULT_ALPHA, paired=False, tests=len(changes))
-        command = _with_repeats(findings, max(needed, one.n_head + 1))
+        command = _with_repeats(findings, max(needed, row.n_head + 1))
         lead = f"{_NONE}{change.head.name} against {change.base.name} is not decided."
-        return lead, [("why", one.reason)], command
+        return lead, [("why", row.reason)], command
     if smaller:
         return _in_place(*min(smaller, key=lambda pair: pair[0].memory_change or 0.0))
     if equal:
         many = quantity.counted(len(equal), "cell")
         return f"{_NONE}{many} as fast as the reference, in as much memory.", [], ""
     bases = ", ".join(dict.fromkeys(change.base.name for change in changes))
-    change, one = judged[0]
+    change, row = judged[0]
     lead = f"Recommended: {bases}. The nearest, {change.head.name}, is slower."
-    return lead, [("step time", _change_text(one))], ""
+    return lead, [("step time", _change_text(row))], ""
 
 
-def _in_place(change: Change, one: Judgement) -> _Advice:
+def _in_place(change: Change, row: Judgement) -> _Advice:
     """Head recommended: by its time, or by its memory at equal time."""
-    time = ("step time", f"{one.verdict}: {_change_text(one)}")
+    time = ("step time", f"{row.verdict}: {_change_text(row)}")
     memory = [("memory", text)] if (text := _memory_text(change)) else []
     lead = f"Recommended: {change.head.name} in the place of {change.base.name}."
     return lead, [time, *memory, ("losses", "those of the reference")], ""

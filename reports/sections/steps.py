@@ -64,9 +64,9 @@ def phases_section(findings: Findings) -> Iterator[Block]:
 def _device_rows(name: str, run: Run) -> Iterator[tuple[str, ...]]:
     """None for a run on CPUs, and for older records."""
     steady, steps = run.summary.steady, run.record.steps
-    if steady is None or not any(one.device for one in next(iter(steps.values()), ())):
+    if steady is None or not any(item.device for item in next(iter(steps.values()), ())):
         return
-    rank, samples = max(steps.items(), key=lambda one: sum(s.milliseconds for s in one[1]))
+    rank, samples = max(steps.items(), key=lambda item: sum(s.milliseconds for s in item[1]))
     window = [s.device for s in samples if steady.first <= s.step <= steady.last and s.device]
     clocks = [d["sm_mhz"] for d in window if d.get("sm_mhz") is not None]
     reasons = sorted({reason for d in window for reason in d.get("throttle") or ()} - {"gpu_idle"})
@@ -92,7 +92,9 @@ def counts_section(findings: Findings) -> Iterator[Block]:
     rows = []
     for cell in cells:
         counted = ((step_counts(run.record), run.summary.counts) for run in cell.finished)
-        per_unit = (sums["python_calls"] / (one.units * one.ranks) for one, sums in counted if one)
+        per_unit = (
+            sums["python_calls"] / (step.units * step.ranks) for step, sums in counted if step
+        )
         amounts = (quantity.amount(cell.value(metric), metric.unit) for metric in shown)
         rows.append((cell.name, *amounts, quantity.significant(next(per_unit, None))))
     if rows:

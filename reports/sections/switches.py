@@ -94,7 +94,7 @@ class SwitchGroup(NamedTuple):
 
 def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
     """Finished cells that differ in one switch only, group by group, switch by switch."""
-    found = []
+    differing = []
     for switch in SWITCHES:
         groups: dict[str, list[Cell]] = {}
         for cell in cells:
@@ -109,13 +109,13 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
                 base = min(members, key=unusual_settings)
                 others = [cell for cell in members if cell is not base]
                 of_base, *rest = (_difference(cell, base, switch) for cell in (base, *others))
-                found.append(SwitchGroup(switch, of_base, tuple(rest)))
-    return found
+                differing.append(SwitchGroup(switch, of_base, tuple(rest)))
+    return differing
 
 
 def _difference(cell: Cell, base: Cell, switch: Switch) -> SwitchDifference:
-    one, other = cell.finished[0].record, base.finished[0].record
-    losses, norms = _pairs(one, other, "loss"), _pairs(one, other, "grad_norm")
+    head, other = cell.finished[0].record, base.finished[0].record
+    losses, norms = _pairs(head, other, "loss"), _pairs(head, other, "grad_norm")
     summary, engine = cell.finished[0].summary, cell.resolved.engine
     value = engine.setting(switch.name)
     pooled = switch.name == "allocator" and value in POOLS
@@ -130,11 +130,11 @@ def _difference(cell: Cell, base: Cell, switch: Switch) -> SwitchDifference:
     )
 
 
-def _pairs(one: RunRecord, other: RunRecord, field: str) -> list[tuple[float, float]]:
+def _pairs(head: RunRecord, other: RunRecord, field: str) -> list[tuple[float, float]]:
     """Values of both runs, step by step and rank by rank; only steps that both have."""
-    ranks = sorted(one.steps.keys() & other.steps.keys())
+    ranks = sorted(head.steps.keys() & other.steps.keys())
     steps = (
-        pair for rank in ranks for pair in zip(one.steps[rank], other.steps[rank], strict=False)
+        pair for rank in ranks for pair in zip(head.steps[rank], other.steps[rank], strict=False)
     )
     values = ((getattr(a, field), getattr(b, field)) for a, b in steps)
     return [pair for pair in values if None not in pair]
@@ -157,18 +157,18 @@ def switches_section(findings: Findings) -> Iterator[Block]:
 
 def _table(group: SwitchGroup) -> Table:
     rows = []
-    for one in (group.base, *group.others):
-        is_base = one is group.base
-        verdict = "the same bits" if one.exact else "not the same bits"
-        moved = (one.loss, one.first_grad_norm, one.grad_norm)
+    for row in (group.base, *group.others):
+        is_base = row is group.base
+        verdict = "the same bits" if row.exact else "not the same bits"
+        moved = (row.loss, row.first_grad_norm, row.grad_norm)
         texts = (
-            one.cell.name,
-            one.setting,
+            row.cell.name,
+            row.setting,
             "compared with" if is_base else verdict,
             *(quantity.difference(None if is_base else value) for value in moved),
-            quantity.binary_bytes(one.peak_bytes),
+            quantity.binary_bytes(row.peak_bytes),
         )
-        broken = not (is_base or one.exact) and group.switch.must_agree
+        broken = not (is_base or row.exact) and group.switch.must_agree
         rows.append(Row(texts, "bad" if broken else "plain"))
     return Table.of(
         f"cell | {group.switch.name} | losses and gradient norms | loss differs by"
@@ -196,9 +196,12 @@ def _distance(dtype: str, groups: Sequence[SwitchGroup]) -> str:
     first, apart = groups[0], [other for group in groups for other in group.others]
     norm, loss = (
         quantity.difference(max((v for v in values if v is not None), default=None))
-        for values in ([one.first_grad_norm for one in apart], [one.loss for one in apart])
+        for values in (
+            [row.first_grad_norm for row in apart],
+            [row.loss for row in apart],
+        )
     )
-    others = ", ".join(dict.fromkeys(one.setting for one in apart))
+    others = ", ".join(dict.fromkeys(row.setting for row in apart))
     return (
         f"{first.switch.title} with {dtype} gradients on the wire: {others} against "
         f"{first.base.setting}: gradient norm of the first step up to {norm} apart, losses up to "
@@ -213,7 +216,7 @@ def _agreement(group: SwitchGroup) -> str:
     if broken:
         same = f"not the same bits in {', '.join(broken)} as in {group.base.cell.name}"
     text = f"{group.switch.title}: losses and gradient norms have {same}"
-    peaks = [(one.peak_bytes, one.cell.name) for one in cells if one.peak_bytes is not None]
+    peaks = [(row.peak_bytes, row.cell.name) for row in cells if row.peak_bytes is not None]
     if peaks:
         ends = (choose(peaks, key=lambda peak: peak[0]) for choose in (min, max))
         low, high = (f"{quantity.binary_bytes(size)} ({name})" for size, name in ends)

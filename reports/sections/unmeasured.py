@@ -29,7 +29,7 @@ def unmeasured(findings: Findings) -> Iterator[Block]:
     if runs:
         yield Heading("Runs without a time")
         titles = "cell | class | state | reason | run | steps | rank"
-        yield TableBlock(Table.of(titles, (_row(*one) for one in runs), left=5))
+        yield TableBlock(Table.of(titles, (_row(*run) for run in runs), left=5))
         kinds = dict.fromkeys(run.kind for _, run in runs)
         meanings = "; ".join(f"{kind}: {_MEANING[kind]}" for kind in kinds)
         yield note(meanings[0].upper() + meanings[1:] + ".")

@@ -110,11 +110,11 @@ def headline(record: ValidationRecord) -> str:
 
 def check_table(record: ValidationRecord) -> Table:
     """One row per check, for every engine how often it passed, failed and does not apply."""
-    found = [(c.engine, k.check, k.state) for c in record.cases for k in c.checks]
-    counted = Counter(found)
+    states_of_checks = [(c.engine, k.check, k.state) for c in record.cases for k in c.checks]
+    counted = Counter(states_of_checks)
     states: tuple[CheckState, ...] = ("passed", "failed", "not_applicable")
     rows = []
-    for check in dict.fromkeys(check for _, check, _ in found):
+    for check in dict.fromkeys(check for _, check, _ in states_of_checks):
         counts = [counted[engine, check, state] for engine in record.engines for state in states]
         texts = (check, *(str(count or quantity.MISSING) for count in counts))
         rows.append(Row(texts, "bad" if any(counts[1::3]) else "plain"))
@@ -126,16 +126,16 @@ def check_table(record: ValidationRecord) -> Table:
 
 def reasons_table(record: ValidationRecord) -> Table:
     """Why cases and checks do not apply: every reason once per engine, and what it stops."""
-    found: dict[tuple[str, str], Counter[str]] = {}
+    by_reason: dict[tuple[str, str], Counter[str]] = {}
     for case in record.cases:
         stopped = [(case.state, case.reason, "cases")]
         stopped += [(check.state, check.reason, check.check) for check in case.checks]
         for state, reason, what in stopped:
             if state == "not_applicable":
-                found.setdefault((case.engine, reason), Counter())[what] += 1
+                by_reason.setdefault((case.engine, reason), Counter())[what] += 1
     rows = (
         (engine, reason, ", ".join(f"{count} {what}" for what, count in stopped.items()))
-        for (engine, reason), stopped in found.items()
+        for (engine, reason), stopped in by_reason.items()
     )
     return Table.of("engine | does not apply because | what", rows, left=3)
 
@@ -151,7 +151,7 @@ def known_lines(record: ValidationRecord, engine: str) -> list[str]:
     return [
         f"{engine}: {verdict_of(record, engine)}; what is known: {PAGE}",
         *(f"  new    {case.case}: {case.failures[0].check}" for case in by_cause.get(None, ())),
-        *(f"  known  {one.does} (in {len(cases)} cases)" for one, cases in by_cause.items() if one),
+        *(f"  known  {k.does} (in {len(cases)} cases)" for k, cases in by_cause.items() if k),
     ]
 
 

@@ -90,7 +90,7 @@ def _warnings(findings: Findings, records: Sequence[RunRecord]) -> Iterator[str]
     for record in records:
         if record.status.arm is None:
             codes.setdefault(record.resolved.engine.name, set()).add(record.status.code)
-    if mixed := [engine for engine, found in codes.items() if len(found) > 1]:
+    if mixed := [engine for engine, versions in codes.items() if len(versions) > 1]:
         yield (
             f"The cells of {', '.join(mixed)} were measured with different versions of the code: "
             "differences between them may be differences of the code. Run the sweep again to have "
@@ -107,10 +107,10 @@ def _warnings(findings: Findings, records: Sequence[RunRecord]) -> Iterator[str]
     yield from _by_text((name, text) for name, proof in proved for text in proof.shortfalls)
 
 
-def _by_text(found: Iterable[tuple[str, str]]) -> list[str]:
+def _by_text(named_texts: Iterable[tuple[str, str]]) -> list[str]:
     """Each text once, behind the names of the cells that it is about."""
     cells: dict[str, list[str]] = {}
-    for name, text in found:
+    for name, text in named_texts:
         cells.setdefault(text, []).append(name)
     return [f"{', '.join(names)}: {text}." for text, names in cells.items()]
 

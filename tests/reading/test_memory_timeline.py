@@ -16,7 +16,7 @@ from bench.store import ResultsStore
 from reports.build import build_document
 from reports.compare.change import Change, memory_metric
 from reports.findings import Findings
-from reports.plots.memory_timeline import MOST_TIMELINES, memory_timeline_figure
+from reports.plots.memory import MOST_TIMELINES, memory_timeline_figure
 from reports.renderers.document import Figure, Section, TableBlock
 from reports.sections.memory import unit_name, unit_names
 
