@@ -5,7 +5,7 @@
     call 5        captured, and replayed
     call 6 ...    replayed
 
-On a device without graphs (a CPU) every call runs as it is.
+On a device without graphs (a CPU) every call runs unchanged.
 """
 
 from __future__ import annotations

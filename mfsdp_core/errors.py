@@ -6,7 +6,7 @@ MfsdpError
 │   └── UnitSelectionError        `fsdp_unit_modules` names nothing, or not a module class
 ├── LayoutError                   a flat layout cannot be built or broke one of its invariants
 ├── GradAlreadyReducedError       a gradient was reduced, then accumulated again in one cycle
-├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was asked for
+├── NonFiniteGradientError        NaN or Inf in a gradient, where looking for them was requested
 ├── LifecycleError                a call at a time when it cannot mean anything
 │   ├── PolicyChangeError         a change of the communication dtype that buffers cannot follow
 │   └── MismatchedReadError       ranks that read different sharded tensors at the same time

@@ -56,7 +56,7 @@ Subscriber = Callable[[Event], None]
 
 
 class EventBus:
-    """Fan-out of events. What nobody subscribes to costs a look at a set, if publishers ask first.
+    """Fan-out of events. Without a subscriber an event costs a look at a set, if publishers ask.
 
     wanted: the kinds that anybody would see; a publisher looks there before it makes an event,
     which costs more than handing it over.

@@ -14,7 +14,7 @@ enqueued before it was issued until somebody waits:
 A landing is therefore deferred to where its result is needed, instead of running on a side stream.
 
 [Note: copy-in stream] Gathers are the exception: on CUDA the casts into what they send, and the
-gathers themselves, are on a stream beside the current one, as under FSDP2. So neither do casts
+gathers themselves, are on a stream next to the current one, as under FSDP2. So neither do casts
 delay what computes now, nor do gathers wait for it. That stream comes behind the current one
 
 4. where a pass begins, outside of which main weights change, and buffers that stay are read;
@@ -23,7 +23,7 @@ delay what computes now, nor do gathers wait for it. That stream comes behind th
 
 Whoever waits for a gather waits for what the copy-in stream did for it. Fresh memory of the
 allocator `temporary` belongs to the current stream, since autograd decides when it goes: there a
-gather is behind what was enqueued before it, and only its casts run beside.
+gather is behind what was enqueued before it, and only its casts run meanwhile.
 """
 
 from __future__ import annotations

@@ -391,7 +391,7 @@ class MegatronFSDP(nn.Module):
 
     @cached_property
     def checkpoint_group(self) -> dist.ProcessGroup:
-        """All ranks that hold a part of the model. Beside tensor parallelism they make it together.
+        """All ranks that hold a part of the model. Under tensor parallelism they make it together.
 
         Raises:
             CapabilityNotBuiltError: ranks hold different experts under equal names.

@@ -151,12 +151,12 @@ class Parsed:
 
     @property
     def has_values(self) -> bool:
-        """Whether any line told a number of ours."""
+        """Whether any line has a number of ours."""
         return any(OURS & values.keys() for values in self._all())
 
     @property
     def names(self) -> list[str]:
-        """Of all that was told, and what was dropped."""
+        """Of all that was read, and what was dropped."""
         return list(dict.fromkeys(itertools.chain(*self._all(), self._unknown, self._dropped)))
 
     def _all(self) -> Iterator[Mapping[str, Value]]:

@@ -135,7 +135,7 @@ class LogTable:
         return _Column(shown, is_known=bool(self._reader.meaning(shown)))
 
     def _tell_lengths(self) -> None:
-        """A column `Steps` whose cells are alike, of several rows or beside words, is a length."""
+        """A column `Steps` whose cells are alike, of several rows or next to words, is a length."""
         cells = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
         for at, one in enumerate(self._columns):
             alike = one.is_step and len({row[at] for row in cells}) == 1

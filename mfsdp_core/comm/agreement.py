@@ -18,7 +18,7 @@ def together(
 ) -> T:
     """Run `step` on every rank of `group`; its result on this rank.
 
-    Collective. Where a rank raises, every rank raises: an error of this package as it is, any other
+    Collective. Where a rank raises, every rank raises: an error of this package unchanged, another
     `Exception` as a `CheckpointError` that names the rank.
     """
     result, error = _attempt(dist.get_rank(group), step, *args, **kwargs)

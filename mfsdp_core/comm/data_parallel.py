@@ -61,7 +61,7 @@ class DataParallelAxes:
     hybrid_group: dist.ProcessGroup | None = None
 
     def group_of_all(self) -> dist.ProcessGroup:
-        """One group over `ranks`; beside tensor parallelism a new one, unless they are the world.
+        """One group over `ranks`; under tensor parallelism a new one, unless they are the world.
 
         Raises:
             CapabilityNotBuiltError: a new one of a part of the world, whose ranks are bound to
@@ -103,7 +103,7 @@ class DataParallelAxes:
 
     @property
     def groups(self) -> tuple[dist.ProcessGroup, ...]:
-        """One per axis of `whole`; sums over all of them in turn reach every rank."""
+        """One per axis of `whole`; sums over one after another reach every rank."""
         return tuple(self.whole.get_group(dim) for dim in range(self.whole.ndim))
 
     def named_groups(self) -> list[tuple[str, dist.ProcessGroup]]:

@@ -2,9 +2,9 @@
 
 [Note: gathering again] Native collectives know no names: two ranks that gather different units, or
 one of them a unit once more, get each other's weights. Ranks that leave units out agree all the
-same (see [Note: gather order]), and nothing is asked of a unit's first gather in a pass. Before a
-further one the ranks wait for each other here. Messages that carry tags, as those of gloo do, need
-no such wait.
+same (see [Note: gather order]), and nothing is compared for a unit's first gather in a pass. Before
+a further one the ranks wait for each other here. Messages that carry tags, as those of gloo do,
+need no such wait.
 
 [Note: named reads] What a user computes from sharded weights may gather them, in the order in which
 each rank happens to ask. Before each such gather the ranks say here what they are about to read:
@@ -97,7 +97,7 @@ class _Rendezvous:
         quoted = list(self._ranks)[:_QUOTED_RANKS]
         told = {rank: bytes(store.get(f"{base}/of/{rank}")).decode() for rank in quoted}
         # The rank that serves the store may end with the error: not before all have read it.
-        if store.add(f"{base}/told", 1) == len(self._ranks):
+        if store.add(f"{base}/seen", 1) == len(self._ranks):
             store.set(f"{base}/end", "")
         store.wait([f"{base}/end"], limit)
         return told

@@ -123,7 +123,7 @@ class UserBuffers:
 
     @property
     def wanted(self) -> Level:
-        """What was asked for."""
+        """What was requested."""
         return "symmetric" if self.symmetric else "plain"
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """The allocators of one model, one per purpose, and the plan of its pools as data.
 
 Weights, gradients and buckets of the outer reduction have pools of their own: releasing one kind
-can never starve another, and an inner bucket is given back before an outer one is asked for.
+can never starve another, and an inner bucket is given back before an outer one is requested.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def build_allocators(
 def _keep_freed_memory(streams: Streams) -> None:
     """Let the C library keep buffers that come and go, up to 32 MB each.
 
-    glibc takes the size of a block that is freed as a sign of what will be asked for again; smaller
+    glibc takes the size of a block that is freed as a sign of what will be requested again; smaller
     ones then come from its heap rather than from the kernel, which hands out zeroed pages, one
     fault each. The block is never touched and takes no memory. Elsewhere nothing happens.
     """

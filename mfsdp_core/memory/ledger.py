@@ -36,9 +36,9 @@ class MemoryLedger:
 
     Storage shared by two roles is booked once: where main and compute weights are one copy, a
     sharded copy counts as main weights and a whole one as compute weights. Optimizer state is not
-    allocated by the core; it is measured when asked, by the meters registered for it.
+    allocated by the core; it is measured when it is read, by the meters registered for it.
 
-    Subscribers see every booking as it is made, under the rules of `mfsdp_core.events`.
+    Subscribers see every booking when it is made, under the rules of `mfsdp_core.events`.
     """
 
     def __init__(self) -> None:

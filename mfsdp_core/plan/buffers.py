@@ -215,7 +215,7 @@ def plan_pools(
 ) -> dict[PooledRole, PoolPlan]:
     """The pool of every role that has one: none where the allocator is no pool.
 
-    The root's buckets are asked for once per pass: no slot is planned for them.
+    The root's buckets are requested once per pass: no slot is planned for them.
     """
     if config.pool is None:
         return {}

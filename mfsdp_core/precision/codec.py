@@ -3,7 +3,7 @@
     main weights --encode--> this rank's part of each payload --gather--> payloads --decode-->
     compute weights
 
-A codec is a recipe for a model. It is asked which parameters it takes and what their payloads are
+A codec is a recipe for a model. It says which parameters it takes and what their payloads are
 (`mfsdp_core.plan.payload`: sizes, dtypes, and the passes that read each of them), and makes one
 `BucketCodec` per bucket, which may keep state such as scales. Pass one as
 `MixedPrecisionPolicy(weight_codec=...)`. Parameters that it does not take travel as they are: their

@@ -71,7 +71,7 @@ class ManagedParameter:
     _raw_version: int = field(init=False)
 
     def __post_init__(self) -> None:
-        """Remember the parameter that sharding was asked for; `raw` may stand in for it later."""
+        """Remember the parameter that was given to sharding; `raw` may stand in for it later."""
         self.original_id = id(self.raw)
 
     def watch(self) -> None:
@@ -319,7 +319,7 @@ class Bucket:
         local.copy_(value)
 
     def attach_gradients(self, unset: set[int], read: Callable[[], None], *, passes: int) -> bool:
-        """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are asked for.
+        """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are requested.
 
         A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
         else a cast copy that lives until `zero_grad`. What has been attached is left alone until

@@ -239,7 +239,7 @@ def _usages(buckets: list[Bucket], environment: Environment) -> list[Usage]:
 
 
 def _user_buffers(options: Options, environment: Environment) -> UserBuffers | None:
-    """The pool that everything is allocated in from now on, where one is asked for. Collective."""
+    """The pool that everything is allocated in from now on, where one is requested. Collective."""
     if not options.nccl_ub:
         return None
     groups = [

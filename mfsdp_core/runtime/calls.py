@@ -7,7 +7,7 @@ a gradient or never will. A unit whose calls have all begun after n is *over*: i
 are zeros, and nobody will ask for its weights again in this backward pass.
 
 A pass is known as long as something of its graph is alive: the hooks on it hold the record. Where
-calls cannot be told apart (a unit that runs several times under reentrant checkpointing), the
+calls cannot be distinguished (a unit that runs several times under reentrant checkpointing), the
 number stays where it was, and what is over is found at the end of the backward pass.
 """
 
@@ -31,15 +31,15 @@ current_backward: Callable[[], int] = torch._C._current_graph_task_id
 
 
 def inside_backward() -> bool:
-    """Whether autograd is running a graph now, as it is while activations are recomputed."""
+    """Whether autograd is running a graph now, also while activations are recomputed."""
     return current_backward() != NO_BACKWARD
 
 
 def leaves_parameters_alone() -> bool:
-    """Whether the backward pass that runs is asked for other gradients than those of parameters.
+    """Whether the backward pass that runs computes other gradients than those of parameters.
 
     So it is under `autograd.grad` and `backward(inputs=...)`: there autograd keeps a list of what
-    is to be executed, and no checkpoint would be valid. Of a tensor that is itself asked for,
+    is to be executed, and no checkpoint would be valid. Of a tensor that is itself an input,
     nothing that comes after it is executed. To be called in a hook.
     """
     if not Variable._execution_engine.is_checkpoint_valid():

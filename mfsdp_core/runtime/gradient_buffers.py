@@ -309,13 +309,13 @@ class GradientBuffers:
         """Start the reduction of what has been accumulated; missing gradients count as zero.
 
         Raises:
-            LifecycleError: a kernel asked for its target, and never said that it had written it.
+            LifecycleError: a kernel requested its target, and never said that it had written it.
         """
         if self._handed_out:
             index = min(self._handed_out)
             self._handed_out.clear()
             raise LifecycleError(
-                f"a kernel asked for get_main_grad() of tensor {index} of {self._name} in this "
+                f"a kernel called get_main_grad() of tensor {index} of {self._name} in this "
                 "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
                 "on the parameter, and any tensor of its shape as its gradient."
             )

@@ -86,7 +86,7 @@ def check_meta_tensors(module: nn.Module, *, allowed: bool, sharded: bool) -> No
 
 
 class MetaInitialiser:
-    """Materialises the modules of one model in turn.
+    """Materialises the modules of one model one after another.
 
     parameters: all of the model's; their `raw` becomes real. device: where.
     """

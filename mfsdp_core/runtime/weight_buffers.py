@@ -312,7 +312,7 @@ class WeightBuffers:
         self.install(anew=True)
 
     def _shard(self, communicators: AxisCommunicators) -> Shard:
-        """What the codec of the bucket is told of this rank's part."""
+        """What the codec of the bucket gets for this rank's part."""
         strategy, layout = self._spec.strategy, self._spec.layout
         axes = [(communicators.inner, strategy.inner), (communicators.outer, strategy.outer)]
 

@@ -1,4 +1,4 @@
-"""Where a shard lies in its whole tensor, and how torch.distributed.checkpoint is told.
+"""Where a shard lies in its whole tensor, and how torch.distributed.checkpoint learns it.
 
 [Note: analytic chunks] The flat layout says which rows a rank holds, so nobody has to ask the other
 ranks. torch's checkpoint planner would compute the rows of an uneven shard as if it were even, and

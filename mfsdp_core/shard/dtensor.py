@@ -93,7 +93,7 @@ def without_offset(shard: DTensor) -> DTensor:
     """The same shard, over the same memory, in a form that torch can serialise and copy.
 
     torch gives a DTensor the storage offset of its local tensor, and then fails to pickle it where
-    that is not zero, as it is for most shards of a flat buffer.
+    that is not zero, which is so for most shards of a flat buffer.
     """
     local = shard.to_local()
     # torch takes the shape of a scalar from the local tensor, whatever it is told.
@@ -106,13 +106,13 @@ def without_offset(shard: DTensor) -> DTensor:
 def local_tensor(value: Any) -> Any:
     """This rank's part of a DTensor itself, not a view of it that autograd follows.
 
-    Anything else is returned as it is.
+    Anything else is returned unchanged.
     """
     return value._local_tensor if isinstance(value, DTensor) else value
 
 
 def gather_full(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole tensor behind a shard of this package; a plain tensor is returned as it is.
+    """The whole tensor behind a shard of this package; a plain tensor is returned unchanged.
 
     Collective over the shard's mesh. Right on uneven and on hybrid shards, where
     `DTensor.full_tensor()` is not (see [Note: uneven shards]). Works for parameters, their

@@ -24,7 +24,7 @@ _ATTRIBUTE = "_mfsdp_expert_scope"
 
 @dataclass(frozen=True)
 class ExpertScope:
-    """groups: summing over each in turn reaches every rank. copies: ranks that share one expert."""
+    """groups: sums over one after another reach all ranks. copies: ranks that share one expert."""
 
     groups: tuple[dist.ProcessGroup, ...]
     copies: int

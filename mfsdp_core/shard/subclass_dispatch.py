@@ -80,7 +80,7 @@ def _torch_asks_subclasses() -> bool:
     """Whether torch asks subclasses of DTensor.
 
     Of a torch before 2.12, which may have the change already, one is made, without a mesh, and
-    computed with. That loads much of torch, and a later torch need not be asked.
+    computed with. That loads much of torch, and a later torch need not be checked.
     """
     if torch.__version__ >= "2.12":
         return True

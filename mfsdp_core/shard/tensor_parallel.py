@@ -1,4 +1,4 @@
-"""The part of a parameter that tensor parallelism has left to this rank, and how it is told apart.
+"""The part of a parameter that tensor parallelism has left to this rank, and how it is recognised.
 
 Sharding knows nothing of tensor parallelism: flat buffers hold *local* tensors, in their local
 shapes (a parameter cut along dim 1 has shorter rows than its global shape says, R15). Only two

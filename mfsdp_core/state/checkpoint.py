@@ -119,7 +119,7 @@ def load_checkpoint(
 def _aim(
     path: Path, model: nn.Module, optimizer: torch.optim.Optimizer | None
 ) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
-    """What is read and where it goes, and the values beside; nothing is changed yet.
+    """What is read and where it goes, and the further values; nothing is changed yet.
 
     Raises:
         CheckpointError: not a complete checkpoint that can be trusted.
@@ -236,7 +236,7 @@ def _lost_ranks(path: Path) -> Iterator[None]:
 
 @contextmanager
 def new_folder(group: dist.ProcessGroup, path: Path, *, overwrite: bool) -> Iterator[Path]:
-    """A folder beside `path` to write into, which goes where that fails. Collective.
+    """A folder next to `path` to write into, which goes where that fails. Collective.
 
     Raises:
         CheckpointError: `path` is there already, and not to be replaced.

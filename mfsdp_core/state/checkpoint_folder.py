@@ -42,7 +42,7 @@ class Manifest:
 
 
 def begin(path: Path, *, overwrite: bool) -> Path:
-    """A new folder to write into, beside `path`. Leftovers of killed processes are removed.
+    """A new folder to write into, next to `path`. Leftovers of killed processes are removed.
 
     Raises:
         CheckpointError: something is at `path` and `overwrite` is False, or it is no checkpoint.

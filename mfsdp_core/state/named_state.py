@@ -5,7 +5,7 @@
     values/...               tensors within options, counters and what the caller adds
 
 A scalar that is not sharded is given as one row, as sharded ones are. A checkpoint must be readable
-without running code that came with it, so nothing is pickled: values beside the weights are JSON.
+without running code that came with it, so nothing is pickled: values besides the weights are JSON.
 That has neither tuples nor keys that are numbers; both are an object with one `$` key:
 
     (1, 2)      {"$tuple": [1, 2]}          {3: "x"}    {"$items": [[3, "x"]]}
@@ -121,7 +121,7 @@ def groups_by_name(
 
 
 def one_row(value: torch.Tensor) -> torch.Tensor:
-    """A replicated scalar of a model as one row, sharing memory; anything else as it is."""
+    """A replicated scalar of a model as one row, sharing memory; anything else unchanged."""
     if not isinstance(value, DTensor) or value.ndim:
         return value
     row = as_dtensor(value.to_local().view(1), (1,), value.device_mesh, tuple(value.placements))

@@ -107,7 +107,7 @@ def _initialise(optimizer: torch.optim.Optimizer, group: State) -> None:
     gradients = [parameter.grad for parameter in parameters]
     try:
         for parameter in parameters:
-            # It is asked for its shape and dtype alone; so it needs no memory of its own.
+            # Only its shape and dtype are read, so it needs no memory of its own.
             parameter.grad = parameter.detach()
         initialise(group, *lists)
     finally:

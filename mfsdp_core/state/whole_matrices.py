@@ -104,7 +104,7 @@ class _Home:
 
 #: A tensor of a parameter's shape: where it is whole, all of it (None but on its owner), own rows.
 _Spread = tuple[_Home, torch.Tensor | None, torch.Tensor]
-#: Beside names of the state: what else a step reads.
+#: Besides names of the state: what else a step reads.
 _WEIGHT, _GRADIENT = "a weight", "its gradient"
 
 
@@ -167,7 +167,7 @@ class WholeStep:
     def show_shards(self) -> None:
         """Let the optimizer's state hold shards until its next step.
 
-        Tensors of a parameter's shape are cut as it is; all else is given to every rank.
+        Tensors of a parameter's shape are cut unchanged; all else is given to every rank.
         """
         if self._is_shown:
             return
@@ -310,7 +310,7 @@ def _announced(value: Any, parameter: torch.Tensor) -> tuple[str, Any]:
             return "cut", value.dtype
         if value.device.type != "cpu":
             return "on device", value.cpu()
-    return "as it is", value
+    return "unchanged", value
 
 
 def _exchange_group(parameter: DTensor) -> dist.ProcessGroup:

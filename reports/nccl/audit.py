@@ -53,7 +53,7 @@ _MARK = re.compile(r'\{"iteration": (\d{1,18}), "offset_bytes": (\d{1,18})\}')
 
 
 def audit_run(run: Path) -> Audit:
-    """Audit the run in folder `run`; derived from its logs whenever it is asked for.
+    """Audit the run in folder `run`; derived from its logs whenever it is requested.
 
     Raises:
         NothingMeasuredError: it has no log of NCCL, and why.

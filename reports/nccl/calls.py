@@ -1,6 +1,6 @@
 """What was chosen for the calls of each communicator, operation, size, phase and kind of kernel.
 
-Every process is walked through in order, so that each call is told with the communicators and the
+Every process is walked through in order, so that each call is matched with the communicators and
 registrations of its time. A pointer means something inside one process only, and is reused after a
 communicator has ended. The `commId` of the INIT lines joins views across processes; communicators
 made by splitting have none between 2.24 and 2.30 and are joined by their parent, the count of its

@@ -39,7 +39,7 @@ class Expectation:
 
 
 def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
-    """What a run asked for that NCCL may silently leave undone."""
+    """What a run requested that NCCL may silently leave undone."""
     launch, setting = resolved.launch, resolved.engine.setting
     symmetric = bool(setting("nccl_ub") and setting("symmetric_registration"))
     both, copied = _WEIGHTS_AND_GRADIENTS, launch.copy_engine
@@ -61,7 +61,7 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
     for expected in expectations_of(resolved):
         if audit is None:
             found.append(
-                f"asked for {expected.text}, and no log tells whether it got them: add a cell with "
+                f"requested {expected.text}, and no log tells whether it got them: add a cell with "
                 "measure.nccl: evidence"
             )
             continue
@@ -71,14 +71,14 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
         damaged = set(expected.operations) & audit.job.unread.damaged_until.keys()
         if not rows:
             operations = " or ".join(expected.operations)
-            found.append(f"asked for {expected.text}, and the log has no line about {operations}")
+            found.append(f"requested {expected.text}, and the log has no line about {operations}")
         elif lacking:
-            found.append(f"asked for {expected.text} and did not get them: {_named(lacking)}")
+            found.append(f"requested {expected.text} and did not get them: {_named(lacking)}")
         elif silent or damaged:
             why = "calls without a line about their kernel"
             if damaged:
                 why = f"damaged lines about {' and '.join(sorted(damaged))}"
-            found.append(f"asked for {expected.text}, and the log does not prove it: {why}")
+            found.append(f"requested {expected.text}, and the log does not prove it: {why}")
     return found
 
 

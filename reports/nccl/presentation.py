@@ -197,7 +197,7 @@ _MOST_SAID = 12
 def said(audit: Audit) -> list[tuple[str, str, str, int]]:
     """(kind, in words, line, how many other processes) of lines that decide no verdict alone.
 
-    A copy engine that was asked for is among them, with the operations that did not take it.
+    A copy engine that was requested is among them, with the operations that did not take it.
     """
     first: dict[tuple[str, str], tuple[str, str, str]] = {}
     counts: Counter[tuple[str, str]] = Counter()
@@ -210,7 +210,7 @@ def said(audit: Audit) -> list[tuple[str, str, str, int]]:
         asked = copy_engine_policy(process)
         without = _not_copied(audit, process.label) if asked else []
         if asked and without:
-            words = f"the copy engine was asked for, and not taken by {', '.join(without)}"
+            words = f"the copy engine was requested, and not taken by {', '.join(without)}"
             counts["copy_engine", words] += 1
             first.setdefault(("copy_engine", words), ("copy_engine", words, asked.text))
     return [(*one, counts[key] - 1) for key, one in first.items()]

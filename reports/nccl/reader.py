@@ -109,11 +109,11 @@ class Unread:
 
 @dataclass
 class StreamReader:
-    """Facts of one stream, `source`. `unread` counts what all streams hold beside them.
+    """Facts of one stream, `source`. `unread` counts what all streams hold besides them.
 
     processes: by name, `host:pid`. stray: lines about every process of the stream. pasted: lines
     without the prefix of a process, by device. iteration: iterations that have ended; None before
-    the first boundary. hosts: names at the beginning of lines, by which glued lines are told apart.
+    the first boundary. hosts: names at the beginning of lines, by which glued lines are parted.
     bytes_read: before the next line. problems: why reading ended early. times: of all streams. ras:
     whether it holds a report of RAS.
     """

@@ -376,7 +376,7 @@ def why_not_symmetric(case: CallEvidence) -> Reason:
 def _regular(case: CallEvidence) -> Reason:
     reason = _not_symmetric(case)
     if case.key.operation in COPIED and copy_engine_policy(case) is not None:
-        return replace(reason, text=f"{reason.text}; the copy engine was asked for and not taken")
+        return replace(reason, text=f"{reason.text}; the copy engine was requested and not taken")
     return reason
 
 

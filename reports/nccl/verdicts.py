@@ -247,7 +247,7 @@ Role = tuple[str, frozenset[int]]
 
 @dataclass(frozen=True)
 class Audit:
-    """Rows and what surrounds them. boundaries_by: how iterations are told apart, "" if not.
+    """Rows and what surrounds them. boundaries_by: how iterations are distinguished, "" if not.
 
     ranks, roles: what a run of ours recorded, as of `audit_paths`.
     """

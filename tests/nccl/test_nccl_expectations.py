@@ -87,7 +87,7 @@ COPIED = {"engine": UB, "copy_engine": True}
 def test_what_was_asked_for_is_shown_by_kernels_alone(tmp_path, asked, told, lacks):
     found = shortfalls(resolved(**asked), audit(tmp_path, *told))
     assert len(found) == (lacks is not None)
-    assert all(text.startswith(f"asked for {lacks}") for text in found)
+    assert all(text.startswith(f"requested {lacks}") for text in found)
     assert ("AllGather" in "".join(found)) == ("AllGather" in (lacks or ""))
 
 
@@ -143,9 +143,9 @@ def test_damage_and_calls_without_a_line_are_no_evidence(tmp_path, lines, state)
     (result,) = judge(log, parse_requirements("AG=sym"))
     assert result.state == state
     [lack] = (
-        shortfalls(resolved(engine=UB), log) if state != "met" else ["asked for symmetric kernels"]
+        shortfalls(resolved(engine=UB), log) if state != "met" else ["requested symmetric kernels"]
     )
-    assert lack.startswith("asked for symmetric kernels")
+    assert lack.startswith("requested symmetric kernels")
     assert ("does not prove it" in lack) == (state == "no evidence")
 
 

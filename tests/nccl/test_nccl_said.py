@@ -122,9 +122,9 @@ def test_a_copy_engine_that_is_asked_for_and_not_taken_is_said(tmp_path, asked):
     calls = [info(coll("AllGather")), info(ring("AllGather"))]
     found = audit(tmp_path, *begun(info(asked), *calls, *CALLED))
     reasons = {row.operation: row.reason.text for row in found.rows}
-    assert "the copy engine was asked for and not taken" in reasons["AllGather"]
+    assert "the copy engine was requested and not taken" in reasons["AllGather"]
     assert "copy engine" not in reasons["AllReduce"]  # which it cannot do
-    said = f"the copy engine was asked for, and not taken by AllGather: {info(asked)}"
+    said = f"the copy engine was requested, and not taken by AllGather: {info(asked)}"
     assert said in reading_facts(found)
     calls[1] = info("AllGather [Copy Engine]: 1048576 Bytes -> cudaMemcpy")
     assert "not taken" not in to_terminal(audit(tmp_path, *begun(info(asked), *calls)))
