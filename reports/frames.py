@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bench.derive.summary import summarise
-from bench.errors import UsageError
+from bench.errors import DamagedRecordError, UsageError
 from bench.record import RunRecord, RunSummary
 from bench.redaction import redact
-from bench.store import DamagedRecordError, DamagedRun, ResultsStore
+from bench.store import DamagedRun, ResultsStore
 from bench.workload import ImportedRun
 from reports.compare.logs import of_import
 from reports.views.machine import entries

@@ -28,7 +28,7 @@ from bench.launch.forked_ranks import fork_ranks, load_torch, name_callers_cheap
 from bench.launch.local.process_tree import ask_for_stacks, out_of_memory_kills
 from bench.launch.process import AGENT_PID_VARIABLE, die_with_parent
 from bench.launch.rank_entry.mfsdp_bench_rank import WORKER_VARIABLE
-from bench.launch.remote_end import watch_if_elsewhere
+from bench.launch.remote_end import WATCHED_VARIABLE, RunFiles
 from bench.launch.rendezvous import Rendezvous, node_number
 
 _LOOK_SECONDS = 0.05
@@ -104,7 +104,9 @@ def main(arguments: list[str]) -> int:
     parent, ranks, worker_module, run_dir = arguments
     die_with_parent(int(parent) or os.getppid())
     os.environ[AGENT_PID_VARIABLE] = str(os.getpid())
-    watch_if_elsewhere(Path(run_dir), _ask_for_stacks)
+    if os.environ.get(WATCHED_VARIABLE):
+        files = RunFiles(Path(run_dir))
+        threading.Thread(target=files.watch, args=(_ask_for_stacks,), daemon=True).start()
     rendezvous, node = Rendezvous.from_environment(), node_number()
     where = ["--standalone", "--local-addr=127.0.0.1"]
     if rendezvous is None:

@@ -16,12 +16,13 @@ from operator import getitem
 from pathlib import Path
 from typing import Any, Literal
 
+from bench.errors import StoreFullError
 from bench.launch.code import OWN_PACKAGES, RANK_PATTERNS, RankCode, named_code
 from bench.launch.command import WORKER_MODULE
 from bench.launch.protocol import Order
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB, file_hashes
 from bench.spec import ResolvedRun, known_engine
-from bench.store import RunFolder, StoreFullError
+from bench.store import RunFolder
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
 from bench.store.layout import RUNTIME, SPEC
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -86,10 +85,3 @@ def end_of_agent(grace_seconds: float) -> None:
         process.kill()
     time.sleep(_LAST_WORDS_SECONDS)
     os.kill(os.getpid(), signal.SIGKILL)
-
-
-def watch_if_elsewhere(run_dir: Path, ask_for_stacks: Callable[[], None]) -> None:
-    """In the agent: begin to watch, where the launcher is on another machine."""
-    if os.environ.get(WATCHED_VARIABLE):
-        files = RunFiles(run_dir)
-        threading.Thread(target=files.watch, args=(ask_for_stacks,), daemon=True).start()

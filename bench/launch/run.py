@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from bench.errors import StoreGoneError
+from bench.errors import StoreFullError, StoreGoneError
 from bench.launch.agent import OUTCOME_FILE
 from bench.launch.code import RankCode, own_code
 from bench.launch.code_proof import Verdict, expect_code, keep_proofs, read_proofs, verdict
@@ -24,7 +24,7 @@ from bench.launch.protocol import Launcher, Order
 from bench.launch.watch import Heartbeat, Limits, Watch
 from bench.record import STOPPED, RunStatus, code_with_inputs
 from bench.spec import ResolvedRun
-from bench.store import RunFolder, StoreFullError
+from bench.store import RunFolder
 from bench.store.layout import MEMORY
 from bench.store.reading import read_record
 from bench.store.run_folder import utc_now

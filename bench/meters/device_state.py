@@ -28,6 +28,18 @@ THROTTLE_REASONS: Final = {
 }
 #: Counters of the time in which a limit has held clocks down, by their constants' last part.
 _LIMITS: Final = ("POWER", "THERMAL", "SYNC_BOOST", "BOARD_LIMIT", "RELIABILITY")
+#: Entry of a reading -> the call that answers it, and the constants that it takes.
+_READINGS: Final = {
+    "sm_mhz": ("ClockInfo", "CLOCK_SM"),
+    "memory_mhz": ("ClockInfo", "CLOCK_MEM"),
+    "max_sm_mhz": ("MaxClockInfo", "CLOCK_SM"),
+    "power_watts": ("PowerUsage",),
+    "power_cap_watts": ("EnforcedPowerLimit",),
+    "celsius": ("Temperature", "TEMPERATURE_GPU"),
+    "ecc_corrected": ("TotalEccErrors", "MEMORY_ERROR_TYPE_CORRECTED", "VOLATILE_ECC"),
+    "ecc_uncorrected": ("TotalEccErrors", "MEMORY_ERROR_TYPE_UNCORRECTED", "VOLATILE_ECC"),
+    "energy_joules": ("TotalEnergyConsumption",),
+}
 #: What of a reading changes from step to step.
 _PER_STEP: Final = ("sm_mhz", "memory_mhz", "power_watts", "celsius", "throttle")
 
@@ -55,28 +67,15 @@ class NvmlDevice:
         energy_joules, limited_milliseconds: counters, the second by limit.
         """
         nvml, device = self._nvml, self._device
-        volatile = nvml.NVML_VOLATILE_ECC
-        corrected = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED
-        uncorrected = nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
-        ask = self._ask
-        milliwatts = ask(nvml.nvmlDeviceGetPowerUsage, device)
-        cap = ask(nvml.nvmlDeviceGetEnforcedPowerLimit, device)
-        reasons = ask(self._reasons, device)
-        energy = ask(nvml.nvmlDeviceGetTotalEnergyConsumption, device)
-        return {
-            "seconds": monotonic(),
-            "sm_mhz": ask(nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_SM),
-            "memory_mhz": ask(nvml.nvmlDeviceGetClockInfo, device, nvml.NVML_CLOCK_MEM),
-            "max_sm_mhz": ask(nvml.nvmlDeviceGetMaxClockInfo, device, nvml.NVML_CLOCK_SM),
-            "power_watts": None if milliwatts is None else milliwatts / 1e3,
-            "power_cap_watts": None if cap is None else cap / 1e3,
-            "celsius": ask(nvml.nvmlDeviceGetTemperature, device, nvml.NVML_TEMPERATURE_GPU),
-            "ecc_corrected": ask(nvml.nvmlDeviceGetTotalEccErrors, device, corrected, volatile),
-            "ecc_uncorrected": ask(nvml.nvmlDeviceGetTotalEccErrors, device, uncorrected, volatile),
-            "throttle": None if reasons is None else reasons_of(reasons),
-            "energy_joules": None if energy is None else energy / 1e3,
-            "limited_milliseconds": self._limited(),
-        }
+        reading: Reading = {"seconds": monotonic()}
+        for name, (call, *constants) in _READINGS.items():
+            more = [getattr(nvml, f"NVML_{constant}") for constant in constants]
+            value = self._ask(getattr(nvml, f"nvmlDeviceGet{call}"), device, *more)
+            is_in_thousandths = value is not None and name.endswith(("_watts", "_joules"))
+            reading[name] = value / 1e3 if is_in_thousandths else value
+        reasons = self._ask(self._reasons, device)
+        reading["throttle"] = None if reasons is None else reasons_of(reasons)
+        return reading | {"limited_milliseconds": self._limited()}
 
     def _limited(self) -> dict[str, float]:
         nvml, found = self._nvml, {}

@@ -2,21 +2,7 @@
 
 from __future__ import annotations
 
-from bench.errors import (
-    DamagedRecordError,
-    NotAResultsFolderError,
-    StoreFullError,
-    StoreLockedError,
-)
 from bench.store.results_store import DamagedRun, ResultsStore
 from bench.store.run_folder import RunFolder
 
-__all__ = [
-    "DamagedRecordError",
-    "DamagedRun",
-    "NotAResultsFolderError",
-    "ResultsStore",
-    "RunFolder",
-    "StoreFullError",
-    "StoreLockedError",
-]
+__all__ = ["DamagedRun", "ResultsStore", "RunFolder"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.store import DamagedRecordError
+from bench.errors import DamagedRecordError
 from reports.compare.change import change_table, flag_table
 from reports.compare.logs import CAPTION, absences, of_cell, of_import, side_by_side
 from reports.compare.text import METHOD, verdict_blocks

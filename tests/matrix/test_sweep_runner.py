@@ -8,8 +8,9 @@ import pytest
 import stand_in_runs
 from stand_in_runs import StandIn, plan_of
 
+from bench.errors import StoreFullError, StoreLockedError
 from bench.plan import Plan
-from bench.store import ResultsStore, StoreFullError, StoreLockedError
+from bench.store import ResultsStore
 from sweeps.progress import Remark, RunEnded, RunStarted, StepReached, SweepStarted
 from sweeps.runner import Side, SweepOutcome
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import UsageError
+from bench.errors import DamagedRecordError, UsageError
 from bench.known_failures import KNOWN_FAILURES, PAGE, of_case
 from bench.spec.engine_table import find_engine
-from bench.store import DamagedRecordError, ResultsStore
+from bench.store import ResultsStore
 from bench.verdict import CaseVerdict, CheckVerdict, Finding, ValidationRecord
 from reports.findings import find
 from reports.renderers.document import Document, Section

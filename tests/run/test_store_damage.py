@@ -8,8 +8,9 @@ from itertools import product
 import pytest
 from stand_in_runs import finished_run
 
+from bench.errors import DamagedRecordError
 from bench.record import SCHEMA_VERSION
-from bench.store import DamagedRecordError, ResultsStore
+from bench.store import ResultsStore
 
 
 @pytest.mark.parametrize(

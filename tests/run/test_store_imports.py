@@ -10,8 +10,8 @@ from small_runs import RUN
 from stand_in_runs import finished_run
 
 from bench.cli.import_ import ImportVerb
-from bench.errors import UsageError
-from bench.store import DamagedRecordError, ResultsStore
+from bench.errors import DamagedRecordError, UsageError
+from bench.store import ResultsStore
 from bench.store.file_lock import FileLock
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 

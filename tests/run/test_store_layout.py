@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from bench.errors import UsageError
+from bench.errors import NotAResultsFolderError, UsageError
 from bench.record import SCHEMA_VERSION
-from bench.store import NotAResultsFolderError, ResultsStore
+from bench.store import ResultsStore
 
 
 def test_a_new_folder_becomes_a_results_folder_of_this_version(tmp_path: Path) -> None:
@@ -89,19 +89,14 @@ def test_plans_are_listed_and_replaced(tmp_path: Path) -> None:
     assert store.read_plan("a") == {"new": True}
 
 
-def test_a_missing_plan_is_an_error_that_lists_the_known_ones(tmp_path: Path) -> None:
+def test_a_missing_or_damaged_plan_is_an_error_that_says_so(tmp_path: Path) -> None:
     store = ResultsStore.open(tmp_path, create=True)
     store.write_plan("quickstart", {})
     with pytest.raises(UsageError, match="known sweeps: quickstart"):
         store.read_plan("quickstrat")
-
-
-def test_a_damaged_plan_is_an_error_that_says_so(tmp_path: Path) -> None:
-    store = ResultsStore.open(tmp_path, create=True)
-    store.write_plan("quick", {})
-    (tmp_path / "sweeps/quick/plan.json").write_text('{"cells": [')
+    (tmp_path / "sweeps/quickstart/plan.json").write_text('{"cells": [')
     with pytest.raises(UsageError, match="not valid JSON"):
-        store.read_plan("quick")
+        store.read_plan("quickstart")
 
 
 @pytest.mark.parametrize("name", ["../escape", "a/b", "", ".hidden", "a b", "x" * 200, "a\0"])

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from small_runs import RUN
 
-from bench.errors import UsageError
+from bench.errors import StoreFullError, UsageError
 from bench.redaction import REDACTED, looks_secret, redact
-from bench.store import ResultsStore, StoreFullError
+from bench.store import ResultsStore
 from bench.store.atomic import write_json_atomically
 
 

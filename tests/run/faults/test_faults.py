@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from fault_table import ENDLESS, FAULTS, LIMITS, Fault, inject, left_behind
 
+from bench.errors import StoreFullError
 from bench.launch.run import launch
 from bench.launch.watch import Limits
 from bench.record import RunRecord, RunStatus
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import LaunchSpec, RunSpec, TrainSpec
-from bench.store import ResultsStore, RunFolder, StoreFullError
+from bench.store import ResultsStore, RunFolder
 
 pytestmark = pytest.mark.processes
 WORKERS = Path(__file__).parent / "workers"
