@@ -30,7 +30,7 @@ _MOST_REASONS = 5
 class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
     """Compare two sweeps, cells, runs or logs, or arms of a sweep.
 
-    A cell is written SWEEP:CELL. Of a sweep file, what is asked for now must be what was
+    A cell is written SWEEP:CELL. Of a sweep file, what is requested now must be what was
     measured: 3 if nothing was, 5 if an arm was other code.
 
     Examples:
@@ -71,7 +71,7 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
             return self._of_sweeps(store, base, head, policy)
         if judging:
             raise UsageError(
-                f"{judging[0]} is for verdicts, and beside the imported run {min(logs)} there"
+                f"{judging[0]} is for verdicts, and next to the imported run {min(logs)} there"
                 " are none; leave it out"
             )
         return _side_by_side([self._shown(base), self._shown(head)])

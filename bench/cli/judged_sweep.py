@@ -88,7 +88,7 @@ def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
         differences.append(f"{stored.id} measured {difference}")
     if differences:
         raise NotComparableError(
-            f"what is asked for was not measured: {'; '.join(differences[:3])}. {WHAT_TO_DO}"
+            f"what is requested was not measured: {'; '.join(differences[:3])}. {WHAT_TO_DO}"
         )
     known = ", ".join(store.sweeps()) or "none"
     arms = " with " + " and ".join(arm.name for arm in sweep.arms) if sweep.arms else ""

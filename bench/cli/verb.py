@@ -249,7 +249,7 @@ class SweepOptions(CellOptions, ArmsOption):
         offer=offer_definitions,
     )
     repeat: int | None = option("--repeat N", "Runs of each cell.", min=1, max=1000)
-    interleave: bool = option("--interleave", "Run the arms in turn, block by block.", False)
+    interleave: bool = option("--interleave", "Run the arms alternately, block by block.", False)
     launcher: str = option(
         "--launcher NAME",
         "Where runs are made: local, in the allocation of this Slurm job (slurm), or on hosts that"

@@ -141,7 +141,7 @@ def less_one(ratio: float | None) -> float | None:
 def change_table(changes: Sequence[Change]) -> Table:
     """One row per change, named by its head cell.
 
-    Beside speed, memory and loss stands whatever a gate requires by default, as far as a cell has
+    Besides speed, memory and loss there is what a gate requires by default, as far as a cell has
     it.
     """
     required = [

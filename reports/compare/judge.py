@@ -74,7 +74,7 @@ class Judgement:
 
     base, head: medians in the metric's unit (ms, tokens/s, bytes, loss). ratio: head / base of the
     metric, for times the geometric mean over blocks. interval: of that ratio. tolerance: as it was
-    used; None where an improvement was asked for and no noise is known. floor: whether the noise
+    used; None where an improvement was requested and no noise is known. floor: whether the noise
     floor set it.
     time_ratio, throughput_ratio: of step time and of tokens/s, known for these two only.
     p_adjusted: of "within the tolerance", adjusted for `tests` cells.
@@ -155,17 +155,17 @@ class Verdicts:
 
     @property
     def regressed(self) -> bool:
-        """A required metric is worse beyond its tolerance, or not as much better as was asked."""
+        """A required metric is worse beyond its tolerance, or not as much better as requested."""
         return bool(self.worse)
 
     @property
     def undecided(self) -> bool:
-        """A required metric is neither better, worse nor equal as far as can be told."""
+        """A required metric is neither better, worse nor equal as far as can be known."""
         return bool(self.of("inconclusive"))
 
     @property
     def failed(self) -> bool:
-        """A cell gave no number, or a metric that is asked for was measured nowhere."""
+        """A cell gave no number, or a metric that is requested was measured nowhere."""
         return bool(self.sides.failed) or bool(self.of("unmeasured"))
 
     @property
@@ -228,7 +228,7 @@ def judge(
 
 
 def _is_measured(metric: Metric, pair: Pair) -> bool:
-    """Whether either side has it; what is always asked for counts as measured."""
+    """Whether either side has it; what is always requested counts as measured."""
     if metric.judge == "curve":
         return _has_curve(pair.base, metric) or _has_curve(pair.head, metric)
     return metric not in JUDGED_IF_MEASURED or bool(pair.base.of(metric) or pair.head.of(metric))
@@ -257,7 +257,7 @@ def _other_machine(base: CellSamples, head: CellSamples, *, any_nodes: bool) -> 
 def _with_missing_numbers(judgements: Sequence[Judgement], policy: Policy) -> list[Judgement]:
     """Decide what a missing number means.
 
-    A metric that nobody asked for by name is passed over (`single` sends no bytes). Time, and what
+    A metric that nobody requested by name is passed over (`single` sends no bytes). Time, and what
     the policy names, must be there: where other cells have it the cell is undecided, and where no
     cell has it nothing was measured.
     """
@@ -282,7 +282,7 @@ def _judgement(
 
 
 def _direction(up: bool, rule: MetricRule) -> Verdict:
-    """What a change beyond the tolerance, or beyond the improvement that was asked for, means."""
+    """What a change beyond the tolerance, or beyond the improvement that was requested, means."""
     if rule.direction != "both" and up != (rule.direction == "lower_is_better"):
         return "improved"
     return "missed" if rule.improve else "regressed"
@@ -422,11 +422,11 @@ def _why_open(estimate: RatioEstimate, rule: MetricRule, test: _Test, noise: str
         have = quantity.counted(estimate.n, "block") if estimate.paired else have
         return (
             f"cannot decide with {have}: the smallest p-value that is possible is "
-            f"{estimate.smallest_p:.2g}, and {alpha:g} is asked for; {least}"
+            f"{estimate.smallest_p:.2g}, and {alpha:g} is needed; {least}"
         )
     low, high = (quantity.change(math.exp(end) - 1) for end in interval)
     if rule.improve:
-        return f"the interval {low} to {high} holds what was asked for{noise}; {_short_of(rule)}"
+        return f"the interval {low} to {high} holds what was requested{noise}; {_short_of(rule)}"
     band = math.log1p(tolerance)
     if interval[0] > band or interval[1] < -band:
         more = "" if estimate.n >= needed and not never else f"; {least}"

@@ -1,4 +1,4 @@
-"""Imported runs beside measured ones and beside each other: what each says, and what it does not.
+"""Imported runs next to measured ones and next to each other: what each says, and what it does not.
 
 No verdict is given. A log has no noise floor, no proof of code and often no hardware.
 """

@@ -115,7 +115,7 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
 
 
 def _fraction(value: Any) -> Any:
-    """0.02 of "2%"; anything else as it is.
+    """0.02 of "2%"; anything else unchanged.
 
     Raises:
         ValueError: a bare number of 1 or more; whoever writes 3 means 3 %.

@@ -34,7 +34,7 @@ Arms = tuple[str | None, str | None]
 Reasons = tuple[tuple[str, str], ...]
 """(cell, why)."""
 WHAT_TO_DO = (
-    "Run the sweep again to measure what is asked for, or name the sweep by its id to judge what is"
+    "Run the sweep again to measure what is requested, or name the sweep by its id to judge what is"
     " there"
 )
 
@@ -43,7 +43,7 @@ WHAT_TO_DO = (
 class Pair:
     """One cell on both sides. paired: its runs were made in blocks, in an order that was drawn.
 
-    unlike: in what the sides may not be compared, beside the hardware.
+    unlike: in what the sides may not be compared, besides the hardware.
     """
 
     label: str
@@ -466,7 +466,7 @@ def checked(
     if wrong:
         hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
         raise NotComparableError(
-            f"what was measured is not what is asked for: {'; '.join(wrong[:_MOST_NAMED])}{hidden}."
+            f"what was measured is not what is requested: {'; '.join(wrong[:_MOST_NAMED])}{hidden}."
             f" {WHAT_TO_DO}"
         )
     known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
@@ -488,14 +488,14 @@ def _unexpected(samples: CellSamples, arm: str | None, expected: Expected) -> st
     if samples.code != code_with_inputs(wanted.code, samples.inputs):
         commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
         return (
-            f"{who} at {commit} (code {samples.code or 'unknown'}), asked for is"
+            f"{who} at {commit} (code {samples.code or 'unknown'}), requested is"
             f" {expected.described[arm]} (code {wanted.code})"
         )
     if changed := expected.changed(samples.inputs):
         return f"{who} before {', '.join(changed[:_MOST_NAMED])} changed"
     if wanted.config_hash not in (None, samples.config_hash):
         config = samples.config_hash
-        return f"{who} with configuration {config}, asked for is {wanted.config_hash}"
+        return f"{who} with configuration {config}, requested is {wanted.config_hash}"
     return ""
 
 

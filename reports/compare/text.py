@@ -95,7 +95,7 @@ def to_markdown(result: Verdicts) -> str:
 def verdict_blocks(
     result: Verdicts, *, below_headline: bool = False, explained: bool = True
 ) -> list[Block]:
-    """Causes first, then every row that none of them explains, then what must be known beside.
+    """Causes first, then every row that none of them explains, then what else must be known.
 
     below_headline: leave out causes that it names. explained: say what the numbers mean.
     """
@@ -166,7 +166,7 @@ def _by_cell(reasons: Reasons) -> list[dict[str, str]]:
 
 
 def _remarks(result: Verdicts, rows: Sequence[Judgement]) -> list[tuple[str, str]]:
-    """Everything that a reader must know beside the tables; rows: whose reasons are given."""
+    """Everything that a reader must know besides the tables; rows: whose reasons are given."""
     sides = result.sides
     said = [("failed", f"{name}: {why}") for name, why in sides.failed]
     said += _reasons(rows)

@@ -1,6 +1,6 @@
 """In what two runs are too unlike to be compared, and which rates compare all the same. Pure.
 
-What a side does not say is no difference. A name that says less than another one, as `H100` beside
+What a side does not say is no difference. A name that says less than another one, as `H100` next to
 `NVIDIA H100 80GB HBM3`, is the same name.
 """
 

@@ -84,7 +84,7 @@ def _outside(sizes: Mapping[str, Any]) -> str:
 
 
 def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
-    """A warning per way in which buffers were not registered with NCCL as a run had asked."""
+    """A warning per way in which buffers were not registered with NCCL as a run had requested."""
     found: Counter[str] = Counter()
     for record in records:
         registration = entries(record.runtime, "buffer_registration")

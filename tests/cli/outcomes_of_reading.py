@@ -259,7 +259,7 @@ COMPARE: Scenarios = {
         file("metrics: {step_time: {gate: advisory}}\n", "gates.yaml"),
         ask("import a.csv"),
         ask("compare two --ignore dtypes", "name HEAD, or leave --ignore out", code=2),
-        ask("compare two a --ignore dtypes", "beside the imported run a there are none", code=2),
+        ask("compare two a --ignore dtypes", "next to the imported run a there are none", code=2),
         ask("compare a two --policy gates.yaml"),
     ],
 }

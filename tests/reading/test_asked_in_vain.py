@@ -37,7 +37,7 @@ def cuda_run(**changes):
     [
         (
             *(["ub", "logged"], "AllGather REGULAR"),
-            "ub, logged: asked for symmetric kernels and did not get them: AllGather",
+            "ub, logged: requested symmetric kernels and did not get them: AllGather",
         ),
         (["ub"], "no log", "no log tells whether it got them"),
         (["plain"], None, None),  # who asks for nothing has no such column

@@ -192,7 +192,7 @@ def test_what_no_number_of_blocks_could_decide_names_none(blocks, least):
     base = [100.0 + n / 100 for n in range(blocks)]
     slower = interleaved("slower", base, [1.5 * time for time in base])
     (judged,) = judge_intervals([slower], STEP_TIME, STEP_TIME.rule, 1e-4)
-    assert f"possible is {least:.2g}, and 0.0001 is asked for; no number of blocks" in judged.reason
+    assert f"possible is {least:.2g}, and 0.0001 is needed; no number of blocks" in judged.reason
     cells = [interleaved(str(n), base, base) for n in range(9)]
     several = judge_intervals([slower, *cells], STEP_TIME, STEP_TIME.rule, 0.001)
     assert several[0].verdict == "inconclusive"
