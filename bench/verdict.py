@@ -80,7 +80,7 @@ class CaseVerdict(Kept):
 class ValidationRecord(Kept):
     """`verdict.json` of one validation.
 
-    wanted: what was asked for, as `quick`.
+    wanted: what was requested, as `quick`.
     """
 
     schema_version: int = SCHEMA_VERSION

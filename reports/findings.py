@@ -31,7 +31,7 @@ class Findings:
     `reference` is that of the cells without arms, if any. other_hardware: measured cells that ran
     on different hardware than what they would be compared with. within_policy: cells without arms
     against the reference of their own dtype policy, problem and number of ranks. store: the
-    results folder, for what stands beside the records of runs. wires: cells that differ in the
+    results folder, for what exists besides the records of runs. wires: cells that differ in the
     dtypes of their gradients.
     judged: arms, block by block.
     """

@@ -39,7 +39,7 @@ def complete_blocks(
 
 
 def is_interleaved(block: Mapping[str, RunRecord]) -> bool:
-    """Whether the runs of a block were made in turn, as one attempt at the block."""
+    """Whether the runs of a block alternate, as one attempt at the block."""
     attempts = {record.status.attempt for record in block.values()}
     return len(attempts) == 1 and None not in attempts
 
@@ -66,7 +66,7 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
 def _put(record: RunRecord, attempts: dict[tuple[str, int, int | None], list[Block]]) -> None:
     """Add a run, younger than all before it, to the block it belongs to.
 
-    Arms may differ in their settings, so only runs made one by one are told apart by configuration;
+    Arms may differ in their settings, so only runs made one by one differ by configuration;
     within an attempt an arm that runs again begins a block of its own.
     """
     status = record.status

@@ -2,7 +2,7 @@
 
 A clock that moves, or that the hardware holds down, changes times without any change of code. A
 power cap that holds all the time is how a large GPU runs large products: it counts where the clock
-moves under it, and is told of otherwise.
+moves under it, and says so otherwise.
 """
 
 from __future__ import annotations

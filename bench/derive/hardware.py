@@ -4,7 +4,7 @@ Only what stays the same from day to day is part of it. Clock readings, temperat
 and host names are not: two equal machines are comparable, and one machine is comparable with itself
 tomorrow.
 
-Beside it the nodes that a run was made on, by the names that Slurm gives them, or a file of hosts.
+Besides, the nodes that a run was made on, by the names that Slurm gives them, or a file of hosts.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from bench.record import RunRecord, understood
 class LiveRow(BaseModel):
     """Storages that one call site has made. line: of one of them.
 
-    site: as of counts (`bench.meters.call_sites`); "" where torch's dispatcher was not asked.
+    site: as of counts (`bench.meters.call_sites`); "" where torch's dispatcher did not count.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)

@@ -238,16 +238,16 @@ def _p90(times: list[float]) -> float | None:
 
 #: Dtypes of codes and scales, by torch's names.
 _ONE_BYTE = ("uint8", "int8", "float8")
-#: Vectors and scalars travel as they are, and are little beside matrices.
+#: Vectors and scalars travel as they are, and are little next to matrices.
 _LEAST_SHARE = 0.5
 
 
 def broken_promise(record: RunRecord) -> str | None:
-    """Why a run that asked for low-precision gathers has not shown them; None where it has.
+    """Why a run that requested low-precision gathers has not shown them; None where it has.
 
     None also where it did not ask, where nothing is gathered, and for runs that did not finish.
     Engines have ignored such a request in silence: torchtitan issue 3123 tells of float8 gathers
-    that were asked for and travelled as bfloat16. The bytes on the wire tell.
+    that were requested and travelled as bfloat16. The bytes on the wire tell.
     """
     run = record.resolved
     recipe = run.engine.asked("recipe") or "none"
@@ -262,11 +262,11 @@ def broken_promise(record: RunRecord) -> str | None:
     sent = {str(dtype): size for dtype, size in by_dtype if isinstance(size, int)}
     total = sum(sent.values())
     if not total:
-        return f"asked for gathers of {recipe} weights; the record does not say what was gathered"
+        return f"requested gathers of {recipe} weights; the record does not say what was gathered"
     wide = {dtype: size for dtype, size in sent.items() if not dtype.startswith(_ONE_BYTE)}
     if total - sum(wide.values()) >= _LEAST_SHARE * total:
         return None
     others = ", ".join(
         f"{100 * size / total:.0f} % {dtype}" for dtype, size in sorted(wide.items())
     )
-    return f"asked for gathers of {recipe} weights and did not get them: {others} on the wire"
+    return f"requested gathers of {recipe} weights and did not get them: {others} on the wire"

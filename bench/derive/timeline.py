@@ -48,7 +48,7 @@ class LedgerPeak:
     is_measured: an engine's ledger was followed through a step. Otherwise by_category holds the
     highest bytes of each category, and peak_bytes their sum: an upper bound. It is None where
     activations are among them, which are gone when the other categories are at their highest, and
-    where a category is held and not told.
+    where a category is held and not reported.
     untold: those.
     """
 

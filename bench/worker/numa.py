@@ -19,7 +19,7 @@ _SEVERAL: Final = 2
 def bind_to_node(
     device: torch.device, local_rank: int, local_ranks: int, threads: int, system: Path = _SYSTEM
 ) -> int | None:
-    """Keep this process on one node; its number, None where it stays as it is.
+    """Keep this process on one node; its number, None where it stays unchanged.
 
     A rank of a device goes to the device's node, others spread in equal blocks. Nothing happens on
     a machine of one node, where this process may use processors of one alone, or where `threads`

@@ -1,4 +1,4 @@
-"""Loss curves per dtype policy, beside their difference from the policy's reference cell."""
+"""Loss curves per dtype policy, and their difference from the policy's reference cell."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _difference(row: ParityRow) -> float:
 
 
 def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> str:
-    """One row per group: losses left, |relative difference| to the reference right, legend beside.
+    """One row per group: losses left, |relative difference| to the reference right, then legend.
 
     The first run of each cell is drawn, the later ones thinner, so that a curve below another one
     is seen. A cell whose losses are the reference's, bit for bit, is called equal and has no curve

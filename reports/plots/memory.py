@@ -1,4 +1,4 @@
-"""Memory by category: stacked bars beside the peak of each cell, and one step over time."""
+"""Memory by category: stacked bars next to the peak of each cell, and one step over time."""
 
 from __future__ import annotations
 

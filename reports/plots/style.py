@@ -106,7 +106,7 @@ def _engine_colours(cells: Sequence[Cell]) -> dict[str, str]:
 
 
 def label(name: str, limit: int = 44) -> str:
-    """A short text in a figure, cut at `limit` characters: no cell is told apart by it alone."""
+    """A short text in a figure, cut at `limit` characters: no cell is recognised by it alone."""
     return printable(name, limit)
 
 

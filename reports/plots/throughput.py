@@ -61,7 +61,7 @@ def throughput_figure(cells: Sequence[Cell], metric: Metric, look_of: Mapping[st
 def legend_handles(cells: Sequence[Cell], look_of: Mapping[str, Look]) -> list[Line2D]:
     """A grey marker per dtype policy, then a dot per engine where colours tell engines apart.
 
-    Where colours count through the cells, the name beside each point is their legend. The first
+    Where colours count through the cells, the name next to each point is their legend. The first
     `_MOST_IN_LEGEND` policies are explained.
     """
     policies = {cell.dtypes: (look_of[cell.name].marker, GREY) for cell in cells}

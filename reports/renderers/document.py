@@ -54,7 +54,7 @@ class TableBlock:
 
 @dataclass(frozen=True)
 class Figure:
-    """One `<svg>` element; `name` is also its file name beside the Markdown."""
+    """One `<svg>` element; `name` is also its file name next to the Markdown."""
 
     name: str
     svg: str

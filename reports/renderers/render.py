@@ -21,7 +21,7 @@ _JOINT = re.compile(r"([_:-])(?=\w)")
 
 
 def render(content: Document | Iterable[Block], form: Form, *, opened: bool = True) -> str:
-    """Text in the form that is asked for.
+    """Text in the form that is requested.
 
     html: one page that needs nothing from anywhere else, of documents only. Everything in it is
     escaped but the figures, which this program has drawn itself. opened: whether a terminal shows

@@ -120,7 +120,7 @@ def _wrapped(text: str, width: int) -> list[str]:
 def _fitted(data: Table, columns: Sequence[Sequence[str]]) -> list[int]:
     """A width for each column of texts, none of which may wrap in a column of numbers.
 
-    All that is needed where it fits or no terminal is asked for, or where nothing helps; else texts
+    All that is needed where it fits or no terminal is requested, or where nothing helps; else texts
     wrap between words, and within them where there is no other way.
     """
     room = _width_of_terminal.get()

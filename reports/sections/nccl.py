@@ -30,7 +30,7 @@ _MOST_ROWS = 200
 
 
 class Proof(NamedTuple):
-    """What a log proves of a cell's kernels, in a few words, and what was asked for in vain."""
+    """What a log proves of a cell's kernels, in a few words, and what was requested in vain."""
 
     text: str
     shortfalls: tuple[str, ...]
@@ -39,7 +39,7 @@ class Proof(NamedTuple):
 def proofs(findings: Findings) -> dict[str, Proof]:
     """By name of the cell: from its own log, else that of a cell that differs in nothing else.
 
-    Cells that asked NCCL for nothing and have no log are left out.
+    Cells that requested nothing of NCCL and have no log are left out.
     """
     proved: dict[str, Proof] = {}
     for cell, source, audit in audits(findings):

@@ -56,7 +56,8 @@ def phases_section(findings: Findings) -> Iterator[Block]:
     if devices := [row for name, run in runs for row in _device_rows(name, run)]:
         yield Heading("Devices")
         table = Table.of(
-            "cell | clock (MHz) | power cap (W) | throttled | retries | drift | told by", devices
+            "cell | clock (MHz) | power cap (W) | throttled | retries | drift | reported by",
+            devices,
         )
         yield TableBlock(table, _DEVICES)
 
@@ -104,7 +105,7 @@ def counts_section(findings: Findings) -> Iterator[Block]:
 
 
 def communication_section(findings: Findings) -> Iterator[Block]:
-    """How much of the communication of a profiled run nothing was computed beside."""
+    """How much of the communication of a profiled run nothing was computed at the same time."""
     if rows := [row for cell in findings.finished for row in _traced(cell)]:
         titles = "cell | operation | intervals | ms | exposed ms | exposed"
         yield TableBlock(Table.of(titles, rows), _EXPOSED)

@@ -96,13 +96,13 @@ def _warnings(findings: Findings, records: Sequence[RunRecord]) -> Iterator[str]
             "differences between them may be differences of the code. Run the sweep again to have "
             "one version throughout."
         )
-    # Low-precision gathers that were asked for and are not shown.
+    # Low-precision gathers that were requested and are not shown.
     broken = ((c.name, {broken_promise(run.record) for run in c.runs}) for c in findings.cells)
     yield from _by_text((name, text) for name, texts in broken for text in texts if text)
     if busy := busiest_start(records):
         yield busy
     yield from registration_shortfalls(records)
-    # Kernels that NCCL was asked for and that no log shows.
+    # Kernels that were requested of NCCL and that no log shows.
     proved = proofs(findings).items()
     yield from _by_text((name, text) for name, proof in proved for text in proof.shortfalls)
 
