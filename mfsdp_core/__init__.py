@@ -39,7 +39,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         removed = name in ("DistributedDataParallelConfig", "FSDPDistributedIndex")
-        instead = ": pass its fields to fully_shard_model (docs/drop_in_differences.md)"
+        instead = ": pass its fields to fully_shard_model (docs/frameworks.md)"
         words = f"module {__name__!r} has no attribute {name!r}{instead if removed else ''}"
         raise AttributeError(words)
     module = importlib.import_module(home)

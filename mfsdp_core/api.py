@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
@@ -16,30 +16,50 @@ from mfsdp_core.state.optimizer import check_replaceable, prepare_optimizer, rep
 from mfsdp_core.state.whole_matrices import refuse_unserved
 from mfsdp_core.wrapper import MegatronFSDP
 
+P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _flat(front: Callable[..., R]) -> Callable[..., R]:
-    """`front`, whose last argument is `Options`, with the arguments of `Options` in its place."""
-    *own, _ = inspect.signature(front, eval_str=True).parameters.values()
+class _Flat(Protocol[P]):
+    """What a type checker sees of `_flat`: the arguments of `Options` in its place."""
+
+    @overload
+    def __call__(
+        self, front: Callable[[nn.Module, Options], R], /
+    ) -> Callable[Concatenate[nn.Module, P], R]: ...
+
+    @overload
+    def __call__(
+        self, front: Callable[[nn.Module, torch.optim.Optimizer, Options], R], /
+    ) -> Callable[Concatenate[nn.Module, torch.optim.Optimizer, P], R]: ...
+
+
+def _flat(options: Callable[P, Options]) -> _Flat[P]:
+    """A front whose last argument is `Options`, with the arguments of `options` in its place."""
     policy = MixedPrecisionPolicy()
-    options = (
+    arguments = [
         argument.replace(default=policy) if argument.name == "mixed_precision_policy" else argument
-        for argument in inspect.signature(Options).parameters.values()
-    )
-    signature = inspect.Signature([*own, *options])
+        for argument in inspect.signature(options).parameters.values()
+    ]
 
-    @functools.wraps(front)
-    def flat(*args: Any, **kwargs: Any) -> R:
-        given = signature.bind(*args, **kwargs).arguments
-        return front(*(given.pop(argument.name) for argument in own), Options(**given))
+    def made(front: Callable[..., R]) -> Callable[..., R]:
+        *own, _ = inspect.signature(front, eval_str=True).parameters.values()
+        signature = inspect.Signature([*own, *arguments])
 
-    flat.__signature__ = signature  # type: ignore[attr-defined]
-    flat.__doc__ = f"{front.__doc__}\n    Arguments:\n{Options.__doc__}"
-    return flat
+        @functools.wraps(front)
+        def flat(*args: Any, **kwargs: Any) -> R:
+            given = signature.bind(*args, **kwargs).arguments
+            first = (given.pop(argument.name) for argument in own)
+            return front(*first, options(**given))  # type: ignore[call-arg]  # bound above
+
+        flat.__signature__ = signature  # type: ignore[attr-defined]
+        flat.__doc__ = f"{front.__doc__}\n    Arguments:\n{options.__doc__}"
+        return flat
+
+    return made
 
 
-@_flat
+@_flat(Options)
 def fully_shard_model(module: nn.Module, options: Options) -> MegatronFSDP:
     """Shard `module` in place over a data-parallel mesh and wrap it.
 
@@ -69,7 +89,7 @@ def fully_shard_optimizer(
     return prepare_optimizer(optimizer, whole_matrices=whole_matrices)
 
 
-@_flat
+@_flat(Options)
 def fully_shard(
     module: nn.Module, optimizer: torch.optim.Optimizer, options: Options
 ) -> tuple[MegatronFSDP, torch.optim.Optimizer]:
