@@ -16,7 +16,7 @@ REMOVED: Final[dict[str, str]] = {
     "latency": "use nccl-tests",
     "bus_bandwidth": "use nccl-tests",
     "bisect": "use git bisect run with docs/recipes/bisect.sh",
-    "cancel": "use scancel: runs are made inside one allocation (docs/nodes.md)",
+    "cancel": "use scancel: runs are made inside one allocation (docs/sweep-file.md)",
     "slurm": "give its settings to sbatch, as in sbatch --partition=gpu --nodes=2 --wrap '...'",
     "ddp_zero": "use examples.engines.ddp_zero:build, from the root of a checkout",
     "simple_fsdp": "use examples.engines.simple_fsdp:build, from the root of a checkout",

@@ -69,7 +69,7 @@ def test_own_arguments_have_these_defaults(name: str) -> None:
 @pytest.mark.needs("megatron_fsdp")
 def test_the_wrapper_has_every_method_that_users_call(upstream: Any) -> None:
     public = {name for name in dir(upstream.MegatronFSDP) if not name.startswith("_")}
-    # Called by upstream's own hooks alone; taken out (docs/drop_in_differences.md).
+    # Called by upstream's own hooks alone; taken out (docs/frameworks.md).
     public -= {"all_gather_and_wait_parameters_ready", "get_distributed_index"}
     assert [name for name in public if not hasattr(MegatronFSDP, name)] == []
 

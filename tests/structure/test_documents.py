@@ -110,3 +110,13 @@ def test_every_page_can_be_reached_from_the_readme() -> None:
         open_pages = [*{*open_pages, *linked & {*documents()}} - seen]
     unreachable = {page for page in documents() if ROOT / "docs" in page.parents} - seen
     assert sorted(str(page.relative_to(ROOT)) for page in unreachable) == []
+
+
+def test_every_page_that_code_and_data_name_exists() -> None:
+    missing = [
+        f"{file.relative_to(ROOT)}: {name}"
+        for file in [*sources(), *files("*.yaml"), *files("*.yml"), *files("*.sh")]
+        for name in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text())
+        if "logs" not in file.parts and not (ROOT / name).exists()
+    ]
+    assert not missing, missing
