@@ -20,13 +20,9 @@ from mfsdp_core import (
     fully_shard_optimizer,
 )
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
-from mfsdp_core.plan.coordinate import Coordinate
-from mfsdp_core.plan.strategy import parse_strategy
-from oracle.facts import facts_of
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import TOYS
 from oracle.ranks import mesh
-from oracle.rest import bytes_at_rest
 from oracle.sharded import STRATEGIES, shard, weights_seen
 from oracle.toy_codecs import DoubledBack, Matrices, ScaledBytes, TwoPayloads, from_bytes, to_bytes
 
@@ -100,20 +96,6 @@ def test_every_rank_computes_with_the_codes_of_the_whole_tensor(
         for key, value in seen.items():
             if key in main:  # a tied weight goes by its first name
                 same(f"{name} {key}", value, quantised(main[key]).to(dtype))
-
-
-@pytest.mark.parametrize("codec", [ScaledBytes(), TwoPayloads()])
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_payloads_are_counted_to_the_byte(strategy: str, codec: Any) -> None:
-    """At rest, as the memory model has them."""
-    coordinate = Coordinate(mesh(2).get_local_rank("dp"), 2)
-    for name in NAMES:
-        toy = shard(name, strategy, 2, F32, mixed_precision_policy=policy(codec))
-        expected = bytes_at_rest(
-            facts_of(name, F32), parse_strategy(strategy), coordinate, codec=codec
-        )
-        found = toy.model.ledger.bytes_by_category()
-        assert found == expected, (name, found, expected)
 
 
 def test_an_object_that_is_no_codec_is_refused() -> None:
