@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sweep_texts import parse_sweep
+from sweep_texts import parse_sweep, refusal
 
 from bench.errors import UsageError
 from sweeps.definition import load_sweep
@@ -42,12 +42,6 @@ overrides:
     set: {engine.strategy: optim}
 repeat: 2
 """
-
-
-def refusal(text: str) -> str:
-    with pytest.raises(SweepFileError) as caught:
-        parse_sweep(text, "x.yaml")
-    return str(caught.value)
 
 
 def test_every_key_and_item_knows_its_line():

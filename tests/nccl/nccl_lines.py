@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+from reports.nccl.audit import audit_paths
+from reports.nccl.verdicts import Audit
+
 MIB = 1 << 20
 HALF = 524288  # elements of bfloat16 in 1 MiB
+
+
+def audit(folder: Path, *lines: str) -> Audit:
+    """Of a log with these lines."""
+    path = folder / "log"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return audit_paths([path])
 
 
 def info(message: str, rank: int = 0, host: str = "node1", tid: int = 0) -> str:

@@ -6,18 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from nccl_lines import coll, info, init, reg, ring, sym
-from reports.nccl.audit import audit_paths
+from nccl_lines import audit, coll, info, init, reg, ring, sym
 from reports.nccl.presentation import communicator_text, reading_facts, to_terminal
 from reports.nccl.verdicts import Verdict
 
 KERNEL = "AllReduce [Symmetric]: 2097152 Bytes -> Kernel AllReduce_RSxLDMC_AGxSTMC nchannels 16"
-
-
-def audit(tmp_path, *lines):
-    path = tmp_path / "pasted.txt"
-    path.write_text("\n".join(lines) + "\n")
-    return audit_paths([path])
 
 
 @pytest.mark.parametrize(
@@ -176,14 +169,6 @@ def test_a_log_whose_prefixes_are_cut_to_the_device_is_judged_with_its_communica
     assert any(remark in text for text in found.job.remarks)
 
 
-def log(folder: Path, *hosts: str, nodes: int) -> None:
-    lines = []
-    for rank, host in enumerate(hosts):
-        said = [*init(rank, ranks=2, nodes=nodes), coll("AllGather", ranks=2), ring("AllGather")]
-        lines += [info(text, rank, host) for text in said]
-    (folder / "job.log").write_text("\n".join(lines) + "\n")
-
-
 @pytest.mark.parametrize(
     ("hosts", "nodes", "says"),
     [
@@ -193,6 +178,13 @@ def log(folder: Path, *hosts: str, nodes: int) -> None:
     ],
 )
 def test_nodes_are_named(tmp_path: Path, hosts: tuple[str, ...], nodes: int, says: str) -> None:
-    log(tmp_path, *hosts, nodes=nodes)
-    audit = audit_paths([tmp_path])
-    assert communicator_text(audit.rows[0].communicator).endswith(says)
+    lines = [
+        info(text, rank, host)
+        for rank, host in enumerate(hosts)
+        for text in (
+            *init(rank, ranks=2, nodes=nodes),
+            coll("AllGather", ranks=2),
+            ring("AllGather"),
+        )
+    ]
+    assert communicator_text(audit(tmp_path, *lines).rows[0].communicator).endswith(says)

@@ -7,7 +7,7 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from nccl_lines import coll, info, init, reg, ring, sym
+from nccl_lines import audit, coll, info, init, reg, ring, sym
 from reports.nccl.audit import audit_paths
 from reports.nccl.calls import Views
 from reports.nccl.verdicts import Audit, Verdict
@@ -125,8 +125,7 @@ WORDS = st.sampled_from(
 def test_no_input_makes_it_fail(tmp_path, pieces):
     path = tmp_path / "noise"
     path.write_bytes(b"".join(pieces))
-    audit = audit_paths([path])
-    for row in audit.rows:
+    for row in audit_paths([path]).rows:
         assert row.verdict is Verdict.NO_EVIDENCE or row.quote
 
 
@@ -148,10 +147,8 @@ def test_a_split_communicator_of_2_32_has_the_id_that_stands_before_its_parent(t
         " color 3 key 0 - Init COMPLETE"
         for rank in (0, 1)
     ]
-    log = tmp_path / "job.log"
-    log.write_text("\n".join(lines) + "\n")
     found = []
-    for name, process in sorted(audit_paths([log]).job.processes.items()):
+    for name, process in sorted(audit(tmp_path, *lines).job.processes.items()):
         views = Views(name)
         for item in process.items:
             views.take(item)
@@ -167,7 +164,5 @@ def test_a_line_belongs_to_its_communicator_also_where_its_id_is_told_later(tmp_
         "AllGather: 1048576 Bytes -> Algo RING proto SIMPLE channel{Lo..Hi}={0..23}",
         "comm 0xaa rank 0 nranks 8 cudaDev 0 busId 1b000 commId 0xfeed - Init COMPLETE",
     ]
-    log = tmp_path / "job.log"
-    log.write_text("".join(f"{head}{line}\n" for line in lines))
-    [row] = audit_paths([log]).rows
+    [row] = audit(tmp_path, *(head + line for line in lines)).rows
     assert (row.communicator.label, row.communicator.ranks) == ("commId 0xfeed", 8)

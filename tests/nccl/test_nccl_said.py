@@ -7,8 +7,7 @@ import json
 import pytest
 
 from bench.cli.nccl import NcclVerb
-from nccl_lines import MIB, coll, info, init, reg, ring, sym
-from reports.nccl.audit import audit_paths
+from nccl_lines import MIB, audit, coll, info, init, reg, ring, sym
 from reports.nccl.presentation import reading_facts, to_data, to_terminal
 from reports.nccl.verdicts import Verdict
 
@@ -19,12 +18,6 @@ CHECK = "Coll AllReduce size {} symmetric registration check failed on rank 1: s
 def warn(message: str, rank: int = 0) -> str:
     pid = 1000 + rank
     return f"node1:{pid}:{pid + 500} [{rank}] allocator.cc:229 (space) NCCL WARN {message}"
-
-
-def audit(tmp_path, *lines: str):
-    path = tmp_path / "log"
-    path.write_text("\n".join(lines) + "\n")
-    return audit_paths([path])
 
 
 def begun(*lines: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bench.cli.compare import CompareVerb
-from bench.errors import NothingMeasuredError, UsageError
+from bench.errors import UsageError
 from bench.resolve.presets import PRESETS
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.logs import flops_doubt, of_import
@@ -56,6 +56,8 @@ def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) 
     found = compared(capsys, page)
     with pytest.raises(UsageError, match="name HEAD"):
         compared(capsys, page, form="refresh")
+    with pytest.raises(UsageError, match="--arm is for sweeps, and a log is named"):
+        compared(capsys, page, page, arms=("base=main",))
     assert [one["label"] for one in found["side_by_side"]] == [
         "before (as run)", "after (as run)", "again (as run)",
     ]  # fmt: skip
@@ -92,20 +94,6 @@ def test_a_log_stands_beside_a_run_that_is_kept(store, tmp_path: Path, capsys) -
     found = compared(capsys, "kept", path, results=store.root)
     assert [one["name"] for one in found["side_by_side"]] == ["kept", "head"]
     assert found["parity"]["changes"][0]["head"] == 804.0
-
-
-def test_what_cannot_be_compared_is_refused(tmp_path: Path, capsys) -> None:
-    one, none = tmp_path / "one.log", tmp_path / "none.log"
-    one.write_text(BASE)
-    none.write_text("hello\n")
-    with pytest.raises(UsageError, match="holds one run; name HEAD"):
-        compared(capsys, one)
-    with pytest.raises(NothingMeasuredError, match=r"none\.log holds no run"):
-        compared(capsys, one, none)
-    with pytest.raises(UsageError, match="--ignore is for sweeps, and a log is named"):
-        compared(capsys, one, one, ignore=("train.steps",))
-    with pytest.raises(UsageError, match="--arm is for sweeps, and a log is named"):
-        compared(capsys, one, one, arms=("base=main",))
 
 
 @pytest.mark.parametrize(

@@ -214,11 +214,6 @@ def test_code_that_is_no_commit_has_no_point_in_asv(store):
         files(store, "asv")
 
 
-def test_an_unknown_sweep_is_refused(measured):
-    with pytest.raises(UsageError, match=r"no sweep 'knight'.*it holds: night"):
-        files(measured, "bencher", "knight")
-
-
 # --- golden values as a baseline, and their refresh
 
 

@@ -72,12 +72,6 @@ def test_a_part_of_the_cells_can_be_judged_alone(store):
         assert [one.label for one in both.selected([named]).pairs] == ["ddp [base]"]
 
 
-def test_a_block_that_lost_a_run_is_left_out_and_that_is_said(store):
-    sides = judged_arms(store, states={3: "crashed"}).sides
-    assert all(len(pair.base.of(STEP_TIME)) == 7 for pair in sides.pairs)
-    assert "ddp: 1 of its blocks are not complete and are left out" in sides.notes
-
-
 def test_a_side_of_which_every_run_is_damaged_says_so(store):
     record_arms(store, {"base": Arm(), "head": Arm()}, blocks=1)
     for record in store.records(sweep="gate"):

@@ -56,15 +56,6 @@ def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none() -> None
     assert to_data([bare])[0]["tokens_per_second"] is None
 
 
-def test_a_folder_with_imported_runs_alone_has_a_report(store, tmp_path) -> None:
-    store.imports.write(ImportedRun("theirs", THEIRS, LOG, STEPS))
-    paths = write_report(store, [], tmp_path / "report")
-    assert (paths.measured_cells, paths.planned_cells, paths.imported_runs) == (0, 0, 1)
-    text = paths.markdown.read_text()
-    assert text.startswith("# mfsdp-bench report: imported runs")
-    assert "| theirs | megatron 1: train.log |" in text
-
-
 def test_imported_runs_are_rows_of_the_frames(store) -> None:
     step = ImportedStep(1, milliseconds=800.0, extra={"num zeros": 3.0}, lines=(7,))
     store.imports.write(ImportedRun("theirs", THEIRS, LOG, (step,)))

@@ -309,6 +309,7 @@ def test_a_column_steps_of_equal_numbers_is_a_length() -> None:
     assert [step.step for step in run.steps] == [10, 20]
 
 
+#: Tables of differences.
 DIFFERENCES = (
     "| Test | `lm loss` (%) |\n|-|-:|\n| a | `+0.0002%` |\n",
     "| Test | lm loss (%) | step time (%) |\n|-|-|-|\n| a | 0.5 | 3 |\n",
@@ -323,13 +324,14 @@ DIFFERENCES = (
 )
 
 
-@pytest.mark.parametrize("text", DIFFERENCES)
-def test_a_table_of_differences_has_no_run(text: str) -> None:
-    with pytest.raises(NothingMeasuredError, match="holds no run"):
-        runs_of(text)
-
-
 WITHOUT = (
+    "",
+    "\n\n",
+    "# a heading\n\n- a bullet\n",
+    "n1:7:8 [4] NCCL INFO ReduceScatter: 64 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}\n",
+    "a ... b\n",
+    "loss, step time, and memory\nare all equal, I think, here\n",
+    '{"log_history": 7}',
     "| a | b |\n|-|-|\n| 1 | 2 |\n",
     "step:  3  loss: n/a\n",
     '{"log_history": [{"step": 1, "eval_loss": 2.5}]}',
@@ -343,9 +345,9 @@ WITHOUT = (
 )
 
 
-@pytest.mark.parametrize("text", WITHOUT)
+@pytest.mark.parametrize("text", DIFFERENCES + WITHOUT)
 def test_a_run_without_any_value_is_none(text: str) -> None:
-    with pytest.raises(NothingMeasuredError, match="holds no run") as caught:
+    with pytest.raises(NothingMeasuredError, match="page holds no run") as caught:
         runs_of(text)
     assert caught.value.exit_code == 3
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from bench.errors import NothingMeasuredError
 from bench.importers.labels import facts_of, label_of
 from bench.importers.table import read_text
 from bench.workload import ImportedRun
@@ -121,12 +120,6 @@ def test_a_page_of_several_frameworks_is_read_run_by_run() -> None:
     assert runs[1].provenance.lines == (4, 4)
 
 
-@pytest.mark.parametrize("text", ["", "\n\n", "# a heading\n\n- a bullet\n", NCCL, "a ... b\n"])
-def test_a_text_without_a_run_says_so(text: str) -> None:
-    with pytest.raises(NothingMeasuredError, match="page holds no run"):
-        read(text)
-
-
 @pytest.mark.parametrize("line", ["-----", "* * *", "- 3.5", "plain words", "#define X"])
 def test_what_is_no_label(line: str) -> None:
     assert label_of(line) is None
@@ -190,13 +183,3 @@ def test_public_logs_are_read(name: str) -> None:
     assert (run.workload.framework, [step.step for step in run.steps]) == (framework, steps)
     last = run.steps[-1]
     assert {key: (dataclasses.asdict(last) | last.extra)[key] for key in numbers} == numbers
-
-
-def test_the_performance_summary_of_bridge_is_a_run_per_row() -> None:
-    runs = public("bridge_summary.md")
-    assert [run.provenance.label for run in runs] == [
-        "System: DGX-H100: LLAMA3_8B FP8-CS", "System: DGX-H100: LLAMA3_70B FP8-CS",
-    ]  # fmt: skip
-    assert [run.workload.ranks for run in runs] == [8, 64]
-    assert [run.steps[0].teraflops_per_device for run in runs] == [744, 719]
-    assert any("row of cells 14" in said for said in runs[1].provenance.remarks)
