@@ -84,14 +84,22 @@ def test_what_no_machine_can_run_is_refused_with_what_could_be_meant(
     assert re.search(says, refusal(RunSpec.model_validate(sections)), re.DOTALL)
 
 
-def test_single_consumes_the_whole_global_batch_on_its_one_rank() -> None:
-    spec = RunSpec(
-        engine=EngineSpec(name="single"),
-        launch=LaunchSpec(ranks=1),
-        train=TrainSpec(global_batch=8, micro_batch=2),
-    )
+@pytest.mark.parametrize(
+    ("engine", "ranks", "data_parallel", "microbatches", "named"),
+    [
+        ({"name": "single"}, 1, 1, 4, "single"),  # the whole global batch on its one rank
+        ({"tensor_parallel": 2}, 4, 2, 2, "-tp2-"),  # a group shares its data
+    ],
+)
+def test_the_global_batch_is_split_over_data_parallel_ranks(
+    engine: dict[str, object], ranks: int, data_parallel: int, microbatches: int, named: str
+) -> None:
+    train = TrainSpec(global_batch=8, micro_batch=2)
+    launch = LaunchSpec(ranks=ranks)
+    spec = RunSpec(engine=EngineSpec.model_validate(engine), launch=launch, train=train)
     run = resolve(spec, LAPTOP)
-    assert (run.data_parallel, run.microbatches) == (1, 4)
+    assert (run.data_parallel, run.microbatches) == (data_parallel, microbatches)
+    assert named in run.slug
 
 
 @pytest.mark.parametrize("value", [math.inf, math.nan])
@@ -102,17 +110,6 @@ def test_numbers_that_are_not_finite_are_refused_by_name(name: str, value: float
         RunSpec.model_validate({section: {field: value}})
     (problem,) = caught.value.errors()
     assert (problem["loc"], problem["type"]) == ((section, field), "finite_number")
-
-
-def test_a_tensor_parallel_group_shares_its_data() -> None:
-    spec = RunSpec(
-        engine=EngineSpec(tensor_parallel=2),
-        launch=LaunchSpec(ranks=4),
-        train=TrainSpec(global_batch=8, micro_batch=2),
-    )
-    run = resolve(spec, LAPTOP)
-    assert (run.data_parallel, run.microbatches) == (2, 2)
-    assert "-tp2-" in run.slug
 
 
 FAMILIES = """

@@ -88,11 +88,9 @@ def test_plans_are_listed_and_replaced(tmp_path: Path) -> None:
     assert store.read_plan("a") == {"new": True}
 
 
-def test_a_missing_or_damaged_plan_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_a_damaged_plan_is_an_error_that_says_so(tmp_path: Path) -> None:
     store = ResultsStore.open(tmp_path, create=True)
     store.write_plan("quickstart", {})
-    with pytest.raises(UsageError, match="known sweeps: quickstart"):
-        store.read_plan("quickstrat")
     (tmp_path / "sweeps/quickstart/plan.json").write_text('{"cells": [')
     with pytest.raises(UsageError, match="not valid JSON"):
         store.read_plan("quickstart")
