@@ -22,7 +22,14 @@ from torch.utils.checkpoint import checkpoint
 
 from bench.testing.toy_models import build
 from conformance.judging import close, refuses, same
-from conformance.small_model import Small, batch, compare_gradients, plain_backward
+from conformance.small_model import (
+    Recomputing,
+    Small,
+    batch,
+    compare_gradients,
+    compare_weights,
+    plain_backward,
+)
 from mfsdp_core import gather_full
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
@@ -58,10 +65,10 @@ def _pair(module: Callable[[], nn.Module] = Small, **options: Any) -> tuple[Any,
     return _shard(copy.deepcopy(plain), **options), plain
 
 
-def _compare_weights(model: Any, plain: Any, relative: float = 1e-11) -> None:
-    wanted = dict(plain.named_parameters())
-    for name, parameter in model.named_parameters():
-        close(name, gather_full(parameter.detach()), wanted[name].detach(), relative)
+def _step(*optimizers: torch.optim.Optimizer) -> None:
+    for one in optimizers:
+        one.step()
+        one.zero_grad()
 
 
 def _train_beside(model: Any, plain: Any, make: Any = _MAKES[0], steps: int = 3) -> None:
@@ -72,10 +79,8 @@ def _train_beside(model: Any, plain: Any, make: Any = _MAKES[0], steps: int = 3)
         compare_gradients(model, plain)
         norms = [nn.utils.clip_grad_norm_(one.parameters(), 0.5) for one in (model, plain)]
         close("norm", gather_full(norms[0].full_tensor()), norms[1])
-        for one in (optimizer, reference):
-            one.step()
-            one.zero_grad()
-        _compare_weights(model, plain)
+        _step(optimizer, reference)
+        compare_weights(model, plain)
 
 
 def test_any_optimizer_trains_as_over_whole_tensors() -> None:
@@ -196,10 +201,8 @@ def test_gradients_are_added_up_over_passes() -> None:
             model(batch(9)).backward()
             plain_backward(plain, 9)
             compare_gradients(model, plain)
-            for one in (optimizer, reference):
-                one.step()
-                one.zero_grad()
-            _compare_weights(model, plain)
+            _step(optimizer, reference)
+            compare_weights(model, plain)
 
 
 def test_passes_that_wait_send_nothing() -> None:
@@ -247,10 +250,8 @@ def test_two_dimensions_replicate_and_shard() -> None:
                 model(batch(3 * step + micro)).backward()
                 plain_backward(plain, 3 * step + micro)
             compare_gradients(model, plain)
-            for one in (optimizer, reference):
-                one.step()
-                one.zero_grad()
-            _compare_weights(model, plain)
+            _step(optimizer, reference)
+            compare_weights(model, plain)
     same("placements", str(next(model.parameters()).placements), "(Replicate(), Shard(dim=0))")
 
 
@@ -303,16 +304,9 @@ def test_mixed_precision_is_that_of_fsdp2() -> None:
                 close("gradient", one, two, 1e-6)
 
 
-class _Recomputing(Small):
-    def forward(self, x: Tensor) -> Tensor:
-        for unit in self.units:
-            x = checkpoint(unit, x, use_reentrant=False)
-        return (x * self.scale + self.shift).square().mean()
-
-
 def test_recomputed_units_train_as_plain_torch() -> None:
     for keeps in (None, False):
-        _train_beside(*_pair(_Recomputing, reshard_after_forward=keeps))
+        _train_beside(*_pair(Recomputing, reshard_after_forward=keeps))
 
 
 class _Drawn(Small):
@@ -360,9 +354,7 @@ def test_state_dicts_of_torch_are_read_and_written(tmp_path: Path) -> None:
     for _ in range(2):
         model(batch()).backward()
         plain_backward(plain, 0)
-        for one in (optimizer, reference):
-            one.step()
-            one.zero_grad()
+        _step(optimizer, reference)
     whole = of_dcp.StateDictOptions(full_state_dict=True)
     full = of_dcp.get_model_state_dict(model, options=whole)
     for name, value in plain.state_dict().items():
@@ -383,14 +375,14 @@ def test_state_dicts_of_torch_are_read_and_written(tmp_path: Path) -> None:
     dcp.load(state, checkpoint_id=folder[0])
     of_dcp.set_model_state_dict(again, state["model"])
     of_dcp.set_optimizer_state_dict(again, other, state["optimizer"])
-    _compare_weights(again, plain)
+    compare_weights(again, plain)
     for model_, optimizer_ in ((again, other), (model, optimizer)):
         model_(batch(1)).backward()
         optimizer_.step()
     plain_backward(plain, 1)
     reference.step()
-    _compare_weights(again, plain)
-    _compare_weights(model, plain)
+    compare_weights(again, plain)
+    compare_weights(model, plain)
     of_dcp.set_model_state_dict(again, dict(full), options=whole)
     close("whole", gather_full(next(again.parameters()).detach()), next(iter(full.values())))
     wrong = {**full, "scale": full["scale"][:2]}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 import mfsdp_core
 from conformance.judging import close, refuses, same
@@ -32,6 +33,7 @@ from mfsdp_core.errors import (
     LifecycleError,
     StateDictError,
 )
+from mfsdp_core.state import local_step
 from mfsdp_core.state.optimizer import refuse_loss_scale
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -65,10 +67,37 @@ def _both(make: Make, strategy: int = 3) -> tuple[Any, Any, Any, Any]:
     return model, optimizer, plain, make(plain.parameters())
 
 
-def test_elementwise_optimizers_step_as_torchs_do() -> None:
-    """Over shards and over whole tensors; test_local_step.py takes shards piece by piece."""
-    for number, make in enumerate(_ELEMENTWISE):
-        train_beside(*_both(make, strategy=number % 4), 0, 1)
+@pytest.mark.parametrize("way", ["shard by shard", "piece by piece", "over DTensors"])
+def test_elementwise_optimizers_step_as_torchs_do(way: str) -> None:
+    """And state is a DTensor again. A hook may look at parameters, so the step keeps DTensors."""
+    pieces: list[int] = []
+    cut = local_step._Swapped._pieces
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        stand_ins = cut(self, *arguments)
+        pieces.append(len(stand_ins))
+        return stand_ins
+
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "piece by piece":
+            patch.setattr(local_step, "PIECE_ELEMENTS", 4)
+        patch.setattr(local_step._Swapped, "_pieces", counted)
+        for number, make in enumerate(_ELEMENTWISE):
+            model, optimizer, *reference = _both(make, strategy=number % 4)
+            if way == "over DTensors":
+                optimizer.register_step_pre_hook(lambda *_: None)
+            if way == "over DTensors" and isinstance(optimizer, _OPTIM.Rprop):
+                # Writes where a mask says; local tensors can, and a shard refuses it.
+                train = partial(train_beside, model, optimizer, *reference)
+                refuses(LifecycleError, "index_put_", train, 0)
+                continue
+            train_beside(model, optimizer, *reference, 0, 1, 2)
+            for parameter, state in optimizer.state.items():
+                for name, value in state.items():
+                    is_shard = isinstance(value, DTensor)
+                    if isinstance(value, Tensor) and value.ndim:
+                        same(name, is_shard and value.placements, parameter.placements)
+    same("in pieces", max(pieces, default=0) > 1, way == "piece by piece")
 
 
 def test_an_optimizer_that_was_built_before_is_taken_over() -> None:
