@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, record_arms
 
-from bench.cli.verb import PolicyOption
 from bench.derive.counts import CountRow, Rates, StepCounts
 from bench.derive.live_storage import LiveRow, LiveStorage
 from reports.compare.baseline import make_baseline, read_baseline
@@ -69,12 +67,6 @@ def regressed(result: Verdicts) -> dict[str, str]:
     return {one.metric: one.reason for one in result.of("regressed")}
 
 
-def policy(folder: Path, text: str) -> Policy:
-    file = folder / "gates.yaml"
-    file.write_text(text)
-    return PolicyOption(policy=file).rules()
-
-
 def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):
     result = judged(store, BASE)
     assert not regressed(result)
@@ -132,7 +124,7 @@ def test_fewer_is_an_improvement(store):
     ],
 )
 def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
-    store, tmp_path, times, regresses, said
+    store, policy, times, regresses, said
 ):
     text = (
         "allow:\n"
@@ -140,7 +132,7 @@ def test_a_rise_that_the_policy_names_passes_and_no_more_than_it_names(
         "  - {operation: aten.cat int8, count: 4, reason: nobody needs it}\n"
     )
     rows = counts(more(CAST, times), GATHER, WAIT, CALLS)
-    result = judged(store, rows, policy=policy(tmp_path, text))
+    result = judged(store, rows, policy=policy(text))
     assert ("copies" in regressed(result)) == regresses
     (copies,) = result.of_metric("copies")
     assert (copies.base, copies.head) == (4, 4 * times)
@@ -163,8 +155,8 @@ def test_counts_that_vary_from_step_to_step_decide_nothing(store):
         (None, "metrics:\n  copies: {gate: required}\n", [("unmeasured", True, "")]),
     ],
 )
-def test_a_side_without_counts_is_named(store, tmp_path, head, text, copies):
-    result = judged(store, head, None, policy=policy(tmp_path, text) if text else None)
+def test_a_side_without_counts_is_named(store, policy, head, text, copies):
+    result = judged(store, head, None, policy=policy(text) if text else None)
     found = result.of_metric("copies")
     assert [(one.verdict, one.required) for one in found] == [one[:2] for one in copies]
     assert all(words in one.reason for one, (_, _, words) in zip(found, copies, strict=True))

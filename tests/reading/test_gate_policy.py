@@ -10,7 +10,6 @@ import pytest
 from bench.cli.verb import PolicyOption
 from bench.derive.metrics import JUDGED_IF_MEASURED, default_rules
 from bench.errors import UsageError
-from reports.compare.policy import Policy
 
 ROOT = Path(__file__).parents[2]
 WHOLE = """\
@@ -23,16 +22,6 @@ metrics:
   grad_norm: {tolerance: 0.1%}
   wire_bytes: {gate: off}
 """
-
-
-@pytest.fixture
-def policy(tmp_path: Path):
-    def read(text: str) -> Policy:
-        path = tmp_path / "gates.yaml"
-        path.write_text(text)
-        return PolicyOption(policy=path).rules()
-
-    return read
 
 
 def test_every_key_is_read(policy):

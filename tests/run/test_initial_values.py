@@ -135,3 +135,4 @@ def test_vectors_of_state_space_blocks_span_the_ranges_of_mamba():
     sizes = torch.nn.functional.softplus(mamba.step_bias.detach())
     assert rates.aminmax() == pytest.approx((1.0, 16.0), rel=1e-5)
     assert sizes.aminmax() == pytest.approx((1e-3, 1e-1), rel=1e-4)
+    assert not mamba.conv_bias.any()

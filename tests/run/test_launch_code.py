@@ -7,25 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from small_runs import small_run
 
 from bench.launch.code import RankCode, code_identity
 from bench.launch.rank_entry.mfsdp_bench_rank import collect, combined, differences
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run_of(engine: str):
-    return resolve_anywhere(
-        RunSpec(
-            engine=EngineSpec(name=engine), launch=LaunchSpec(ranks=1 if engine == "single" else 2)
-        )
-    )
-
-
 def identity(engine: str, checkout: Path) -> str:
-    return code_identity(run_of(engine), RankCode(checkout, sys.executable))
+    return code_identity(small_run(engine), RankCode(checkout, sys.executable))
 
 
 FILES = """

@@ -132,16 +132,19 @@ def test_without_clipping_the_norm_is_measured_in_steps_whose_times_never_count(
     assert "clip" not in samples(tmp_path)[0].phase_milliseconds
 
 
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_ends_the_run_and_earlier_samples_stay(tmp_path, bad):
-    with pytest.raises(NonFiniteLossError, match=f"step 2: the loss is {bad}"):
-        train(tmp_path, RecordingEngine(bad_at=5, bad=bad))
-    assert [sample.step for sample in samples(tmp_path)] == [1]
-
-
-def test_a_gradient_norm_that_is_not_finite_ends_the_run(tmp_path):
-    with pytest.raises(NonFiniteLossError, match="step 1: the gradient norm is inf"):
-        train(tmp_path, RecordingEngine(norm=math.inf))
+@pytest.mark.parametrize(
+    ("engine", "said", "kept"),
+    [
+        ({"bad_at": 5, "bad": math.nan}, "step 2: the loss is nan", {0: [1]}),
+        ({"bad_at": 5, "bad": math.inf}, "step 2: the loss is inf", {0: [1]}),
+        ({"norm": math.inf}, "step 1: the gradient norm is inf", {}),
+    ],
+)
+def test_what_is_not_finite_ends_the_run_and_earlier_samples_stay(tmp_path, engine, said, kept):
+    with pytest.raises(NonFiniteLossError, match=said):
+        train(tmp_path, RecordingEngine(**engine))
+    found = read_samples(tmp_path, [])
+    assert {rank: [sample.step for sample in of_rank] for rank, of_rank in found.items()} == kept
 
 
 @pytest.mark.parametrize(

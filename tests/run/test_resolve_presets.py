@@ -82,9 +82,23 @@ def test_the_head_dimension_follows_a_replaced_hidden_size() -> None:
             )
             for field in ("pattern", "experts", "experts_per_token")
         ),
+        *(
+            ({"preset": "hybrid-tiny", **fields}, message)
+            for fields, message in (
+                (
+                    {"pattern": "MXE"},
+                    r"one letter per block out of M Mamba-2.*- feed-forward, .*; found 'X'",
+                ),
+                ({"pattern": ""}, "found no block at all"),
+                ({"pattern": "M/"}, "'M/' has no block before or behind a '/'"),
+                ({"layers": 3}, r"3 blocks do not fit the pattern 'MEM\*EMEM\*E', which spells 10"),
+                ({"experts_per_token": 9}, "cannot visit 9 of 8 experts; choose at most 8"),
+                ({"experts": 1}, "cannot visit 2 of 1 experts"),
+            )
+        ),
     ],
 )
-def test_what_is_no_llama_is_refused_with_what_could_be_meant(fields, says) -> None:
+def test_what_is_no_model_is_refused_with_what_could_be_meant(fields, says) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve_shape(ModelSpec.model_validate({"preset": "tiny", **fields}))
 
@@ -93,25 +107,6 @@ def test_a_hybrid_counts_its_blocks_from_its_pattern() -> None:
     shape = resolve_shape(ModelSpec(preset="hybrid-tiny", pattern="M-E*", experts=4))
     assert shape.hybrid is not None
     assert (shape.layers, shape.hybrid.pattern, shape.hybrid.experts) == (4, "M-E*", 4)
-
-
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        (
-            {"pattern": "MXE"},
-            r"one letter per block out of M Mamba-2.*- feed-forward, .*; found 'X'",
-        ),
-        ({"pattern": ""}, "found no block at all"),
-        ({"pattern": "M/"}, "'M/' has no block before or behind a '/'"),
-        ({"layers": 3}, r"3 blocks do not fit the pattern 'MEM\*EMEM\*E', which spells 10"),
-        ({"experts_per_token": 9}, "cannot visit 9 of 8 experts; choose at most 8"),
-        ({"experts": 1}, "cannot visit 2 of 1 experts"),
-    ],
-)
-def test_a_hybrid_that_means_nothing_is_refused(fields: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        resolve_shape(ModelSpec.model_validate({"preset": "hybrid-tiny", **fields}))
 
 
 def test_a_pattern_of_more_blocks_than_anybody_trains_is_refused() -> None:
