@@ -117,7 +117,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         remarks = []
         if result.undecided and not self.strict:
             remarks.append(
-                f"warning: {len(result.of('inconclusive'))} required comparisons are undecided"
+                f"warning: undecided required comparisons: {len(result.of('inconclusive'))}"
                 " (--strict makes it 4)"
             )
         if result.failed and not result.judgements:

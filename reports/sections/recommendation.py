@@ -203,20 +203,29 @@ def _with_repeats(findings: Findings, repeats: int) -> str:
     return shlex.join(["mfsdp-bench", *words, "--repeat", str(repeats)])
 
 
+_AS_LITTLE = 0.005
+"""A cell needs as little as the one that needs least, if it needs at most this share more."""
+
+
 def _least_memory(group: ParityGroup) -> str:
-    """Of cells with the reference's losses, the one that holds least, and what it sends."""
+    """Of cells with the reference's losses, those that hold least, and what they send."""
     alike = [row.cell for row in group.rows if row.verdict in ("reference", "parity")]
     metric = memory_metric(alike)
     if metric is None or len(alike) == 1:
         return ""
-    least = min(alike, key=lambda cell: cell.value(metric) or math.inf)
-    change = Change(group.reference, least)
-    if not _saves_memory(change):
+    least = min(cell.value(metric) or math.inf for cell in alike)
+    cells = [c for c in alike if (c.value(metric) or math.inf) <= least * (1 + _AS_LITTLE)]
+    if group.reference in cells:
         return f"no cell needs less than {group.reference.name}"
-    sent = change.of(WIRE_BYTES)
-    bytes_sent = "" if sent is None else f", for bytes sent {quantity.change(sent)}"
-    memory = f"{metric.title} {quantity.change(change.memory_change)}"
-    return f"{least.name} needs least: {memory} against {group.reference.name}{bytes_sent}"
+    changes = [Change(group.reference, cell) for cell in cells]
+    sent = {
+        None if (share := c.of(WIRE_BYTES)) is None else quantity.change(share) for c in changes
+    }
+    bytes_sent = f", for bytes sent {sent.pop()}" if len(sent) == 1 and None not in sent else ""
+    need = "needs least" if len(cells) == 1 else "need least"
+    memory = f"{metric.title} {quantity.change(changes[0].of(metric))}"
+    names = " and ".join(cell.name for cell in cells)
+    return f"{names} {need}: {memory} against {group.reference.name}{bytes_sent}"
 
 
 def fastest_so_far(findings: Findings) -> list[str]:

@@ -152,6 +152,15 @@ def record_run(store: ResultsStore, run: Recorded) -> RunFolder:
     return folder
 
 
+def held(peak: float, live: int, *, is_bound: bool = False) -> dict:
+    """A `memory.json`: the peak of the ledger, of one moment or a bound, and live storage."""
+    categories = {"main_weights": int(peak * 2**20), "gradients": 0}
+    moment = {"step": 2, "peak_bytes": int(peak * 2**20), "by_category_bytes": categories}
+    live_of_ranks = {"step": 20, "bytes": [live * 2**20] * 2}
+    document = {"rank": 0, "by_category_bytes": categories, "live": live_of_ranks}
+    return document if is_bound else document | {"ledger": moment}
+
+
 def keep_changes(store: ResultsStore) -> None:
     """Give every run the digest of its files as they are now: a test has changed them."""
     for file in (store.root / "runs").glob("*/*/status.json"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from recorded_runs import Recorded, keep_changes, record_run, recorded_cell, resolved_run
+from recorded_runs import Recorded, held, keep_changes, record_run, recorded_cell, resolved_run
 
 from bench.derive.metrics import LEDGER_PEAK, LIVE_STORAGE, MEMORY, RSS
 from reports.compare.change import Change, flag_table, memory_metric, tradeoff_flags
@@ -121,15 +121,6 @@ def test_changes_below_the_thresholds_are_no_trade_off(store):
         for strategy, time in (("optim_grads", 100.0), ("no_shard", 99.0))
     ]
     assert tradeoff_flags([Change(*cells)]) == []
-
-
-def held(peak: float, live: int, *, is_bound: bool = False) -> dict:
-    """A `memory.json`: the peak of the ledger, of one moment or a bound, and live storage."""
-    categories = {"main_weights": int(peak * 2**20), "gradients": 0}
-    moment = {"step": 2, "peak_bytes": int(peak * 2**20), "by_category_bytes": categories}
-    live_of_ranks = {"step": 20, "bytes": [live * 2**20] * 2}
-    document = {"rank": 0, "by_category_bytes": categories, "live": live_of_ranks}
-    return document if is_bound else document | {"ledger": moment}
 
 
 def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(store):

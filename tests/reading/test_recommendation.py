@@ -10,6 +10,7 @@ from recorded_runs import (
     Arm,
     Recorded,
     fill_quickstart,
+    held,
     record_arms,
     record_run,
     resolved_run,
@@ -61,10 +62,10 @@ def test_single_runs_decide_losses_memory_and_bytes_and_say_how_many_decide_time
     assert said(found(store)).split("\n") == [
         "One run of each cell decides losses, memory and bytes, and no step time.",
         "losses: those of 10 of 10 cells agree with the reference's",
-        "memory, fp32: fsdp2-fp32 needs least: ledger peak -44.9 % against ddp-fp32, for bytes "
-        "sent +50.0 %",
-        "memory, bf16, main fp32, comm bf16: fsdp2-bf16 needs least: ledger peak -44.9 % against "
-        "ddp-bf16, for bytes sent +50.0 %",
+        "memory, fp32: fsdp2-fp32 and mfsdp-optim_grads_params-fp32 need least: ledger peak "
+        "-44.9 % against ddp-fp32, for bytes sent +50.0 %",
+        "memory, bf16, main fp32, comm bf16: fsdp2-bf16 and mfsdp-optim_grads_params-bf16 need "
+        "least: ledger peak -44.9 % against ddp-bf16, for bytes sent +50.0 %",
         "step times: not decided: 6 runs of each cell could",
         "$ mfsdp-bench run 'my sweep.yaml' --repeat 6",
     ]
@@ -77,6 +78,19 @@ def test_single_runs_decide_losses_memory_and_bytes_and_say_how_many_decide_time
     assert "ddp-fp32" not in bf16
     record_run(store, Recorded(resolved_run(), sweep="b", cell="only", state="crashed"))
     assert said(found(store, "b")) == "No recommendation: nothing was measured."
+
+
+def test_the_least_memory_is_of_what_all_cells_measured_and_names_all_that_hold_it(store) -> None:
+    """DDP and FSDP2 have a bound of a ledger, which is no measured peak."""
+    cells = {
+        "ddp": (resolved_run("ddp", "no_shard"), held(8.0, 10, is_bound=True)),
+        "fsdp2": (resolved_run("fsdp2", "optim_grads"), held(7.0, 4, is_bound=True)),
+        "ours": (resolved_run("mfsdp", "optim_grads"), held(6.0, 4)),
+    }
+    write_plan(store, [(name, resolved) for name, (resolved, _) in cells.items()])
+    for name, (resolved, memory) in cells.items():
+        record_run(store, Recorded(resolved, cell=name, memory=memory))
+    assert "fsdp2 and ours need least: live storage -60.0 % against ddp" in said(found(store))
 
 
 def test_where_the_machine_was_busy_no_cell_is_called_the_fastest(store) -> None:
