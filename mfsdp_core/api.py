@@ -48,7 +48,10 @@ def _flat(options: Callable[P, Options]) -> _Flat[P]:
 
         @functools.wraps(front)
         def flat(*args: Any, **kwargs: Any) -> R:
-            given = signature.bind(*args, **kwargs).arguments
+            try:
+                given = signature.bind(*args, **kwargs).arguments
+            except TypeError as error:
+                raise TypeError(f"{front.__name__}() {error}") from None
             first = (given.pop(argument.name) for argument in own)
             return front(*first, options(**given))  # type: ignore[call-arg]  # bound above
 

@@ -78,6 +78,8 @@ def test_the_wrapper_has_every_method_that_users_call(upstream: Any) -> None:
 def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
     with pytest.raises(TypeError):
         inspect.signature(getattr(MegatronFSDP, name)).bind(None, nonsense=True)
+    with pytest.raises(TypeError, match=r"fully_shard_model\(\) got an unexpected .*'nonsense'"):
+        fully_shard_model(torch.nn.Linear(1, 1), nonsense=True)
 
 
 def test_the_page_on_megatron_lms_adapter_passes_arguments_that_exist() -> None:

@@ -78,6 +78,9 @@ LAUGHS = "\n".join(
         ("name: a\n\tb: 1\n", "x.yaml:2: not valid YAML"),
         ("name: !!python/object:os.system x\n", "x.yaml:1: tags are not accepted"),
         ("name: !secret x\n", "x.yaml:1: tags are not accepted: remove `!secret`"),
+        ("repeat: !!bool foo\n", "x.yaml:1: tags are not accepted"),
+        ("name: !!str 3\n", "x.yaml:1: tags are not accepted"),
+        ("name: a\nrepeat: ! 3\n", "x.yaml:2: tags are not accepted: remove `!`"),
         ("%YAML 1.1\n---\nname: a\n", "directives are not accepted"),
         ("name: a\n---\nname: b\n", "x.yaml:2: one document is expected"),
         ("name: a\n1: b\n", "x.yaml:2: a key must be a word; quote it: '1'"),
@@ -102,6 +105,7 @@ def test_what_is_no_file_of_utf8_text_is_refused(tmp_path: Path, monkeypatch: py
     monkeypatch.chdir(tmp_path)  # a socket's path may have only 108 bytes
     os.mkfifo("pipe.yaml")
     Path("latin.yaml").write_bytes(b"name: a\ndescription: caf\xe9\n")
+    Path("large.yaml").write_text(f"name: {'a' * (256 * 1024 - 5)}")
     Path("bom.yaml").write_bytes(b"\xef\xbb\xbfname: a\n")
     assert read_document(Path("bom.yaml")).data == {"name": "a"}
     with socket.socket(socket.AF_UNIX) as server:
@@ -111,6 +115,7 @@ def test_what_is_no_file_of_utf8_text_is_refused(tmp_path: Path, monkeypatch: py
             ("none.yaml", "no such file"),
             ("pipe.yaml", "regular file"),
             ("s.yaml", "regular file"),
+            ("large.yaml", "a file has at most 262,144 bytes, found 262,145 bytes"),
             ("latin.yaml", r"latin\.yaml:2: expected UTF-8 text, found byte 0xe9"),
         ):
             with pytest.raises(SweepFileError, match=message):
