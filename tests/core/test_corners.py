@@ -15,7 +15,6 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 from mfsdp_core.plan.layout import within_padding_budget
 from mfsdp_core.plan.pools import Buffer, plan_pool
-from mfsdp_core.plan.prefetch import PrefetchOrder
 from mfsdp_core.streams import Streams
 
 CPU = torch.device("cpu")
@@ -75,22 +74,6 @@ def test_views_that_a_backward_pass_reads_get_the_slot_that_they_had_or_none() -
         moved = a.take()
     a.give()
     assert a.take(in_place=True).data_ptr() == moved.data_ptr() != first.data_ptr()
-
-
-def test_nested_units_are_gathered_for_a_backward_pass_in_the_reverse_of_their_ends() -> None:
-    """Unit 0 runs units 2 and 1, after unit 3, which comes last in registration order."""
-    order = PrefetchOrder(4, [3, 0, 2, 1])
-    assert order.sequence("backward") == [3, 0, 2, 1]
-    for unit, inside in ((3, ()), (0, (2, 1))):
-        order.observe(unit)
-        for inner in inside:
-            order.observe(inner)
-            order.observe_end(inner)
-        order.observe_end(unit)
-    order.finish_pass()
-    assert order.sequence("forward") == [3, 0, 2, 1]
-    assert order.sequence("backward") == [0, 1, 2, 3]
-    assert list(order.upcoming(0, "backward")) == [1, 2, 3]
 
 
 def test_buckets_of_experts_keep_the_padding_rule_on_the_ranks_that_share_them() -> None:

@@ -150,21 +150,3 @@ def test_what_ranks_optimize_is_every_element_once_per_replica(case: Case) -> No
     assert [owned.count(extent) for extent in distinct] == [replicas] * len(distinct)
     assert [low for low, _ in distinct] == [0, *(high for _, high in distinct[:-1])]
     assert distinct[-1][1] == case.plan.layout.slices
-
-
-def test_hfsdp_collects_outer_sub_shards_in_a_compute_shard() -> None:
-    layout = build_layout([(8, 3)], 4)
-    plan = BucketPlan("u/0", "u", "float32", True, (0,), layout)
-    same = GroupDtypes(*["float32"] * 5)
-    table = plan_buffers(
-        plan, parse_strategy(3, 1), Coordinate(1, 2, 0, 2, has_outer_axis=True), same
-    )
-    rows = {row.role: [*row.slices] for row in table.rows}
-    # Inner rank 1 of 2 holds the second half; outer rank 0 optimizes the first quarter of that.
-    assert rows == {
-        "compute_weights": [0, 1, 2, 3],
-        "compute_shard": [2, 3],
-        "accumulator": [2, 3],
-        "grad_bucket": [0, 1, 2, 3],
-    }
-    assert [*table.owned] == [2]

@@ -93,14 +93,6 @@ def test_no_communication_buffer_exists_where_no_dtype_changes(
     assert (peak > 0) == (comm is torch.bfloat16), peak
 
 
-def test_gradient_pools_are_planned_in_the_dtype_of_the_wire() -> None:
-    toy = shard(NAME, 3, 2, allocator="max_pool", mixed_precision_policy=BF16_COMM)
-    toy.run_cycle(1)
-    pools = toy.model.pool_plan["pools"]
-    dtypes = {pool["role"]: {area["dtype"] for area in pool["areas"]} for pool in pools}
-    assert dtypes == {"compute_weights": {"float32"}, "grad_bucket": {"bfloat16"}}, dtypes
-
-
 def test_a_gradient_pool_of_open_buckets_is_exhausted_with_their_names() -> None:
     """All units stay open, since the one that ran last in the first pass runs first."""
     toy = shard("linear_stack", 2, 2, allocator="max_pool")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from conformance.judging import same
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
+from mfsdp_core import fully_shard_model
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from oracle.beside_torch import Pair, beside
@@ -170,9 +169,7 @@ def sharded(unit: str, style: str, strategy: str, **arguments: Any) -> Pair:
         lambda: Model(UNITS[unit], style),
         (strategy, arguments.pop("allocator", "storage_resize")),
         units=[UNITS[unit]],  # type: ignore[list-item]
-        enable_fine_grained_param_gather=True,
-        pool_slots=2,
-        **arguments,
+        **{"enable_fine_grained_param_gather": True, "pool_slots": 2} | arguments,
     )
 
 
@@ -211,44 +208,20 @@ def test_gradients_equal_those_of_one_process(
         pair.zero_grad()
 
 
-@pytest.mark.parametrize("are_named", [True, False])
-def test_modules_that_read_weights_inside_of_them_say_so(
-    are_named: bool,
-) -> None:
-    plain, made = Model(Reader, "plain").double(), Model(Reader, "plain").double()
-    made.load_state_dict(plain.state_dict())
-    for inner in made.modules():
-        if isinstance(inner, Reader.Fused):
-            inner.reads_child_weights = are_named
-    model = fully_shard_model(
-        made,
-        fsdp_unit_modules=[Reader],
-        disable_bucketing=True,
-        mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-        enable_fine_grained_param_gather=True,
-        sync_model_each_microbatch=False,
-    )
-    pair = Pair(plain, model, dist.group.WORLD)
-    if are_named:
-        pair.backward(inputs(0, 0))
-        pair.compare_gradients()
-        return
-    with pytest.raises(LifecycleError, match="used while its unit was not running"):
-        model(inputs(0, 0))
+def test_modules_that_read_weights_inside_of_them_have_to_say_so() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Reader.Fused, "reads_child_weights", False)
+        model = sharded("reader", "plain", "optim_grads_params", disable_bucketing=True).model
+        with pytest.raises(LifecycleError, match="used while its unit was not running"):
+            model(inputs(0, 0))
 
 
 def test_recomputed_modules_that_take_no_tensor_do_not_keep_their_unit() -> None:
     peaks = {}
+    options: dict[str, Any] = {"overlap_param_gather": False, "disable_bucketing": True}
     for by_module in (True, False):
-        model = fully_shard_model(
-            Model(Table, "plain").double(),
-            device_mesh=mesh(2)["dp"],
-            fsdp_unit_modules=[Table],
-            overlap_param_gather=False,
-            disable_bucketing=True,
-            mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=None),
-            enable_fine_grained_param_gather=by_module,
-        )
+        options["enable_fine_grained_param_gather"] = by_module
+        model = sharded("table", "plain", "optim_grads_params", **options).model
         model(inputs(0, 0)).sum().backward()
         peaks[by_module] = model.ledger.peak_bytes_by_category()["compute_weights"]
     assert peaks[True] <= peaks[False], peaks

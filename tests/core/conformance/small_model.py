@@ -188,12 +188,12 @@ def train_beside(
     compare_weights(model, plain, relative)
 
 
-def reread(value: Any) -> Any:
-    """What `torch.load` makes, with its defaults, of what `torch.save` wrote."""
+def reread(value: Any, **options: Any) -> Any:
+    """What `torch.load` makes, with its defaults unless told, of what `torch.save` wrote."""
     stream = io.BytesIO()
     torch.save(value, stream)
     stream.seek(0)
-    return torch.load(stream)
+    return torch.load(stream, **options)
 
 
 def on_first(change: Callable[[], Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 import sys
 from functools import partial
@@ -28,6 +27,7 @@ from conformance.small_model import (
     compare_weights,
     on_first,
     pair,
+    reread,
     whole_weights,
 )
 from mfsdp_core.errors import (
@@ -198,7 +198,7 @@ def test_copies_hold_shards_and_do_not_compute() -> None:
         for name, p in model.module.named_parameters():
             same(f"{name}, loaded from an average", mfsdp_core.gather_full(p), wanted[name])
         weight = model.module.scale
-        for again in (copy.deepcopy(weight), _pickled(weight)):
+        for again in (copy.deepcopy(weight), reread({"w": weight}, weights_only=False)["w"]):
             same(
                 "a parameter",
                 mfsdp_core.gather_full(again.detach()),
@@ -207,13 +207,6 @@ def test_copies_hold_shards_and_do_not_compute() -> None:
             local = weight.detach().to_local()
             shared = local.numel() and again.detach().to_local().data_ptr() == local.data_ptr()
             assert not shared, "the copy shares memory"
-
-
-def _pickled(weight: Any) -> Any:
-    stream = io.BytesIO()
-    torch.save({"w": weight}, stream)
-    stream.seek(0)
-    return torch.load(stream, weights_only=False)["w"]
 
 
 def test_dtensors_of_any_lengths_are_put_together() -> None:

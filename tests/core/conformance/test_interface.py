@@ -6,6 +6,7 @@ import copy
 import dataclasses
 import itertools
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any, cast
 
 import pytest
@@ -270,6 +271,11 @@ def test_without_bucketing_every_weight_travels_alone() -> None:
         assert sent == weights if alone else sent < weights, (strategy, alone, sent)
 
 
+def _begin(begun: list[str], name: str) -> str:
+    begun.append(name)
+    return name
+
+
 def test_what_travels_is_logged_and_told() -> None:
     """Events up to the end of a subscription; ranges of units and collectives."""
     model, _ = pair()
@@ -277,18 +283,13 @@ def test_what_travels_is_logged_and_told() -> None:
     end = model.events.subscribe(events.append, kinds=("collective", "land", "enter", "leave"))
     begun: list[str] = []
     ended: list[str] = []
-
-    def begin(name: str) -> str:
-        begun.append(name)
-        return name
-
     late: list[list[str]] = []
 
     def behind(event: Any) -> None:
         if (event.operation, event.bucket) == ("backward", "units.1"):
             late.append([n for n in begun if n.startswith("backward") and n not in ended])
 
-    with mfsdp_core.annotated(model, begin, ended.append):
+    with mfsdp_core.annotated(model, partial(_begin, begun), ended.append):
         unsubscribe = model.events.subscribe(behind, kinds=("leave",))
         model(batch()).backward()
         unsubscribe()
@@ -335,12 +336,7 @@ def test_recomputation_is_a_range_of_its_own() -> None:
     model, _ = pair(3, Recomputing, transport="native")
     begun: list[str] = []
     ended: list[str] = []
-
-    def begin(name: str) -> str:
-        begun.append(name)
-        return name
-
-    with mfsdp_core.annotated(model, begin, ended.append):
+    with mfsdp_core.annotated(model, partial(_begin, begun), ended.append):
         model(batch()).backward()
     once = ("forward units.0", "recompute units.0", "reduce_scatter of units.1/0")
     same("each once", [begun.count(name) for name in once], [1, 1, 1])

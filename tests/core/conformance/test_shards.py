@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import mfsdp_core
 from conformance.judging import close, refuses, same
-from conformance.small_model import pair
+from conformance.small_model import pair, reread
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -23,10 +22,7 @@ def test_shards_are_pickled_as_they_are_cut() -> None:
     model, plain = pair(3)
     for full_name, p in model.named_parameters():
         whole = plain.get_parameter(full_name.removeprefix("module.")).detach()
-        stream = io.BytesIO()
-        torch.save(p.detach(), stream)
-        stream.seek(0)
-        again = torch.load(stream, weights_only=False)
+        again = reread(p.detach(), weights_only=False)
         same("kind", isinstance(again, DTensor), True)
         close("a sum", again.sum().full_tensor(), whole.sum())
         close("the whole", mfsdp_core.gather_full(again), whole)
