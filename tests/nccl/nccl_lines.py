@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import ResolvedRun, RunSpec
 from reports.nccl.audit import audit_paths
 from reports.nccl.verdicts import Audit
 
@@ -16,6 +19,12 @@ def audit(folder: Path, *lines: str) -> Audit:
     path = folder / "log"
     path.write_text("".join(f"{line}\n" for line in lines))
     return audit_paths([path])
+
+
+def on_cuda(launch: dict[str, Any], **sections: dict[str, Any]) -> ResolvedRun:
+    """A run on two devices. launch: what replaces or adds to that."""
+    document = {"launch": {"device": "cuda", "ranks": 2, **launch}, **sections}
+    return resolve_anywhere(RunSpec.model_validate(document))
 
 
 def info(message: str, rank: int = 0, host: str = "node1", tid: int = 0) -> str:

@@ -11,21 +11,13 @@ from bench.launch.command import nccl_variables
 from bench.launch.rank import give_nccl_a_log
 from bench.resolve.resolution import EVIDENCE_STEPS, resolve_anywhere
 from bench.spec import RunSpec
-from nccl_lines import coll, info, init, ring, sym
+from nccl_lines import coll, info, init, on_cuda, ring, sym
 from reports.nccl.audit import audit_run
 from reports.nccl.verdicts import Verdict, judge, parse_requirements
 
 
-def resolved(device="cuda", **launch):
-    return resolve_anywhere(
-        RunSpec.model_validate(
-            {
-                "measure": {"nccl": "evidence"},
-                "train": {"steps": 50},
-                "launch": {"device": device, "ranks": 2, **launch},
-            }
-        )
-    )
+def resolved(**launch):
+    return on_cuda(launch, measure={"nccl": "evidence"}, train={"steps": 50})
 
 
 def test_an_evidence_run_is_short_and_not_comparable_in_time():
@@ -46,7 +38,7 @@ def test_it_sets_what_nccl_needs_and_each_rank_its_own_file(tmp_path):
     (tmp_path / "100%").mkdir()
     give_nccl_a_log(tmp_path / "100%", 3, variables)
     assert variables["NCCL_DEBUG_FILE"] == str(tmp_path / "100%%" / "nccl" / "rank3.log")
-    assert nccl_variables(resolved("cpu")) == {}
+    assert nccl_variables(resolved(device="cpu")) == {}
 
 
 def write_run(folder):

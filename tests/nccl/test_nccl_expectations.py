@@ -6,9 +6,7 @@ import json
 
 import pytest
 
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import RunSpec
-from nccl_lines import coll, info, init, ring, sym
+from nccl_lines import coll, info, init, on_cuda, ring, sym
 from reports.nccl.audit import audit_paths, audit_run
 from reports.nccl.expectations import shortfalls, verdict_text
 from reports.nccl.verdicts import judge, parse_requirements
@@ -40,11 +38,7 @@ def audit(tmp_path, gathers, reductions, version="2.29.3"):
 
 
 def resolved(*, engine=None, **launch):
-    return resolve_anywhere(
-        RunSpec.model_validate(
-            {"engine": engine or {}, "launch": {"device": "cuda", "ranks": 2, **launch}}
-        )
-    )
+    return on_cuda(launch, engine=engine or {})
 
 
 SYMMETRIC = ([symmetric("AllGather", "ST")], [symmetric("ReduceScatter", "LD")])

@@ -16,11 +16,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from bench.models.build import build_model
 from bench.models.initial_values import CHUNK_ELEMENTS, InitialValues, philox
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import ModelSpec, RunSpec
+from bench.resolve.presets import PRESETS
 
 CPU = torch.device("cpu")
 #: Counter, key and words of Random123's `kat_vectors`, philox4x32 of ten rounds.
@@ -108,12 +108,15 @@ def test_mean_spread_and_tails_are_those_of_sums_of_bytes():
     assert abs(neighbours) < 4 / math.sqrt(values.numel())
 
 
+def hybrid() -> nn.Module:
+    """A model whose vectors have rules of their own."""
+    return build_model(PRESETS["hybrid-tiny"], recompute="none", seed=3, device=CPU)
+
+
 def digest() -> str:
-    """Of all initial values of a hybrid model, whose vectors have rules of their own."""
-    run = resolve_anywhere(RunSpec(model=ModelSpec(preset="hybrid-tiny")))
-    model = build_model(run.shape, recompute="none", seed=3, device=CPU)
+    """Of all initial values of a hybrid model."""
     found = hashlib.sha256()
-    for name, parameter in model.named_parameters():
+    for name, parameter in hybrid().named_parameters():
         found.update(name.encode() + parameter.detach().numpy().tobytes())
     return found.hexdigest()
 
@@ -128,9 +131,7 @@ def test_every_vector_unit_writes_the_same_bits():
 
 
 def test_vectors_of_state_space_blocks_span_the_ranges_of_mamba():
-    run = resolve_anywhere(RunSpec(model=ModelSpec(preset="hybrid-tiny")))
-    model = build_model(run.shape, recompute="none", seed=3, device=CPU)
-    mamba = next(m for m in model.modules() if type(m).__name__ == "Mamba")
+    mamba = next(m for m in hybrid().modules() if type(m).__name__ == "Mamba")
     rates = mamba.log_decay.detach().exp()
     sizes = torch.nn.functional.softplus(mamba.step_bias.detach())
     assert rates.aminmax() == pytest.approx((1.0, 16.0), rel=1e-5)

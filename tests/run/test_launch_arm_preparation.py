@@ -11,19 +11,15 @@ from pathlib import Path
 
 import pytest
 from git_repository import git
+from small_runs import small_run
 
 from bench.errors import UsageError
 from bench.launch.arms import ArmRequest, prepare_arms
 from bench.launch.code import RankCode, checkout_root, code_identity
 from bench.launch.code_proof import expected_code
 from bench.launch.probe import unknown_settings
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, RunSpec
 
-CELLS = {
-    name: resolve_anywhere(RunSpec(engine=EngineSpec(name=name), launch=LaunchSpec(ranks=2)))
-    for name in ("mfsdp", "fsdp2")
-}
+CELLS = {name: small_run(name) for name in ("mfsdp", "fsdp2")}
 
 
 @pytest.fixture(scope="module")

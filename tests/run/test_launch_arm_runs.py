@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from git_repository import git
 from launched_runs import launched
+from small_runs import small_run
 
 from bench.derive.blocks import complete_blocks, is_interleaved
 from bench.launch.arms import ArmRequest, prepare_arms
 from bench.launch.code import RankCode, checkout_root
 from bench.plan import Plan
 from bench.record import RunRecord, RunStatus
-from bench.resolve.resolution import resolve_anywhere
-from bench.spec import EngineSpec, LaunchSpec, RunSpec, TrainSpec
 from bench.store import ResultsStore
 
 pytestmark = pytest.mark.processes
@@ -41,15 +40,12 @@ def copy_of_this_checkout(root: Path) -> Path:
 
 def run_in(root: Path, code: RankCode) -> RunRecord:
     """A run of one rank, on the code of an arm."""
-    spec = RunSpec(
-        engine=EngineSpec(name="single"), train=TrainSpec(steps=3), launch=LaunchSpec(ranks=1)
-    )
-    return launched(root, resolve_anywhere(spec), code)
+    return launched(root, small_run("single"), code)
 
 
 def arm_of(root: Path, **request) -> RankCode:
-    cells = {"c": resolve_anywhere(RunSpec(launch=LaunchSpec(ranks=2)))}
-    return prepare_arms([ArmRequest("head", **request)], {"head": cells}, root / "arms")[0]
+    cells = {"head": {"c": small_run("mfsdp")}}
+    return prepare_arms([ArmRequest("head", **request)], cells, root / "arms")[0]
 
 
 # Every other difference: test_launch_code.py.
