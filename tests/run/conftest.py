@@ -93,6 +93,13 @@ def run_cells_fixture(fork_server: ForkServer) -> RunCells:
     return partial(run_cells, fork_server)
 
 
+@pytest.fixture(scope="module")
+def workers(fork_server: ForkServer) -> Iterator[Callable[..., list[Any]]]:
+    """`workers(function, *arguments)`: what it returns on two ranks."""
+    with fork_server.workers(2) as found:
+        yield partial(found.run, seconds=180)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests of a cell in their module's NIGHTLY_CELLS are nightly."""

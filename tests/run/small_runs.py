@@ -48,3 +48,20 @@ def accumulating_run(
         dtypes=dtypes or {},
         train={"global_batch": 4, "micro_batch": 2},
     )
+
+
+CODES = {"recipe": "delayed"}
+SENT16 = BF16 | {"grad_comm": "bf16"}
+#: Runs of which what set-up makes and holds is looked at.
+SET_UPS = {
+    "zero1-bf16": accumulating_run(ZERO3 | {"strategy": "optim"}, BF16),
+    "zero3-main16": accumulating_run(ZERO3, MAIN16),
+    "zero3-fp64-tied": accumulating_run(ZERO3, FP64, TIED),
+    "zero3-codes": accumulating_run(ZERO3 | CODES, BF16, TIED),
+    "hfsdp-pool": accumulating_run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
+    "hybrid": accumulating_run(ZERO3, BF16, HYBRID),
+    "fsdp2-zero2-fp32": accumulating_run({"name": "fsdp2", "strategy": "optim_grads"}),
+    "fsdp2-main16-tied": accumulating_run({"name": "fsdp2"}, MAIN16, TIED),
+    "no-shard": accumulating_run(ZERO3 | {"strategy": "no_shard"}, BF16),
+    "fsdp2-hybrid": accumulating_run({"name": "fsdp2"}, BF16, HYBRID),
+}

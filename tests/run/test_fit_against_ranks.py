@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from setup_rank import peak_of_setup
 from small_runs import (
     BF16,
-    FP64,
     HFSDP,
-    HYBRID,
     MAIN16,
-    TIED,
+    SENT16,
+    SET_UPS,
     ZERO3,
     small_run,
 )
@@ -25,38 +22,16 @@ from bench.spec import ResolvedRun
 pytestmark = pytest.mark.processes
 
 CPU = torch.device("cpu")
-CODES = {"recipe": "delayed"}
-
-
-RUNS = {
-    "zero1-bf16": run(ZERO3 | {"strategy": "optim"}, BF16),
-    "zero3-main16": run(ZERO3, MAIN16),
-    "zero3-fp64-tied": run(ZERO3, FP64, TIED),
-    "zero3-codes": run(ZERO3 | CODES, BF16, TIED),
-    "hfsdp-pool": run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
-    "hybrid": run(ZERO3, BF16, HYBRID),
-    "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
-    "fsdp2-main16-tied": run({"name": "fsdp2"}, MAIN16, TIED),
+RUNS = SET_UPS | {
     "fsdp2-tp": run({"name": "fsdp2", "tensor_parallel": 2}, BF16),
-    "no-shard": run(ZERO3 | {"strategy": "no_shard"}, BF16),
     "ddp": run({"name": "ddp"}, BF16),
-    "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
 }
-
-
-@pytest.fixture(scope="module")
-def workers(fork_server):
-    with fork_server.workers(2) as found:
-        yield partial(found.run, seconds=180)
 
 
 @pytest.mark.parametrize("name", [name for name in RUNS if "codes" not in name])
 def test_the_peak_of_set_up_is_the_one_foretold(workers, name):
     measured = workers(peak_of_setup, RUNS[name])[0]
     assert abs(predict(RUNS[name], whole=True).setup_bytes - measured) <= 2048
-
-
-SENT16 = BF16 | {"grad_comm": "bf16"}
 
 
 def profiled(engine: dict, dtypes: dict, recompute: str, count: int) -> ResolvedRun:

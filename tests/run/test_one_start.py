@@ -6,17 +6,14 @@ a model that has all values already. What the values are: test_initial_values.py
 
 from __future__ import annotations
 
-from functools import partial
-
 import pytest
 import torch
 from setup_rank import differences_from_whole, live_setup, start_of, unequal_start
 from small_runs import (
     BF16,
-    FP64,
     HFSDP,
-    HYBRID,
-    MAIN16,
+    SENT16,
+    SET_UPS,
     TIED,
     ZERO3,
 )
@@ -29,27 +26,15 @@ from bench.worker.fingerprints import UNEQUAL
 pytestmark = pytest.mark.processes
 
 CPU = torch.device("cpu")
-CODES = {"recipe": "delayed"}
 CODED = {"quantised_weights": True}
 TE = {"linear": "transformer_engine", "linear_recipe": "current"}
-SENT16 = BF16 | {"grad_comm": "bf16"}
 
 
 def example(name: str, strategy: str) -> dict:
     return {"name": f"examples.engines.{name}:build", "strategy": strategy}
 
 
-RUNS = {
-    "zero1-bf16": run(ZERO3 | {"strategy": "optim"}, BF16),
-    "zero3-main16": run(ZERO3, MAIN16),
-    "zero3-fp64-tied": run(ZERO3, FP64, TIED),
-    "zero3-codes": run(ZERO3 | CODES, BF16, TIED),
-    "hfsdp-pool": run(ZERO3 | HFSDP | {"allocator": "max_pool"}, BF16, TIED),
-    "no-shard": run(ZERO3 | {"strategy": "no_shard"}, BF16),
-    "hybrid": run(ZERO3, BF16, HYBRID),
-    "fsdp2-zero2-fp32": run({"name": "fsdp2", "strategy": "optim_grads"}),
-    "fsdp2-main16-tied": run({"name": "fsdp2"}, MAIN16, TIED),
-    "fsdp2-hybrid": run({"name": "fsdp2"}, BF16, HYBRID),
+RUNS = SET_UPS | {
     "ddp": run({"name": "ddp"}, BF16, TIED),
     "megatron": run({"name": "megatron_fsdp"}, BF16),
     "ddp-zero": run(example("ddp_zero", "optim"), BF16),
@@ -76,12 +61,6 @@ def marked(names: list[str]) -> list:
         )
         for name in names
     ]
-
-
-@pytest.fixture(scope="module")
-def workers(fork_server):
-    with fork_server.workers(2) as found:
-        yield partial(found.run, seconds=180)
 
 
 @pytest.mark.parametrize("name", marked(list(RUNS)))
