@@ -126,7 +126,8 @@ def _check_kind(root: Path, *, create: bool) -> None:
             f"{root} is a file; expected a results folder: give the path of a folder"
         )
     # Listed before SCHEMA is looked for: [Note: SCHEMA comes first].
-    draft = re.compile(rf"\.{SCHEMA}\..*\.tmp")  # what SCHEMA is written to before it has its name
+    # What SCHEMA is written to before it has its name, and the folders of our tools.
+    draft = re.compile(rf"\.{SCHEMA}\..*\.tmp|gpu-check|mutation")
     others = create and root.exists() and not all(draft.fullmatch(o.name) for o in root.iterdir())
     if (root / SCHEMA).is_file():
         _check_version(root)

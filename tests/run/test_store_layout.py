@@ -42,6 +42,11 @@ def test_a_second_command_may_make_the_folder_at_any_moment_of_the_first(
     assert store.sweeps() == []
 
 
+def test_folders_of_tools_are_no_results_of_something_else(tmp_path: Path) -> None:
+    (tmp_path / "results" / "gpu-check").mkdir(parents=True)
+    assert ResultsStore.open(tmp_path / "results", create=True).sweeps() == []
+
+
 def test_a_folder_of_something_else_is_refused_and_left_untouched(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
     with pytest.raises(NotAResultsFolderError, match="not empty and not a results folder"):
