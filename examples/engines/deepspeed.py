@@ -160,6 +160,12 @@ def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Deep
     Raises:
         UnsupportedError: the package is not installed, or cannot follow the run.
     """
+    if resolved.launch.ranks_per_device > 1:
+        raise UnsupportedError(
+            "ranks-need-devices-of-their-own",
+            "DeepSpeed takes the device of its local rank's number: expected "
+            f"launch.ranks_per_device=1, found {resolved.launch.ranks_per_device}",
+        )
     if importlib.util.find_spec("deepspeed") is None:
         raise UnsupportedError("engine-not-here", "DeepSpeed is missing: pip install deepspeed")
     refuse_others(resolved, tuple(STAGES), main=("fp32",))

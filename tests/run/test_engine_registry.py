@@ -19,8 +19,9 @@ from bench.engines.registry import build_engine, engine_factory
 from bench.engines.stock import autocast
 from bench.errors import ConfigError, UnsupportedError
 from bench.launch.code import RankCode
-from bench.spec import DtypeName, MfsdpSettings, ResolvedDtypes, TrainSpec
+from bench.spec import DtypeName, LaunchSpec, MfsdpSettings, ResolvedDtypes, TrainSpec
 from bench.spec.engine_table import TABLE
+from examples.engines import deepspeed
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -164,3 +165,9 @@ def test_adamw_takes_every_hyperparameter_from_the_spec():
     (group,) = build_optimizer([torch.nn.Parameter(torch.ones(1))], train).param_groups
     found = (group["lr"], group["weight_decay"], group["betas"], group["eps"])
     assert found == (0.1, 0.5, (0.8, 0.7), 1e-3)
+
+
+def test_deepspeed_is_refused_where_ranks_share_a_device() -> None:
+    shared = SimpleNamespace(launch=LaunchSpec(ranks=2, ranks_per_device=2))
+    with pytest.raises(UnsupportedError, match=r"expected launch\.ranks_per_device=1, found 2"):
+        deepspeed.build(torch.nn.Linear(1, 1), shared, torch.device("cpu"))  # type: ignore[arg-type]
