@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (1985, ("bench/engines/",)),
     "bench: meters, worker, loop": (2593, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3558, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7414, (
+    "bench: validate, testing, plug-in": (7418, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1183, ("bench/fit/",)),

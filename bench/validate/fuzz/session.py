@@ -22,7 +22,7 @@ from bench.validate.ranks import MOST_CPU_SECONDS, outcome_on
 MODULES = ("bench.validate.fuzz.rank", "bench.validate.rank")
 RANKS = 4
 _PROGRAM_SECONDS = 10.0
-#: Of processor time, ten times what a pass uses.
+#: Of processor time, ten times what a pass uses; as much of waiting again.
 _PASS_SECONDS = 0.5
 _SHRINK_SECONDS = 90.0
 #: Meshes of two axes leave process groups behind.
@@ -55,7 +55,11 @@ class ProgramOutcome:
 def outcome_of(workers: Workers, program: Program) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
     passes = sum(len(cycle.passes) for cycle in program.cycles)
-    limits = {"seconds": _PROGRAM_SECONDS, "cpu_seconds": MOST_CPU_SECONDS + passes * _PASS_SECONDS}
+    further = passes * _PASS_SECONDS
+    limits = {
+        "seconds": _PROGRAM_SECONDS + 2 * further,
+        "cpu_seconds": MOST_CPU_SECONDS + further,
+    }
     found = outcome_on(workers, rank.run, program, ranks=program.ranks, **limits)
     if found.kind == "ended":
         differed = [one for one in found.answers if one is not None]
