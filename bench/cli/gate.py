@@ -81,7 +81,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
 
         policy, seconds, budget = self.rules(), self.budget_seconds(), None
         if is_log(self.sweep):
-            return self._answer(judge(self._of_files(), policy, lambda _: None))
+            return self._answer(judge(self._of_files(), policy))
         if seconds is not None:
             sweep, budget = self._measured(seconds)
         store = self.store()

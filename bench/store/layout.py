@@ -127,8 +127,8 @@ def _check_kind(root: Path, *, create: bool) -> None:
         )
     # Listed before SCHEMA is looked for: [Note: SCHEMA comes first].
     # What SCHEMA is written to before it has its name, and the folders of our tools.
-    draft = re.compile(rf"\.{SCHEMA}\..*\.tmp|gpu-check|mutation")
-    others = create and root.exists() and not all(draft.fullmatch(o.name) for o in root.iterdir())
+    ours = re.compile(rf"\.{SCHEMA}\..*\.tmp|gpu-check|mutation")
+    others = create and root.exists() and not all(ours.fullmatch(o.name) for o in root.iterdir())
     if (root / SCHEMA).is_file():
         _check_version(root)
     elif not create:

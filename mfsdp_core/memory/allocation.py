@@ -63,7 +63,7 @@ class Allocators:
         return None if row is None else self._buffer(row, table.plan.layout)
 
     def scratch(self, bucket: str, elements: int, dtype: torch.dtype) -> DBuffer:
-        """`mfsdp_core.comm.protocol.Scratch`: slices that arrive from other ranks.
+        """`mfsdp_core.comm.torch_backend.Scratch`: slices that arrive from other ranks.
 
         At most one per bucket, size and dtype is out at a time, as reductions of one bucket follow
         one another.

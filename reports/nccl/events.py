@@ -136,7 +136,7 @@ Stated = tuple[Fact, Buffers | None]
 class StateChange(NamedTuple):
     """A line that changes or describes the state of its process.
 
-    kind: a name of `grammar`. thread: id of the printing thread, "" if unknown. values: the fields
+    kind: a name of `_EVENTS`. thread: id of the printing thread, "" if unknown. values: the fields
     of the line, in the order of its pattern. text: the line, for quoting.
     """
 

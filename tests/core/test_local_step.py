@@ -9,6 +9,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from conformance.judging import same
+from conformance.small_model import counted_pieces
 from mfsdp_core import fully_shard_optimizer
 from mfsdp_core.state import local_step
 from mfsdp_core.state.local_step import LocalStep
@@ -58,18 +59,7 @@ def test_a_step_on_local_tensors_equals_the_step_on_dtensors_bit_by_bit(
     build: str, options: dict[str, Any], elements: int | None
 ) -> None:
     """elements: of a piece, of which there are several; None is the step as a whole."""
-    steps: list[int] = []
-    pieces = local_step._Swapped._pieces
-
-    def counted(self: Any, *arguments: Any) -> Any:
-        stand_ins = pieces(self, *arguments)
-        steps.append(len(stand_ins))
-        return stand_ins
-
-    with pytest.MonkeyPatch.context() as patch:
-        if elements is not None:
-            patch.setattr(local_step, "PIECE_ELEMENTS", elements)
-        patch.setattr(local_step._Swapped, "_pieces", counted)
+    with counted_pieces(elements) as steps:
         fast, fast_state = trained(build, options, local=True)
         slow, slow_state = trained(build, options, local=False)
     assert elements is None or min(steps) > 1, steps

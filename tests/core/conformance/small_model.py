@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -15,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 import mfsdp_core
 from bench.testing.toy_models import build
 from conformance.judging import close
+from mfsdp_core.state import local_step
 
 WIDTH = 5
 PREFIX = "module."
@@ -202,3 +205,21 @@ def on_first(change: Callable[[], Any]) -> None:
     if dist.get_rank() == 0:
         change()
     dist.barrier()
+
+
+@contextmanager
+def counted_pieces(elements: int | None) -> Iterator[list[int]]:
+    """Into how many pieces each step within is cut. elements: of a piece, None is the usual."""
+    counts: list[int] = []
+    cut = local_step._Swapped._pieces
+
+    def counted(self: Any, *arguments: Any) -> Any:
+        stand_ins = cut(self, *arguments)
+        counts.append(len(stand_ins))
+        return stand_ins
+
+    with (
+        mock.patch.object(local_step, "PIECE_ELEMENTS", elements or local_step.PIECE_ELEMENTS),
+        mock.patch.object(local_step._Swapped, "_pieces", counted),
+    ):
+        yield counts

@@ -21,6 +21,7 @@ from conformance.small_model import (
     batch,
     compare_gradients,
     compare_weights,
+    counted_pieces,
     name_of,
     pair,
     plain_backward,
@@ -33,7 +34,6 @@ from mfsdp_core.errors import (
     LifecycleError,
     StateDictError,
 )
-from mfsdp_core.state import local_step
 from mfsdp_core.state.optimizer import refuse_loss_scale
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
@@ -70,18 +70,7 @@ def _both(make: Make, strategy: int = 3) -> tuple[Any, Any, Any, Any]:
 @pytest.mark.parametrize("way", ["shard by shard", "piece by piece", "over DTensors"])
 def test_elementwise_optimizers_step_as_torchs_do(way: str) -> None:
     """And state is a DTensor again. A hook may look at parameters, so the step keeps DTensors."""
-    pieces: list[int] = []
-    cut = local_step._Swapped._pieces
-
-    def counted(self: Any, *arguments: Any) -> Any:
-        stand_ins = cut(self, *arguments)
-        pieces.append(len(stand_ins))
-        return stand_ins
-
-    with pytest.MonkeyPatch.context() as patch:
-        if way == "piece by piece":
-            patch.setattr(local_step, "PIECE_ELEMENTS", 4)
-        patch.setattr(local_step._Swapped, "_pieces", counted)
+    with counted_pieces(4 if way == "piece by piece" else None) as pieces:
         for number, make in enumerate(_ELEMENTWISE):
             model, optimizer, *reference = _both(make, strategy=number % 4)
             if way == "over DTensors":
