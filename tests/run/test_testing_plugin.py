@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -64,13 +65,10 @@ def run_pytest(folder: Path, *options: str) -> tuple[int, str]:
 def ended(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     """Test -> its outcome and text: a test function, and engines by `--fsdp-engine`, under xdist.
 
-    In a folder with the files of docs/validate.md.
+    In a folder with the files of docs/recipes/own_fsdp.
     """
     folder = tmp_path_factory.mktemp("elsewhere")
-    page = (HERE.parents[1] / "docs" / "validate.md").read_text()
-    files = re.findall(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    for name, text in zip(("my_fsdp.py", "engine.py"), files, strict=False):
-        (folder / name).write_text(text)
+    shutil.copytree(HERE.parents[1] / "docs" / "recipes" / "own_fsdp", folder, dirs_exist_ok=True)
     (folder / "test_mine.py").write_text(A_TEST)
     others = any(
         one.path == request.path and not one.get_closest_marker("needs")
