@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (858, ("examples/",)),
     "tools": (1380, ("tools/",)),
-    "tests": (44600, ("tests/",)),
+    "tests": (44594, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
