@@ -98,22 +98,47 @@ class LogTable:
         if self._split is _piped and not any(one.is_known for one in self._columns):
             self._turn()
         self._tell_lengths()
-        names = list(dict.fromkeys(one.run for one in self._columns if one.run)) or [""]
-        found = {name: Parsed() for name in names if any(one.is_step for one in self._columns)}
-        runs = list(found.items())
+        names = list(dict.fromkeys(column.run for column in self._columns if column.run))
+        has_steps = any(column.is_step for column in self._columns)
+        labels = self._labels(has_steps)
+        runs: list[tuple[str, Parsed]] = []
+        of_label: dict[str, Parsed] = {}
         for number, cells in self._rows:
             if len(cells) != len(self._columns):
                 if runs:
                     runs[-1][1].drop(f"line {number}", "row of cells", str(len(cells)))
                 continue
             row = list(zip(self._columns, cells, strict=True))
-            if not found:
-                run = Parsed(remarks=["a row of a table, which does not say at which step"])
-                words = [cell for one, cell in row if not one.is_known and _is_word(cell)]
-                runs.append((" ".join(words[:3]), run))
-            for name in names:
-                self._add(found.get(name) or runs[-1][1], row, name, number)
+            words = [cells[at] for at in labels if _is_word(cells[at])]
+            for name in names or [""]:
+                label = name or " ".join(words[:3])
+                if not has_steps or label not in of_label:
+                    of_label[label] = Parsed()
+                    runs.append((label, of_label[label]))
+                    if not has_steps:
+                        remark = "a row of a table, which does not say at which step"
+                        of_label[label].remarks.append(remark)
+                self._add(of_label[label], row, name, number)
         return runs
+
+    def _labels(self, has_steps: bool) -> list[int]:
+        """Columns whose words say of which run a row is.
+
+        Where rows have steps, only if a step stands twice, and those that have a word twice, as
+        `base, base, head, head`; no column of dates.
+        """
+        rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+        twice = [len({cells[at] for cells in rows}) < len(rows) for at in range(len(self._columns))]
+        if has_steps and not any(
+            repeats for column, repeats in zip(self._columns, twice, strict=True) if column.is_step
+        ):
+            return []
+        both = enumerate(zip(self._columns, twice, strict=True))
+        return [
+            at
+            for at, (column, repeats) in both
+            if not column.is_known and (repeats or not has_steps)
+        ]
 
     def _add(self, run: Parsed, row: list[tuple[_Column, str]], name: str, number: int) -> None:
         at = next((cell for one, cell in row if one.is_step), "0")
@@ -135,12 +160,13 @@ class LogTable:
         return _Column(shown, is_known=bool(self._reader.meaning(shown)))
 
     def _tell_lengths(self) -> None:
-        """A column `Steps` whose cells are alike, of several rows or next to words, is a length."""
+        """A column `Steps` next to words, or whose cells are alike in several rows, is a length."""
         cells = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
-        for at, one in enumerate(self._columns):
-            alike = one.is_step and len({row[at] for row in cells}) == 1
-            many = _STEP.fullmatch(one.name)
-            if alike and many and many["many"] and (len(cells) > 1 or any(map(_is_word, cells[0]))):
+        has_words = any(_is_word(cell) for row in cells[:1] for cell in row)
+        for at, column in enumerate(self._columns):
+            alike = len(cells) > 1 and len({row[at] for row in cells}) == 1
+            many = _STEP.fullmatch(column.name)
+            if many and many["many"] and (alike or has_words):
                 self._columns[at] = _Column(_LENGTH)
 
     def _turn(self) -> None:

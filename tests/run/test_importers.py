@@ -283,6 +283,26 @@ def test_rows_without_a_step_are_runs_of_their_own() -> None:
     assert any("row of cells 6 (line 4)" in said for said in first.provenance.remarks)
 
 
+def test_rows_of_several_runs_are_told_apart_by_their_words_where_steps_repeat() -> None:
+    rows = "date,run,step,loss\nMon,base,1,2.5\nTue,base,2,2.4\nWed,head,1,2.5\nThu,head,2,2.6\n"
+    runs = {run.provenance.label: [step.loss for step in run.steps] for run in runs_of(rows)}
+    assert runs == {"base": [2.5, 2.4], "head": [2.5, 2.6]}
+    (alone,) = runs_of("\n".join(rows.splitlines()[:3]))
+    assert [step.loss for step in alone.steps] == [2.5, 2.4]
+
+
+def test_steps_next_to_words_are_lengths_and_units_need_no_brackets() -> None:
+    first, second = runs_of(
+        "| Cell | steps | step ms | alloc GB |\n|---|---|---|---|\n"
+        "| FSDP ckpt | 8 | 3917 | 43.86 |\n| ZeRO-2 | **16** | **4416** | — |\n"
+        "| eager | 8 | OOM | - |\n"
+    )
+    assert [run.provenance.label for run in (first, second)] == ["FSDP ckpt", "ZeRO-2"]
+    assert (first.workload.steps, second.workload.steps) == (8, 16)
+    assert (first.steps[0].milliseconds, first.steps[0].device_allocated_bytes) == (3917, 43.86e9)
+    assert second.steps[0].milliseconds == 4416
+
+
 def test_a_unit_that_a_column_does_not_name_is_not_guessed() -> None:
     (step,) = read("step,step time,loss\n1,250,2.5\n")[2]
     assert (step.milliseconds, step.extra) == (None, {"step time": 250.0})
