@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bench.importers.parsed import Parsed
@@ -17,6 +17,12 @@ _FOOTNOTE = re.compile(r"\[\^\w+\]\s*$")
 _DECORATION = re.compile(r"\[\^\w+\]|[*`~]|</?\w+>")
 _TIMES = re.compile(rf"{NUMBER}\s?[x×]", re.IGNORECASE)  # noqa: RUF001
 _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?")
+# Which of two sides a column tells of, as in `main loss`, `loss (PR)` or `loss_base`.
+_SIDE = re.compile(
+    r"(?i)(?:main|master|base(?:line)?|before|old|upstream|ref(?:erence)?|control"
+    r"|(?:ya)?fsdp[12]?|m?fsdp|hsdp|hfsdp|ddp|zero-?\d|deepspeed|megatron(?:[- ]fsdp)?)"
+)
+_DIFFERENCE = re.compile(r"(?i).*(?:%|diff|delta|change|ratio|speedup|\bstd|relative|error).*")
 _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
@@ -51,6 +57,7 @@ class LogTable:
     ) -> None:
         self._reader = reader
         self._columns = [self._column(name) for name in header]
+        self._tell_sides(header)
         self._split = split
         self._rows: list[tuple[int, list[str]]] = []
         self.first = ""
@@ -153,11 +160,24 @@ class LogTable:
             run.add(said, number)
 
     def _column(self, name: str) -> _Column:
-        shown = re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip(" #") or "unnamed"
+        shown = _shown(name)
         of = _OF_A_RUN.fullmatch(shown)
         if of is not None and self._reader.meaning(of["metric"]):
             return _Column(of["metric"], of["run"], True, of["bound"] is not None)
         return _Column(shown, is_known=bool(self._reader.meaning(shown)))
+
+    def _tell_sides(self, header: list[str]) -> None:
+        """Columns of one metric for several runs, of which one is called as a base or an engine."""
+        of_metric: dict[str, dict[int, str]] = {}
+        for at, name in enumerate(header):
+            for run, metric in _sides(_shown(name)):
+                is_value = self._reader.meaning(metric) and not _DIFFERENCE.fullmatch(run)
+                if is_value and not self._columns[at].run:
+                    of_metric.setdefault(metric.lower(), {}).setdefault(at, run)
+        for metric, runs in of_metric.items():
+            if len(set(runs.values())) > 1 and any(map(_SIDE.fullmatch, runs.values())):
+                for at, run in runs.items():
+                    self._columns[at] = _Column(metric, run, True)
 
     def _tell_lengths(self) -> None:
         """A column `Steps` next to words, or whose cells are alike in several rows, is a length."""
@@ -178,6 +198,20 @@ class LogTable:
             number = self._rows[0][0]
             turned = [[name, *(cells[at] for cells in rows)] for at, name in names]
             self._columns, self._rows = columns, [(number, cells) for cells in turned]
+
+
+def _shown(name: str) -> str:
+    return re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip(" #") or "unnamed"
+
+
+def _sides(name: str) -> Iterator[tuple[str, str]]:
+    """(run, metric) as a column's name may have them, in brackets, in front or behind."""
+    if bracketed := re.fullmatch(r"(.+?) ?\(([^()]+)\)( ?\([^()]+\))?", name):
+        yield bracketed[2], bracketed[1] + (bracketed[3] or "")
+    for gap in re.finditer("[ _]", name):
+        head, tail = name[: gap.start()], name[gap.end() :]
+        yield head, tail
+        yield tail, head
 
 
 def _is_word(cell: str) -> bool:

@@ -291,6 +291,22 @@ def test_rows_of_several_runs_are_told_apart_by_their_words_where_steps_repeat()
     assert [step.loss for step in alone.steps] == [2.5, 2.4]
 
 
+@pytest.mark.parametrize(
+    "header",
+    ["step,main loss,PR loss,loss (%)", "step,loss (base),loss (new),delta loss",
+     "step,loss_fsdp2,loss_ours,loss diff"],
+)  # fmt: skip
+def test_columns_of_one_metric_for_two_sides_are_two_runs(header: str) -> None:
+    base, head = runs_of(f"{header}\n1,2.5,2.5,0\n2,2.4,2.41,0.4\n")
+    assert [step.loss for step in base.steps] == [2.5, 2.4]
+    assert [step.loss for step in head.steps] == [2.5, 2.41]
+
+
+def test_columns_of_two_statistics_are_one_run() -> None:
+    (run,) = runs_of("step,train loss,val loss,max peak memory (GB)\n1,2.5,9.5,3\n")
+    assert [step.loss for step in run.steps] == [2.5]
+
+
 def test_steps_next_to_words_are_lengths_and_units_need_no_brackets() -> None:
     first, second = runs_of(
         "| Cell | steps | step ms | alloc GB |\n|---|---|---|---|\n"
