@@ -12,7 +12,6 @@ from bench.cli.import_ import doubts_of, is_log, runs_of_log
 from bench.cli.verb import Answer, ArmsOption, PolicyOption, ResultsOption, argument, option
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock
-from reports.renderers.render import render
 
 if TYPE_CHECKING:
     from bench.cli.judged_sweep import JudgedSweep
@@ -165,8 +164,9 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
         if not changes:
             raise NothingMeasuredError(f"{base.id} and {head.id} have no metric at a step of both")
         metrics = [vars(change) | {"flag": change.flag} for change in changes]
+        title = Paragraph(f"{head.id} against {base.id}")
         return Answer(
-            f"{base.id} -> {head.id}\n\n{render([TableBlock(refresh_table(changes))], 'md')}",
+            [title, TableBlock(refresh_table(changes))],
             {"base": base.id, "head": head.id, "metrics": metrics},
         )
 

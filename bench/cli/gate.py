@@ -20,6 +20,8 @@ from bench.cli.verb import (
     option,
 )
 from bench.errors import UsageError
+from reports.renderers.document import Code
+from reports.renderers.render import render
 
 if TYPE_CHECKING:
     from bench.cli.judged_sweep import JudgedSweep
@@ -95,7 +97,8 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
     def _answer(self, result: Verdicts, budget: BlockBudget | None = None) -> Answer:
         from reports.compare import ci, text
 
-        markdown = text.to_markdown(result)
+        document = text.outcome_blocks(result)
+        markdown = render(document, "md") + "\n"
         if self.junit is not None:
             console.write_file(self.junit, ci.to_junit(result, strict=self.strict))
         if self.markdown is not None:
@@ -110,8 +113,8 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         code = gate_code(result, strict=self.strict)
         data = text.to_data(result) | {"exit_code": code}
         data |= {"budget": budget.to_data()} if budget else {}
-        lines = [text.to_terminal(result).rstrip("\n"), *annotations]
-        return Answer("\n".join(lines), data, code, self._remarks(result))
+        document += [Code("\n".join(annotations))] if annotations else []
+        return Answer(document, data, code, self._remarks(result))
 
     def _remarks(self, result: Verdicts) -> tuple[str, ...]:
         remarks = []

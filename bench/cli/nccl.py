@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 from bench.cli import console, exit_codes
 from bench.cli.verb import Answer, ResultsOption, argument, columns, option
 from bench.errors import NothingMeasuredError, UsageError
+from reports.renderers.document import Heading
 
 if TYPE_CHECKING:
     from bench.store import ResultsStore
@@ -76,9 +77,11 @@ class NcclVerb(ResultsOption, name="nccl"):
         results = judge(audit, requirements, self.after_iteration, self.min_bytes)
         if self.junit is not None:
             console.write_file(self.junit, presentation.to_junit(results))
-        write = presentation.to_markdown if self.form == "md" else presentation.to_terminal
+        title = [Heading("NCCL audit", level=2)] if self.form == "md" else []
         return Answer(
-            write(audit, results), presentation.to_data(audit, results), *_ending(audit, results)
+            [*title, *presentation.audit_blocks(audit, results)],
+            presentation.to_data(audit, results),
+            *_ending(audit, results),
         )
 
     def _of_sweep(self, sweep: Path) -> Answer:

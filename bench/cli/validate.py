@@ -149,9 +149,9 @@ def _code(stop: threading.Event, *, failed: int, passed: int) -> int:
 
 def of_validation(record: ValidationRecord) -> Answer:
     """A validation as it was kept."""
-    from reports.sections.validation import to_terminal
+    from reports.sections.validation import validation_blocks
 
-    return Answer([Code(to_terminal(record))], record.model_dump(mode="json"))
+    return Answer(validation_blocks(record), record.model_dump(mode="json"))
 
 
 def checked_engines(names: Sequence[str]) -> tuple[str, ...]:

@@ -68,10 +68,10 @@ class Answer:
     failure: Exception | None = None
 
     def text(self, form: str = "table") -> str:
-        """The document as Markdown (`md`), or as plain text."""
+        """The document as Markdown (`md`; `refresh` of `compare`), or as plain text."""
         if isinstance(self.document, str):
             return self.document
-        return render(self.document, "md" if form == "md" else "terminal")
+        return render(self.document, "md" if form in ("md", "refresh") else "terminal")
 
     def show(self, *, as_json: bool = False, form: str = "table") -> int:
         """Print it, and return the exit code."""

@@ -16,7 +16,6 @@ from reports.compare.sides import Reasons
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
 from reports.renderers.printable import printable
-from reports.renderers.render import render
 from reports.renderers.table import Row, RowKind, Table
 
 DEFINITIONS = (
@@ -80,16 +79,9 @@ def _named_causes(result: Verdicts) -> list[str]:
     return [quantity.few(named, _MOST_NAMED)] if named else []
 
 
-def to_terminal(result: Verdicts) -> str:
-    """Aligned plain text, the outcome first; rows that a place of the code explains are counted."""
-    shown = [Paragraph(headline(result)), *verdict_blocks(result, below_headline=True)]
-    return render(shown, "terminal", opened=False) + "\n"
-
-
-def to_markdown(result: Verdicts) -> str:
-    """GitHub Markdown, the outcome first: for a pull request, a step summary, a file."""
-    shown = [Heading(headline(result)), *verdict_blocks(result, below_headline=True)]
-    return render(shown, "md") + "\n"
+def outcome_blocks(result: Verdicts) -> list[Block]:
+    """The outcome first; of rows that a place of the code explains a terminal shows the number."""
+    return [Heading(headline(result)), *verdict_blocks(result, below_headline=True)]
 
 
 def verdict_blocks(
@@ -97,7 +89,8 @@ def verdict_blocks(
 ) -> list[Block]:
     """Causes first, then every row that none of them explains, then what else must be known.
 
-    below_headline: leave out causes that it names. explained: say what the numbers mean.
+    below_headline: leave out causes that it names, and on a terminal the rows of all causes.
+    explained: say what the numbers mean.
     """
     placed = [cause for cause in causes(result) if cause.file]
     of_causes = {id(row) for cause in placed for row in cause.rows}
@@ -114,7 +107,7 @@ def verdict_blocks(
     if folded:
         rows, of = quantity.counted(len(folded), "row"), quantity.counted(len(placed), "cause")
         inner = (TableBlock(other_table(folded)), Bullets(tuple(_reasons(folded))))
-        blocks.append(Details(f"{rows} of {of}", blocks=inner))
+        blocks.append(Details(f"{rows} of {of}", blocks=inner, title_alone=below_headline))
     meaning = [("definitions", DEFINITIONS), ("method", METHOD)] if explained else []
     return [*blocks, Bullets((*meaning, *_remarks(result, shown)))]
 

@@ -23,6 +23,7 @@ from bench.spec import SHARDED, ResolvedRun
 from reports.nccl.events import Version, exactly
 from reports.nccl.reasons import FIRST_SYMMETRIC, MULTI_NODE_SCATTER
 from reports.nccl.verdicts import Audit, Verdict, VerdictRow, bytes_by_verdict
+from reports.renderers.quantity import share
 
 _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
 # Symmetric windows are what the copy engine works on, and newer NCCL prefers it by itself.
@@ -93,7 +94,7 @@ def verdict_text(audit: Audit) -> str:
         if len(own) == 1 or not total:
             texts.append(f"{operation} {'/'.join(map(str, own))}")
         else:
-            shares = (f"{100 * size / total:.0f} % {verdict}" for verdict, size in own.items())
+            shares = (f"{share(size / total, 0)} {verdict}" for verdict, size in own.items())
             texts.append(f"{operation} {', '.join(shares)}")
     return "; ".join(texts) or "no line about a kernel"
 

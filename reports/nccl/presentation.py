@@ -25,7 +25,7 @@ from reports.nccl.verdicts import (
 from reports.renderers.document import Block, Bullets, Heading, TableBlock
 from reports.renderers.printable import printable
 from reports.renderers.quantity import binary_bytes, counted, significant
-from reports.renderers.render import Finding, junit, render
+from reports.renderers.render import Finding, junit
 from reports.renderers.table import Row, RowKind, Table
 
 _KINDS: Final[dict[Verdict, RowKind]] = {
@@ -320,7 +320,7 @@ _MOST_ROWS = 400
 _LONGEST_DETAIL = 400
 
 
-def _blocks(audit: Audit, results: Sequence[Result]) -> list[Block]:
+def audit_blocks(audit: Audit, results: Sequence[Result] = ()) -> list[Block]:
     """Headings with tables or lists, the outcome first; what is empty is left out."""
     verdicts, read = rows_table(audit), reading_facts(audit)
     if len(verdicts.rows) > _MOST_ROWS:
@@ -350,16 +350,6 @@ def _blocks(audit: Audit, results: Sequence[Result]) -> list[Block]:
 
 def _list(texts: Sequence[str]) -> Bullets:
     return Bullets(tuple(("", _cut(text)) for text in texts))
-
-
-def to_terminal(audit: Audit, results: Sequence[Result] = ()) -> str:
-    """Tables and lists as plain text."""
-    return render(_blocks(audit, results), "terminal")
-
-
-def to_markdown(audit: Audit, results: Sequence[Result] = ()) -> str:
-    """The same for a pull request."""
-    return f"## NCCL audit\n\n{render(_blocks(audit, results), 'md')}\n"
 
 
 def _cut(text: str) -> str:

@@ -96,7 +96,7 @@ def _add_imported(contents: _Contents, runs: Sequence[ImportedRun]) -> None:
     if moved:
         _, largest, name = max(moved)
         contents.parity.append(
-            f"Losses at equal iterations differ by {100 * largest:+.3f} % at most ({name})."
+            f"Losses at equal iterations differ by {quantity.change(largest, 3)} at most ({name})."
             " Each side is one run, and how far equal runs are apart is not stated."
         )
 

@@ -63,11 +63,15 @@ class Figure:
 
 @dataclass(frozen=True)
 class Details:
-    """Literal text or blocks, folded away under its title."""
+    """Literal text or blocks, folded away under its title.
+
+    title_alone: all that a terminal shows of it.
+    """
 
     title: str
     text: str = ""
     blocks: tuple[Block, ...] = ()
+    title_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,9 +84,10 @@ class Code:
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading inside a section."""
+    """A heading inside a section, or of a document (level 2)."""
 
     text: str
+    level: int = 3
 
 
 Block = Paragraph | Bullets | Facts | TableBlock | Figure | Details | Code | Heading

@@ -80,8 +80,8 @@ def _block(block: Block) -> str:
         case Paragraph(text, tone, title):
             marks = {"plain": "{}", "lead": "**{}**"}
             shown = _title(title, " ") + marks.get(tone, "> {}").format(escape(text))
-        case Heading(text):
-            shown = f"### {escape(text)}"
+        case Heading(text, level):
+            shown = f"{'#' * level} {escape(text)}"
         case Bullets():
             items = "\n".join(_item(*item) for item in block.lists)
             shown = _title(block.title, "\n") + items

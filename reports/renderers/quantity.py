@@ -34,12 +34,11 @@ def change(fraction: float | None, decimals: int = 1, *, exact: bool = False) ->
     """A relative change with its sign: +3.1 %, -12.0 %; `exact` ones that round to 0: +1.0e-06."""
     if fraction is None or not math.isfinite(fraction):
         return MISSING
-    text = f"{100 * fraction:+.{decimals}f}"
-    if float(text) == 0 and exact and fraction:
-        return difference(fraction, signed=True)
-    if float(text) == 0:
-        text = text[1:]  # a rounded zero has no direction
-    return f"{text} %"
+    size = share(abs(fraction), decimals)
+    if float(size.removesuffix(" %")):
+        return ("-" if fraction < 0 else "+") + size
+    # A rounded zero has no direction.
+    return difference(fraction, signed=True) if exact and fraction else size
 
 
 def share(fraction: float | None, decimals: int = 1) -> str:

@@ -20,16 +20,14 @@ Form = Literal["terminal", "md", "html"]
 _JOINT = re.compile(r"([_:-])(?=\w)")
 
 
-def render(content: Document | Iterable[Block], form: Form, *, opened: bool = True) -> str:
+def render(content: Document | Iterable[Block], form: Form) -> str:
     """Text in the form that is requested.
 
     html: one page that needs nothing from anywhere else, of documents only. Everything in it is
-    escaped but the figures, which this program has drawn itself. opened: whether a terminal shows
-    what is folded away too, and not its title alone.
+    escaped but the figures, which this program has drawn itself.
     """
     if not isinstance(content, Document):
-        blocks = tuple(content)
-        return markdown.blocks(blocks) if form == "md" else terminal.blocks(blocks, opened=opened)
+        return markdown.blocks(content) if form == "md" else terminal.blocks(content)
     return _page().render(document=content) if form == "html" else markdown.document(content)
 
 

@@ -39,11 +39,8 @@ def show_on_terminal(width: int) -> None:
     _width_of_terminal.set(width)
 
 
-def blocks(of: Iterable[Block], *, opened: bool = True) -> str:
-    """Blocks with an empty line between them; figures are left out.
-
-    opened: whether what is folded away is shown too, and not its title alone.
-    """
+def blocks(of: Iterable[Block]) -> str:
+    """Blocks with an empty line between them; figures are left out."""
     parts = []
     for block in of:
         match block:
@@ -57,11 +54,10 @@ def blocks(of: Iterable[Block], *, opened: bool = True) -> str:
                 shown = table(data) + (f"\n\n{printable(caption)}" if caption else "")
             case Code(text):
                 shown = "\n".join(map(printable, text.splitlines()))
+            case Details(title, title_alone=True):
+                shown = f"{printable(title)} {_FOLDED}"
             case Details(title, text, inner):
-                body = blocks(inner) if inner else text
-                shown = (
-                    f"{printable(title)}:\n\n{body}" if opened else f"{printable(title)} {_FOLDED}"
-                )
+                shown = f"{printable(title)}:\n\n{blocks(inner) if inner else text}"
             case _:
                 continue
         parts.append(shown)

@@ -20,7 +20,6 @@ from reports.renderers.document import (
     TableBlock,
     note,
 )
-from reports.renderers.render import render
 from reports.renderers.table import Row, Table
 
 if TYPE_CHECKING:
@@ -30,17 +29,16 @@ if TYPE_CHECKING:
 MOST_DETAILS = 5
 
 
-def to_terminal(record: ValidationRecord) -> str:
-    """All of it as plain text: what failed comes last, where a reader of a terminal looks."""
+def validation_blocks(record: ValidationRecord) -> list[Block]:
+    """All of it: what failed comes last, where a reader of a terminal looks."""
     tables = (check_table(record), reasons_table(record))
     known = (known_lines(record, engine) for engine in record.engines)
-    blocks: list[Block] = [
+    return [
         Paragraph(headline(record)),
         *(TableBlock(table) for table in tables if table.rows),
         *map(Code, failures_in_full(record)),
         *(Code("\n".join(lines)) for lines in known if lines),
     ]
-    return render(blocks, "terminal")
 
 
 def validation_section(findings: Findings) -> Iterator[Block]:

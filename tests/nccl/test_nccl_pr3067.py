@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from reports.nccl.audit import audit_paths
-from reports.nccl.presentation import hints, to_markdown, to_terminal
+from reports.nccl.presentation import audit_blocks, hints
 from reports.nccl.verdicts import Verdict, judge, parse_requirements
+from reports.renderers.render import render
 
 LOG = Path(__file__).parent / "pr3067.log"
 
@@ -23,7 +24,7 @@ def test_every_gather_is_symmetric_and_every_scatter_regular_and_no_rank_is_blam
     assert not any(row.communicator.attributed for row in audit.rows)
     row = next(row for row in audit.rows if row.size_bytes == 131473408)
     assert (row.lines, dict(row.calls), row.at_least) == (2, {Verdict.SYMMETRIC: 1}, True)
-    text = to_terminal(audit)
+    text = render(audit_blocks(audit), "terminal")
     for words in ("6 processes on 1 host;", "! not symmetric", "local CUDA device, not a rank"):
         assert words in text
     assert "failed or not met" not in text
@@ -63,7 +64,7 @@ def test_the_reviewers_requirement_fails(audit):
 def test_markdown_escapes_what_a_log_can_hold(tmp_path):
     log = tmp_path / "log"
     log.write_text("n:1:2 [0] NCCL INFO <script>|x| `boo`\n" + LOG.read_text())
-    text = to_markdown(audit_paths([log]))
+    text = render(audit_blocks(audit_paths([log])), "md")
     assert "<script>" not in text
     assert "&#124;x&#124;" in text
 

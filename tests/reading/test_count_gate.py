@@ -14,7 +14,8 @@ from reports.compare.baseline import make_baseline, read_baseline
 from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
 from reports.compare.sides import samples_of, sides_of_baseline
-from reports.compare.text import to_terminal
+from reports.compare.text import outcome_blocks
+from reports.renderers.render import render
 from reports.sections.steps import counts_section
 
 RATES = Rates(
@@ -70,7 +71,7 @@ def regressed(result: Verdicts) -> dict[str, str]:
 def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):
     result = judged(store, BASE)
     assert not regressed(result)
-    text = to_terminal(result)
+    text = render(outcome_blocks(result), "terminal")
     assert "counts: 13 of 13 are equal to the digit" in text
     assert "copied_bytes" not in text
 

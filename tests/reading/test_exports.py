@@ -319,9 +319,9 @@ def test_the_refresh_is_markdown_of_two_imports(store, capsys):
     imported(store, "head", loss=2.1)
     ask = CompareVerb(base="base", head="head", form="refresh", results=store.root)
     answer = ask.run()
-    answer.show()
+    answer.show(form="refresh")
     text = capsys.readouterr().out
-    assert text.splitlines()[0] == "base -> head"
+    assert text.splitlines()[0] == "head against base"
     assert "| loss | 8 | 1 | +5.208333 % | 8 |" in text.replace("*", "")
     assert {one["name"]: one["flag"] for one in answer.data["metrics"]}["loss"] == "review"
     for base, head in (("base", None), ("base", "night")):

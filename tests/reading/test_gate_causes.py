@@ -11,8 +11,9 @@ from test_count_gate import CALLS, CAST, GATHER, WAIT, counts
 from bench.derive.counts import CountRow
 from reports.compare.ci import annotation_lines, to_junit
 from reports.compare.judge import Verdicts
-from reports.compare.text import headline, to_data, to_markdown, to_terminal, verdict_blocks
+from reports.compare.text import headline, outcome_blocks, to_data, verdict_blocks
 from reports.renderers import terminal
+from reports.renderers.render import render
 
 SITE = "mfsdp_core/comm/reduce.py:AxisReduction.land"
 UP = CAST.model_copy(update={"dtype": "float32>float64", "site": SITE, "line": 82, "count": 12})
@@ -47,11 +48,11 @@ def test_an_added_cast_is_one_finding_with_its_place_its_cells_and_its_cost(adde
 
 
 def test_rows_that_a_cause_explains_are_there_for_those_who_open_them(added_cast):
-    text = to_terminal(added_cast)
+    text = render(outcome_blocks(added_cast), "terminal")
     assert "18 rows of 1 cause" in text
     assert "copied_bytes" not in text
     assert "copied_bytes" in terminal.blocks(verdict_blocks(added_cast))
-    page = to_markdown(added_cast)
+    page = render(outcome_blocks(added_cast), "md")
     assert page.index("<details><summary>18 rows of 1 cause</summary>") < page.index("copied")
     assert page.index("AxisReduction.land") < page.index("<details>")
 

@@ -18,7 +18,8 @@ from reports.compare import ci
 from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
 from reports.compare.sides import cells_of, sides_of_arms, sides_of_sweeps
-from reports.compare.text import headline, to_markdown, to_terminal
+from reports.compare.text import headline, outcome_blocks
+from reports.renderers.render import render
 from reports.views.no_number import NOT_RUN
 
 OTHER = {"cpu_name": "Another CPU"}
@@ -118,7 +119,9 @@ def test_interleaved_arms_are_paired_and_two_sweeps_and_other_arms_are_not(store
     ):
         assert result.regressed
         assert not any(pair.paired for pair in result.sides.pairs)
-        assert "3 comparisons of runs that were not interleaved" in to_terminal(result)
+        assert "3 comparisons of runs that were not interleaved" in render(
+            outcome_blocks(result), "terminal"
+        )
 
 
 @pytest.mark.parametrize(
@@ -176,7 +179,7 @@ def test_a_resident_set_is_not_held_to_half_a_per_cent(store):
 
 
 def test_the_three_numbers_of_speed_are_always_together(slower):
-    for text in (to_terminal(slower), to_markdown(slower)):
+    for text in (render(outcome_blocks(slower), "terminal"), render(outcome_blocks(slower), "md")):
         for name in ("time change", "throughput change", "throughput ratio"):
             assert f"{name}: head" in text
     for case in ET.fromstring(ci.to_junit(slower)).iter("testcase"):
@@ -221,7 +224,7 @@ def test_hostile_names_are_shown_and_never_obeyed(store):
     (line,) = ci.annotation_lines(result)
     assert line.startswith("::error file=gate.yaml,title=step_time regressed::100%25,a:b ")
     assert "\n" not in line
-    assert not re.search("<b>|@all", to_markdown(result))
+    assert not re.search("<b>|@all", render(outcome_blocks(result), "md"))
 
 
 def test_a_summary_stays_within_what_github_accepts():

@@ -15,7 +15,7 @@ from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.baseline import make_baseline
 from reports.compare.judge import judge
 from reports.compare.sides import samples_of, sides_of_arms, sides_of_baseline, sides_of_sweeps
-from reports.compare.text import headline, to_data, to_terminal
+from reports.compare.text import headline, outcome_blocks, to_data
 from reports.compare.unlike import (
     Pace,
     comparable_rates,
@@ -25,6 +25,7 @@ from reports.compare.unlike import (
     unlike,
     unlike_paces,
 )
+from reports.renderers.render import render
 
 LLAMA = Workload(
     framework="megatron-lm", model="Llama 8B", device="H100", ranks=8, global_batch=128,
@@ -219,7 +220,9 @@ def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(stor
     assert (gate_code(result, strict=False), result.judgements) == (5, ())
     rates = {one["name"]: one["ratio"] for one in to_data(result)["rates"]}
     assert rates == dict.fromkeys(("tokens/s", "tokens/s per device"), pytest.approx(2.0, rel=0.2))
-    assert "rate that compares: b0: tokens/s per device" in to_terminal(result)
+    assert "rate that compares: b0: tokens/s per device" in render(
+        outcome_blocks(result), "terminal"
+    )
     answer = GateVerb(sweep="large", against="small", results=store.root).run()
     assert (answer.code, json.loads(json.dumps(answer.data))["exit_code"]) == (5, 5)
     with pytest.raises(NotComparableError, match=r"^not comparable: global batch 4, 8; .*--ignore"):

@@ -15,7 +15,7 @@ from bench.verdict import CaseVerdict, CheckVerdict, Finding, ValidationRecord
 from reports.findings import find
 from reports.renderers.document import Document, Section
 from reports.renderers.render import render
-from reports.sections.validation import to_terminal, validation_section, verdict_lines
+from reports.sections.validation import validation_blocks, validation_section, verdict_lines
 
 FINDING = Finding(
     parameter="blocks.0.up.weight",
@@ -83,7 +83,7 @@ def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
         ),
         ({"ended_utc": None}, ["1 not applicable (0.0 s of processor time"]),
     ):
-        text = to_terminal(RECORD.model_copy(update=changes))
+        text = render(validation_blocks(RECORD.model_copy(update=changes)), "terminal")
         assert [words for words in said if words not in text] == []
 
 
@@ -164,7 +164,7 @@ OF_DDP = ValidationRecord(
 
 
 def test_the_summary_marks_every_failure_known_or_new_a_line_each() -> None:
-    lines = to_terminal(OF_DDP).splitlines()
+    lines = render(validation_blocks(OF_DDP), "terminal").splitlines()
     begin = lines.index(f"ddp: 1 cases passed, 2 failed (1 known, 1 new); what is known: {PAGE}")
     first, second = lines[begin + 1 :]
     assert first == "  new    ddp/no_shard/2/stack/fp64/k3: gradients"
