@@ -18,7 +18,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any, Final, NamedTuple
 
-from bench.derive.metrics import GRAD_NORM, LOSS, Metric, judged_metrics
+from bench.derive.metrics import CURVES, GRAD_NORM, LOSS, Metric, judged_metrics
 from bench.derive.summary import common_steps, step_milliseconds
 from bench.store import ResultsStore
 from bench.workload import ImportedStep, Workload
@@ -110,7 +110,7 @@ def _of_cell(sweep: str, cell: Cell) -> Exported:
     commit = "" if git.get("dirty") else str(git.get("commit") or "")
     # Times of the slowest rank, losses and norms as means over ranks.
     times = step_milliseconds(common_steps(record.steps))
-    curves = (losses(record, name) for name in (LOSS.name, GRAD_NORM.name))
+    curves = (losses(record, name).values() for name in CURVES)
     rows = itertools.islice(itertools.zip_longest(times, *curves), len(times))
     return Exported(
         f"{sweep}/{cell.name}",

@@ -14,13 +14,12 @@ from bench.errors import NotComparableError, NothingMeasuredError, UsageError
 from reports.renderers.document import Block, Bullets, Heading, Paragraph, TableBlock
 
 if TYPE_CHECKING:
-    from bench.cli.judged_sweep import JudgedSweep
     from bench.store import ResultsStore
     from bench.workload import ImportedRun
     from reports.compare.judge import Verdicts
     from reports.compare.logs import Shown
     from reports.compare.policy import Policy
-    from reports.compare.sides import Sides
+    from reports.compare.sides import JudgedSweep, Sides
     from reports.posts.pairs import Pair
 
 _MOST_REASONS = 5
@@ -163,7 +162,7 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
         changes = refreshed(base, head)
         if not changes:
             raise NothingMeasuredError(f"{base.id} and {head.id} have no metric at a step of both")
-        metrics = [vars(change) | {"flag": change.flag} for change in changes]
+        metrics = [change.to_data() for change in changes]
         title = Paragraph(f"{head.id} against {base.id}")
         return Answer(
             [title, TableBlock(refresh_table(changes))],

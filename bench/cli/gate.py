@@ -24,12 +24,11 @@ from reports.renderers.document import Code
 from reports.renderers.render import render
 
 if TYPE_CHECKING:
-    from bench.cli.judged_sweep import JudgedSweep
     from bench.store import ResultsStore
     from reports.compare.baseline import Baseline
     from reports.compare.judge import Verdicts
     from reports.compare.policy import Policy
-    from reports.compare.sides import Sides
+    from reports.compare.sides import JudgedSweep, Sides
     from sweeps.budget import BlockBudget
     from sweeps.selected_sweep import SelectedSweep
 
@@ -161,7 +160,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             pairs = sides.sides_of_arms(store, sweep.id, *arms, codes)
         if self.only:
             pairs = pairs.selected(self.only)
-        if sweep.expected is not None:  # a file was named: annotations can point at it
+        if sweep.runs is not None:  # a file was named: annotations can point at it
             pairs = replace(pairs, source=str(sweep_file(Path(self.sweep))))
         pairs = sweep.checked(pairs, arms, self.only)
         return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
@@ -193,7 +192,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
 
     def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
         """Add blocks of the arms until the time is spent."""
-        from bench.cli.judged_sweep import JudgedSweep, expected_of
+        from bench.cli.judged_sweep import as_it_is
         from bench.cli.run import run_within
         from bench.plan import Plan
         from reports.compare.sides import two_arms
@@ -208,7 +207,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         if outcome.interrupted:
             raise KeyboardInterrupt
         stored = Plan.from_document(store.read_plan(sweep.id))
-        return JudgedSweep(stored.id, expected_of(sweep, stored)), budget
+        return as_it_is(sweep, stored), budget
 
     def _confirmed(self, store: ResultsStore, judged: JudgedSweep, result: Verdicts) -> Verdicts:
         """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""

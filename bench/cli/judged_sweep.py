@@ -8,7 +8,6 @@ verdict on the code that is here.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.cli import console
@@ -17,28 +16,9 @@ from bench.launch.inputs import changed_inputs
 from bench.plan import Plan
 from bench.resolve.machine import Machine
 from bench.store import ResultsStore
-from reports.compare.sides import WHAT_TO_DO, Expected, ExpectedRun, Sides, checked
+from reports.compare.sides import WHAT_TO_DO, ExpectedRun, JudgedSweep
 from sweeps.selected_sweep import SelectedSweep, commit_text, find_sweep_file
 from sweeps.suggest import did_you_mean
-
-
-@dataclass(frozen=True)
-class JudgedSweep:
-    """Its id, and what is expected of it; None where it was named by its id."""
-
-    id: str
-    expected: Expected | None = None
-
-    @property
-    def codes(self) -> dict[tuple[str, str | None], str] | None:
-        """Code of every cell and arm, where it is known what is expected."""
-        return None if self.expected is None else self.expected.codes
-
-    def checked(
-        self, pairs: Sides, arms: tuple[str | None, ...], only: Sequence[str] = ()
-    ) -> Sides:
-        """`pairs` as `reports.compare.sides.checked` leaves them, where something is expected."""
-        return pairs if self.expected is None else checked(pairs, self.expected, arms, only)
 
 
 def judged_sweep(store: ResultsStore, named: str, arms: Sequence[str]) -> JudgedSweep:
@@ -84,7 +64,7 @@ def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
                         f"arm {arm.name} was measured at {commit_text(arm)}, whose code is that of"
                         f" {commit_text(now[arm.name])}"
                     )
-            return JudgedSweep(stored.id, expected_of(sweep, stored))
+            return as_it_is(sweep, stored)
         differences.append(f"{stored.id} measured {difference}")
     if differences:
         raise NotComparableError(
@@ -97,7 +77,7 @@ def _measured(store: ResultsStore, sweep: SelectedSweep) -> JudgedSweep:
     )
 
 
-def expected_of(sweep: SelectedSweep, stored: Plan) -> Expected:
+def as_it_is(sweep: SelectedSweep, stored: Plan) -> JudgedSweep:
     """What the runs of `stored` are to be now. Of cells that cannot run here, only their code.
 
     Args:
@@ -116,4 +96,5 @@ def expected_of(sweep: SelectedSweep, stored: Plan) -> Expected:
         for arm, side in sweep.sides.items()
     }
     described: dict[str | None, str] = {a.name: commit_text(a) for a in sweep.full_plan.arms}
-    return Expected(runs, described or {None: "the working tree"}, changed_inputs)
+    described = described or {None: "the working tree"}
+    return JudgedSweep(stored.id, runs, described, changed_inputs)

@@ -21,7 +21,8 @@ from bench.derive.metrics import GRAD_NORM, LOSS, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from bench.workload import Workload
-from reports.compare.samples import CellSamples, Curve
+from reports.compare.samples import CellSamples
+from reports.compare.series import Curve
 from reports.compare.unlike import only_compared
 
 BASELINE_VERSION = 2

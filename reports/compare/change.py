@@ -29,6 +29,7 @@ from bench.derive.metrics import (
     Metric,
 )
 from reports.compare.parity import ParityRow, tolerance_for
+from reports.compare.series import relative
 from reports.renderers import quantity
 from reports.renderers.table import Table
 from reports.views.cells import Cell
@@ -96,7 +97,7 @@ class Change:
 
     def _difference(self, metric: Metric) -> float | None:
         before, after = self.base.value(metric), self.head.value(metric)
-        return (after - before) / abs(before) if before and after is not None else None
+        return relative(before, after) if before and after is not None else None
 
     @property
     def sample_note(self) -> str:

@@ -42,9 +42,9 @@ from bench.derive.metrics import (
 )
 from reports.compare.counts import MOST_NAMED, rises, size_text, unused, why_risen
 from reports.compare.noise import NoiseCalibration
-from reports.compare.parity import LOSSES, NORMS, Distances, relative_differences
 from reports.compare.policy import Policy
-from reports.compare.samples import CellSamples, Curve, shared_metric
+from reports.compare.samples import CellSamples, shared_metric
+from reports.compare.series import LOSSES, NORMS, Curve, Distances, Gap, relative
 from reports.compare.sides import Pair, Sides
 from reports.compare.statistics import (
     MOST_EXACT,
@@ -566,7 +566,7 @@ def _judge_curve(pair: Pair, metric: Metric, rule: MetricRule, _: Policy) -> Jud
         )
         ranks = pair.head.workload.ranks if pair.head.workload else None
         reason = "; ".join(filter(None, (reason, norm_without_loss(losses, norms, ranks))))
-    ratio = 1 + (after - before) / abs(before) if before and after is not None else None
+    ratio = 1 + relative(before, after) if before and after is not None else None
     return _judgement(
         pair, metric, rule, finding.verdict, reason, base=before, head=after, ratio=ratio,
         tolerance=finding.bound, n_base=len(base), n_head=len(head), detail=rule.mode,
@@ -591,7 +591,7 @@ def judge_curve(
     if len(lengths) > 1 or 0 in lengths:
         known = ", ".join(map(str, sorted(lengths)))
         return CurveFinding("regressed", f"the runs have different numbers of steps: {known}")
-    steps, kept = (set.intersection(*(set(one.steps) for one in runs)) for runs in (base, head))
+    steps, kept = (set.intersection(*(set(run.steps) for run in runs)) for runs in (base, head))
     if lacking := sorted(steps - kept):
         count = quantity.counted(len(lacking), "step")
         why = f"the head has no value at {count} of the base, first at {lacking[0]}"
@@ -603,10 +603,8 @@ def judge_curve(
 
 def _bitwise(base: Sequence[Curve], head: Sequence[Curve]) -> CurveFinding:
     odd = [next((c for c in runs if c.digest != base[0].digest), None) for runs in (base, head)]
-    texts = [
-        f"first divergent step {_first_step(one, base[0], 0.0) or _NOT_KEPT}" if one else ""
-        for one in odd
-    ]
+    gaps = [Gap.of(base[0].by_step, curve.by_step) if curve else None for curve in odd]
+    texts = [f"first divergent step {(gap and gap.first()) or _NOT_KEPT}" for gap in gaps]
     if odd[0]:
         why = (
             f"repeats of the base are not bitwise equal ({texts[0]}), so no head can be held to it"
@@ -626,39 +624,28 @@ def _against_spread(
     accepted: tuple[float, float],
     distances: Distances,
 ) -> CurveFinding:
-    def apart(one: Curve, other: Curve) -> tuple[float, float]:
-        return distances.of([*_differences(one, other).values()])
+    def gap(base: Curve, head: Curve) -> Gap:
+        """A baseline keeps some steps, the last always."""
+        found = Gap.of(base.by_step, head.by_step)
+        if found is None:
+            raise ValueError("two curves without a step in common")
+        return found
 
-    repeats = [apart(a, b) for a, b in itertools.combinations(base, 2)]
-    spread = [max((one[i] for one in repeats), default=0.0) for i in range(2)]
-    bounds = [max(one, SPREAD_FACTOR * far) for one, far in zip(accepted, spread, strict=True)]
-    nearest = [min(base, key=lambda one: apart(curve, one)) for curve in head]
-    worst, reference = max(zip(head, nearest, strict=True), key=lambda pair: apart(*pair))
-    farthest = apart(worst, reference)
+    repeats = [distances.of(gap(b, a)) for a, b in itertools.combinations(base, 2)]
+    spread = [max((far[i] for far in repeats), default=0.0) for i in range(2)]
+    first, second = (max(b, SPREAD_FACTOR * far) for b, far in zip(accepted, spread, strict=True))
+    nearest = (min((gap(b, run) for b in base), key=distances.of) for run in head)
+    worst = max(nearest, key=distances.of)
     reason = "the base has no repeats, so their spread is not known"
     if repeats:
         reason = f"repeats of the base spread by {quantity.difference(spread[0])} (n={len(base)})"
-    if farthest[0] <= bounds[0] and farthest[1] <= bounds[1]:
-        return CurveFinding("equivalent", reason, bounds[0])
-    step = _first_step(worst, reference, bounds[0] if farthest[0] > bounds[0] else bounds[1])
-    by = " and by ".join(
-        f"{quantity.difference(one)} {word} (bound {bound:.1e})"
-        for one, word, bound in zip(farthest, distances.words, bounds, strict=True)
-    )
+    step = distances.first_beyond(worst, (first, second))
+    if step is None:
+        return CurveFinding("equivalent", reason, first)
+    numbers = zip(distances.of(worst), distances.words, (first, second), strict=True)
+    by = " and by ".join(f"{quantity.difference(far)} {w} (bound {b:.1e})" for far, w, b in numbers)
     reason = f"first divergent step {step}: curves differ by {by}; {reason}"
-    return CurveFinding("regressed", reason, bounds[0])
-
-
-def _first_step(head: Curve, base: Curve, bound: float) -> int | None:
-    return next((step for step, one in _differences(head, base).items() if one > bound), None)
-
-
-def _differences(head: Curve, base: Curve) -> dict[int, float]:
-    """Relative difference at every common step; a baseline keeps some steps, the last always."""
-    ours, theirs = head.by_step, base.by_step
-    steps = sorted(ours.keys() & theirs.keys())
-    apart = relative_differences([ours[s] for s in steps], [theirs[s] for s in steps])
-    return dict(zip(steps, apart, strict=True))
+    return CurveFinding("regressed", reason, first)
 
 
 _JUDGES: Final[Mapping[str, Callable[[Pair, Metric, MetricRule, Policy], Judgement]]] = {

@@ -5,10 +5,9 @@ No verdict is given. A log has no noise floor, no proof of code and often no har
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Final
 
@@ -18,6 +17,7 @@ from bench.derive.metrics import ALLOCATOR_PEAK, LOSS, MEMORY, STEP_TIME, TFLOPS
 from bench.spec import ModelShape
 from bench.workload import ImportedRun, ImportedStep, Workload
 from reports.compare.change import threshold
+from reports.compare.series import Gap, absolute, stated_steps
 from reports.compare.unlike import (
     NumberChange,
     Pace,
@@ -76,8 +76,8 @@ def counted(run: ImportedRun) -> tuple[ImportedStep, ...]:
 def of_import(run: ImportedRun) -> Shown:
     """The numbers of a log; tokens/s only where it tells tokens and times, or a rate and ranks."""
     steps = counted(run)
-    times = [step.milliseconds for step in steps if step.milliseconds is not None]
-    losses = [step.loss for step in run.steps if step.loss is not None]
+    times = stated_steps(steps, "milliseconds").values()
+    losses = [*stated_steps(run.steps, "loss").values()]
     usual = run.workload.tokens_per_step
     rates = [
         tokens / step.milliseconds * 1e3
@@ -90,7 +90,7 @@ def of_import(run: ImportedRun) -> Shown:
     ]
     origin = run.provenance
     time, rate = (median(values) if values else None for values in (times, rates))
-    flops = [value for _, value in _stated(steps, "teraflops_per_device")]
+    flops = stated_steps(steps, "teraflops_per_device").values()
     counted_tokens = {step.step: step.tokens for step in run.steps if step.tokens}
     return Shown(
         run.id,
@@ -197,23 +197,7 @@ STEPS_CAPTION = (
 )
 
 
-@dataclass(frozen=True)
-class LogDifference:
-    """Of values at the steps that both logs tell. Differences are head minus base.
-
-    steps: how many. largest, at: the one of largest size and its step; not finite where one side
-    alone is not. last: that of the last step.
-    """
-
-    name: str
-    steps: int
-    largest: float
-    at: int
-    last: float
-    last_step: int
-
-
-_DIFFERENCES = (("loss", "loss"), ("gradient norm", "grad_norm"))
+_DIFFERENCES = {"loss": "loss", "gradient norm": "grad_norm"}
 _CHANGES = (
     ("step time, median", "ms", "milliseconds"),
     ("tokens/s per device, median", "", "tokens_per_second_per_device"),
@@ -223,32 +207,22 @@ _CHANGES = (
 )
 
 
-def _stated(steps: Iterable[ImportedStep], field: str) -> list[tuple[int, float]]:
-    """(step, number) where the log tells it."""
-    return [(one.step, value) for one in steps if (value := getattr(one, field)) is not None]
-
-
-def step_differences(base: ImportedRun, head: ImportedRun) -> list[LogDifference]:
-    """One per quantity that both logs tell at some step."""
-    found = []
-    for name, field in _DIFFERENCES:
-        before, after = (dict(_stated(run.steps, field)) for run in (base, head))
-        both = sorted(before.keys() & after.keys())
-        if not both:
-            continue
-        gaps = {step: _gap(before[step], after[step]) for step in both}
-        worst = max(both, key=lambda step: abs(gaps[step]))
-        found.append(LogDifference(name, len(both), gaps[worst], worst, gaps[both[-1]], both[-1]))
-    return found
+def step_differences(base: ImportedRun, head: ImportedRun) -> dict[str, Gap]:
+    """Head minus base, of each quantity that both logs tell at some step."""
+    both = {
+        name: Gap.of(stated_steps(base.steps, key), stated_steps(head.steps, key), absolute)
+        for name, key in _DIFFERENCES.items()
+    }
+    return {name: gap for name, gap in both.items() if gap}
 
 
 def step_changes(base: ImportedRun, head: ImportedRun) -> list[NumberChange]:
     """Medians and peaks that both logs tell."""
     found = []
-    for name, unit, field in _CHANGES:
+    for name, unit, of_step in _CHANGES:
         peak = unit == "bytes"
         before, after = (
-            [value for _, value in _stated(run.steps if peak else counted(run), field)]
+            [*stated_steps(run.steps if peak else counted(run), of_step).values()]
             for run in (base, head)
         )
         if before and after:
@@ -257,17 +231,18 @@ def step_changes(base: ImportedRun, head: ImportedRun) -> list[NumberChange]:
     return found
 
 
-def differences_table(found: Iterable[LogDifference]) -> Table:
+def differences_table(gaps: Mapping[str, Gap]) -> Table:
     """One row per quantity."""
     rows = (
         (
-            one.name,
-            f"{one.steps:,}",
-            quantity.difference(one.largest, signed=True),
-            f"{one.at:,}",
-            f"{quantity.difference(one.last, signed=True)} (step {one.last_step:,})",
+            name,
+            f"{gap.steps:,}",
+            quantity.difference(gap.largest, signed=True),
+            f"{gap.at:,}",
+            f"{quantity.difference(gap.apart[gap.last_step], signed=True)}"
+            f" (step {gap.last_step:,})",
         )
-        for one in found
+        for name, gap in gaps.items()
     )
     return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
@@ -293,14 +268,22 @@ class Beside:
     head: str
     unlike: tuple[Unlike, ...]
     changes: tuple[NumberChange, ...]
-    differences: tuple[LogDifference, ...] = ()
+    differences: Mapping[str, Gap] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data."""
         return {
             "not_comparable": [vars(one) for one in self.unlike],
-            "differences": [vars(one) for one in self.differences],
+            "differences": [
+                {
+                    "name": name,
+                    **numbers_of(gap, "steps", "largest", "at"),
+                    "last": gap.apart[gap.last_step],
+                    "last_step": gap.last_step,
+                }
+                for name, gap in self.differences.items()
+            ],
             "changes": [vars(one) | {"ratio": one.ratio} for one in self.changes],
             "doubts": list(self.doubts),
         }
@@ -317,7 +300,7 @@ def beside(base: Shown, head: Shown) -> Beside:
     if any(map(is_of_work, found)):
         return Beside(base.name, head.name, found, changes)
     return Beside(
-        base.name, head.name, found, changes, tuple(step_differences(*two)), _doubts(changes, *two)
+        base.name, head.name, found, changes, step_differences(*two), _doubts(changes, *two)
     )
 
 
@@ -327,8 +310,8 @@ def _doubts(
     ratios = {one.name.removesuffix(", median"): one.ratio for one in changes}
     rates = {name: ratio for name, ratio in ratios.items() if "/s" in name}
     losses, norms = (
-        (dict(_stated(base.steps, field)), dict(_stated(head.steps, field)))
-        for _, field in _DIFFERENCES
+        (stated_steps(base.steps, name), stated_steps(head.steps, name))
+        for name in _DIFFERENCES.values()
     )
     devices = base.workload.ranks if base.workload.ranks == head.workload.ranks else None
     norm = norm_without_loss(losses, norms, devices)
@@ -338,13 +321,6 @@ def _doubts(
     traded = trade_off(time, next(filter(None, peaks), None))
     texts = (*rate_without_time(ratios.get("step time"), rates), norm, traded)
     return tuple(filter(None, texts))
-
-
-def _gap(base: float, head: float) -> float:
-    """Nothing where both are not finite in the same way."""
-    if not math.isfinite(base) or not math.isfinite(head):
-        return 0.0 if repr(base) == repr(head) else math.inf
-    return head - base
 
 
 def _amount(one: NumberChange, value: float) -> str:
@@ -360,70 +336,59 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True)
 class Refreshed:
-    """One metric. Changes are fractions, infinite where base is zero and head is not.
-
-    steps: of both. first: the first that differs, None if none does. largest, at: the largest
-    difference and its step. middle: the median of differences. tolerance: what passes unflagged.
-    """
+    """One metric of two imported runs. tolerance: of changes that pass unflagged."""
 
     name: str
-    steps: int
-    first: int | None
-    largest: float
-    at: int
-    middle: float
+    gap: Gap
     tolerance: float
 
     @property
     def flag(self) -> str:
         """What a reviewer is to look at."""
-        if self.first is None:
+        if self.gap.first() is None:
             return "equal"
-        moved = self.middle if self.tolerance else self.largest
+        moved = self.gap.middle if self.tolerance else self.gap.largest
         return "review" if abs(moved) > self.tolerance else "within tolerance"
+
+    def to_data(self) -> dict[str, Any]:
+        """As plain JSON data; changes are fractions."""
+        numbers = numbers_of(self.gap, "steps", "largest", "at", "middle")
+        about = {"name": self.name, "tolerance": self.tolerance, "flag": self.flag}
+        return about | {"first": self.gap.first()} | numbers
 
 
 def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
     """Every metric that both have at some step, under the names of its source."""
-    series = [_series(run) for run in (base, head)]
-    found = []
-    for name, before in series[0].items():
-        after = series[1].get(name, {})
-        steps = sorted(before.keys() & after.keys())
-        if steps:
-            changes = {step: _change(before[step], after[step]) for step in steps}
-            at = max(steps, key=lambda step: abs(changes[step]))
-            first = next((step for step in steps if before[step] != after[step]), None)
-            found.append(
-                Refreshed(
-                    _NAMES.get(name, name.replace("_", " ")),
-                    len(steps),
-                    first,
-                    changes[at],
-                    at,
-                    median(changes.values()),
-                    _tolerance(name),
-                )
-            )
-    return found
+    before, after = _series(base), _series(head)
+    gaps = {name: Gap.of(steps, after.get(name, {})) for name, steps in before.items()}
+    return [
+        Refreshed(_NAMES.get(name, name.replace("_", " ")), gap, _tolerance(name))
+        for name, gap in gaps.items()
+        if gap
+    ]
 
 
-def refresh_table(found: list[Refreshed]) -> Table:
+def refresh_table(metrics: Iterable[Refreshed]) -> Table:
     """One row per metric; differences in per cent."""
     rows = (
         (
             one.name,
-            f"{one.steps:,}",
-            "-" if one.first is None else f"{one.first:,}",
-            quantity.change(one.largest, _DIGITS),
-            f"{one.at:,}",
-            quantity.change(one.middle, _DIGITS),
+            f"{one.gap.steps:,}",
+            f"{first:,}" if (first := one.gap.first()) else "-",
+            quantity.change(one.gap.largest, _DIGITS),
+            f"{one.gap.at:,}",
+            quantity.change(one.gap.middle, _DIGITS),
             one.flag,
         )
-        for one in found
+        for one in metrics
     )
     titles = "metric | steps | first different | largest difference | at step | median | <flag"
     return Table.of(titles, rows)
+
+
+def numbers_of(gap: Gap, *names: str) -> dict[str, Any]:
+    """Its numbers of these names."""
+    return {name: getattr(gap, name) for name in names}
 
 
 def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
@@ -437,12 +402,6 @@ def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
             if value is not None and (name != "milliseconds" or step.step in timed):
                 found.setdefault(name, {})[step.step] = float(value)
     return found
-
-
-def _change(before: float, after: float) -> float:
-    if before == after:
-        return 0.0
-    return (after - before) / abs(before) if before else float("inf")
 
 
 def _tolerance(name: str) -> float:

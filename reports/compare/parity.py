@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from statistics import fmean, median
 from typing import Literal
 
 from bench.derive.metrics import GRAD_NORM
@@ -19,6 +18,7 @@ from bench.derive.summary import common_steps
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from bench.spec.names import HYBRID_NAMES, SHARDED
+from reports.compare.series import LOSSES, NORMS, Gap, largest_of
 from reports.views.cells import Cell, dtype_policy
 from reports.views.machine import entries
 from reports.views.reference import choose_reference
@@ -35,9 +35,6 @@ SPREAD_FACTOR = 3.0
 
 CALIBRATION_LIMIT = 4.0
 """The calibrated bound never passes this many unit roundoffs: a broken engine is no yardstick."""
-
-NORM_FACTOR = 10.0
-"""The median difference of gradient norms may be this many times what losses may differ by."""
 
 UNIT_ROUNDOFF = {"bf16": 2.0**-8, "fp16": 2.0**-11, "fp32": 2.0**-24, "fp64": 2.0**-53}
 """Largest relative error of one rounding to nearest (half the distance of neighbours)."""
@@ -211,57 +208,18 @@ def tolerance_for(resolved: ResolvedRun) -> Tolerance:
     return Tolerance(bound, why)
 
 
-@dataclass(frozen=True)
-class Distances:
-    """How far two curves are apart: two numbers of the relative differences of their steps.
-
-    Of losses the largest and the mean. A gradient norm amplifies rounding a hundred times where it
-    peaks, so of norms the first step counts, which both sides begin with the same weights, and the
-    median of all. words: what the two numbers are. factor: of the second one's bound.
-    """
-
-    of: Callable[[Sequence[float]], tuple[float, float]]
-    words: tuple[str, str]
-    factor: float = 1.0
-
-    def bounds(self, bound: float) -> tuple[float, float]:
-        """Of both numbers, where losses may be so far apart."""
-        return bound, bound * self.factor
-
-
-LOSSES = Distances(lambda steps: (max(steps), fmean(steps)), ("at most", "on average"))
-NORMS = Distances(
-    lambda steps: (steps[0], median(steps)), ("at the first step", "in the median"), NORM_FACTOR
-)
-
-
-def losses(record: RunRecord, name: str = "loss") -> list[float]:
-    """Mean loss, or gradient norm, over ranks of step 1, 2, ...; empty where nothing is trained.
+def losses(record: RunRecord, name: str = "loss") -> dict[int, float]:
+    """Mean loss, or gradient norm, over ranks by step, from 1; empty where nothing is trained.
 
     Ends before the first step that a rank lacks.
     """
-    found: list[float] = []
-    for ranks in common_steps(record.steps):
+    means: dict[int, float] = {}
+    for step, ranks in enumerate(common_steps(record.steps), start=1):
         values = [value for sample in ranks if (value := getattr(sample, name)) is not None]
         if len(values) < len(ranks):
             break
-        found.append(sum(values) / len(values))
-    return found
-
-
-def relative_differences(head: Sequence[float], base: Sequence[float]) -> list[float]:
-    """|head - base| / |base| step by step; infinite where only one side is a number."""
-    return [_relative(a, b) for a, b in zip(head, base, strict=False)]
-
-
-def _relative(head: float, base: float) -> float:
-    if math.isnan(head) and math.isnan(base):
-        return 0.0
-    if not (math.isfinite(head) and math.isfinite(base)):
-        return 0.0 if head == base else math.inf
-    if base == 0:
-        return 0.0 if head == 0 else math.inf
-    return abs(head - base) / abs(base)
+        means[step] = sum(values) / len(values)
+    return means
 
 
 def _group(members: Sequence[Cell], label: str) -> ParityGroup:
@@ -320,26 +278,22 @@ def _compared(cell: Cell, head: RunRecord, base: RunRecord, bound: float) -> Par
     if other := other_start(head, base):
         return ParityRow(cell, "other start", moved=other[0])
     ours, theirs = losses(head), losses(base)
-    differences = relative_differences(ours, theirs)
-    if not differences:
+    gap = Gap.of(theirs, ours)
+    if gap is None:
         return ParityRow(cell, "steps differ")
-    worst = max(range(len(differences)), key=differences.__getitem__)
-    norms = relative_differences(losses(head, GRAD_NORM.name), losses(base, GRAD_NORM.name))
+    of_norms = Gap.of(losses(base, GRAD_NORM.name), losses(head, GRAD_NORM.name))
     row = ParityRow(
         cell,
         "parity" if len(ours) == len(theirs) else "steps differ",
-        len(differences),
-        differences[worst],
-        worst + 1,
-        NORMS.of(norms) if norms else None,
+        gap.steps,
+        abs(gap.largest),
+        gap.at,
+        NORMS.of(of_norms) if of_norms else None,
     )
-    most = NORMS.bounds(bound)
-    if differences[worst] > bound:
-        step, moved = next(i for i, one in enumerate(differences, 1) if one > bound), "loss"
-    elif row.norms is not None and (row.norms[0] > most[0] or row.norms[1] > most[1]):
-        late = next(i for i, one in enumerate(norms, 1) if one > most[1] or i == len(norms))
-        step, moved = 1 if row.norms[0] > most[0] else late, "gradient norm"
-    else:
+    step, moved = LOSSES.first_beyond(gap, LOSSES.bounds(bound)), "loss"
+    if step is None and of_norms:
+        step, moved = NORMS.first_beyond(of_norms, NORMS.bounds(bound)), "gradient norm"
+    if step is None:
         return row
     return replace(row, verdict="diverges", first_divergent_step=step, moved=moved)
 
@@ -358,9 +312,8 @@ def _badness(row: ParityRow) -> tuple[int, float]:
 
 def _repeat_spread(cell: Cell) -> float | None:
     """Largest difference of a repeat from the cell's first run."""
-    runs = [losses(run.record) for run in cell.finished]
-    found = [max(relative_differences(run, runs[0]), default=0.0) for run in runs[1:]]
-    return max(found) if found else None
+    first, *others = [losses(run.record) for run in cell.finished]
+    return max((largest_of(first, other) for other in others), default=None)
 
 
 def _group_key(resolved: ResolvedRun, apart: Set[str] = frozenset({"reduce"})) -> str:

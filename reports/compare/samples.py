@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 from statistics import median
 
@@ -14,9 +14,7 @@ from bench.derive.live_storage import LiveStorage, live_storage
 from bench.derive.metrics import (
     ALLOCATOR_PEAK,
     CURVES,
-    GRAD_NORM,
     LEDGER_PEAK,
-    LOSS,
     STEP_TIME,
     THROUGHPUT,
     Metric,
@@ -26,35 +24,12 @@ from bench.record import SCHEMA_VERSION
 from bench.workload import ImportedRun, Workload
 from reports.compare.logs import of_import
 from reports.compare.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_for
+from reports.compare.series import Curve, stated_steps
 from reports.compare.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
 _STATED = HardwareKey(STATED, UNKNOWN, 1)
-
-
-@dataclass(frozen=True)
-class Curve:
-    """Losses, or gradient norms, of one run by step. digest: SHA-256 of every one, bit for bit.
-
-    steps, values: all of them, or (in a baseline) some of them, the last included.
-    """
-
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-    digest: str
-
-    @property
-    def by_step(self) -> dict[int, float]:
-        """Its values, as far as they are kept."""
-        return dict(zip(self.steps, self.values, strict=True))
-
-    @classmethod
-    def of(cls, values: Sequence[float]) -> Curve:
-        """The curve of the values of step 1, 2, ..."""
-        text = "\n".join(float(value).hex() for value in values)
-        digest = hashlib.sha256(text.encode()).hexdigest()[:16]
-        return cls(tuple(range(1, len(values) + 1)), tuple(values), digest)
 
 
 @dataclass(frozen=True)
@@ -162,7 +137,7 @@ def imported_samples(run: ImportedRun) -> CellSamples:
     dtype.
     """
     shown, work = of_import(run), run.workload
-    stated = only_compared(work).model_dump_json(exclude_none=True)
+    config = only_compared(work).model_dump_json(exclude_none=True)
     numbers = {
         STEP_TIME.name: shown.milliseconds,
         THROUGHPUT.name: shown.tokens_per_second,
@@ -172,24 +147,18 @@ def imported_samples(run: ImportedRun) -> CellSamples:
     return CellSamples(
         name=run.id,
         slug=run.id,
-        config_hash=hashlib.sha256(stated.encode()).hexdigest()[:12],
+        config_hash=hashlib.sha256(config.encode()).hexdigest()[:12],
         hardware=HardwareKey(STATED, work.device or UNKNOWN, work.ranks or 1),
         tokens_per_step=float(work.tokens_per_step or 1),
         values={name: {0: value} for name, value in numbers.items() if value is not None},
         curves={
-            name: (curve,) if (curve := _stated_curve(run, field)).steps else ()
-            for name, field in ((LOSS.name, "loss"), (GRAD_NORM.name, "grad_norm"))
+            name: (Curve.of(stated),) if (stated := stated_steps(run.steps, name)) else ()
+            for name in CURVES
         },
         loss_bound=EXACT_BOUNDS.get(dtype, UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bf16"])),
         not_steady=int(shown.milliseconds is None),
         workload=work,
     )
-
-
-def _stated_curve(run: ImportedRun, field: str) -> Curve:
-    told = [(s.step, value) for s in run.steps if (value := getattr(s, field)) is not None]
-    values = Curve.of([value for _, value in told])
-    return replace(values, steps=tuple(step for step, _ in told))
 
 
 def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:

@@ -8,7 +8,7 @@ file gets numbers of its configurations and of the code that its arms are now, o
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from bench.record import code_with_inputs
 from bench.store import ResultsStore
 from reports.compare.samples import CellSamples, cell_samples, imported_samples
 from reports.compare.unlike import Unlike, is_of_dtypes, text_of, unlike
+from reports.renderers import quantity
 from reports.views import no_number
 from reports.views.cells import Cell, Run
 from reports.views.sweep_view import Codes, load_side, load_sweeps, plan_of
@@ -417,8 +418,7 @@ def _no_such_config(cell: Cell, kept: Sequence[CellSamples]) -> str:
 # Whether that is what somebody means now.
 
 
-@dataclass(frozen=True)
-class ExpectedRun:
+class ExpectedRun(NamedTuple):
     """One cell of one arm. config_hash: None where the cell cannot be planned on this machine."""
 
     config_hash: str | None
@@ -426,77 +426,73 @@ class ExpectedRun:
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What is to be compared.
+class JudgedSweep:
+    """A sweep of a results folder, and what was meant, if it was named by its file.
 
-    runs: by cell and arm. described: arm -> what it is now, in words. changed: of the inputs of a
-    run (path -> digest), those that are not what they were.
+    runs: by cell and arm, what they are to be; None of a sweep that was named by its id. described:
+    arm -> what it is now, in words. changed: of the inputs of a run (path -> digest), those that
+    are not what they were.
     """
 
-    runs: Mapping[tuple[str, str | None], ExpectedRun]
-    described: Mapping[str | None, str]
-    changed: Callable[[Mapping[str, str]], Sequence[str]]
+    id: str
+    runs: Mapping[tuple[str, str | None], ExpectedRun] | None = None
+    described: Mapping[str | None, str] = field(default_factory=dict)
+    changed: Callable[[Mapping[str, str]], Sequence[str]] = lambda _: ()
 
     @property
-    def codes(self) -> dict[tuple[str, str | None], str]:
+    def codes(self) -> Codes | None:
         """Code by cell and arm."""
-        return {where: run.code for where, run in self.runs.items()}
+        return None if self.runs is None else {at: run.code for at, run in self.runs.items()}
 
+    def checked(
+        self, sides: Sides, arms: tuple[str | None, ...], only: Sequence[str] = ()
+    ) -> Sides:
+        """`sides`, with expected cells that nobody has measured among those that failed.
 
-def checked(
-    sides: Sides, expected: Expected, arms: tuple[str | None, ...], only: Sequence[str] = ()
-) -> Sides:
-    """`sides`, with expected cells that nobody has measured among those that failed.
+        Args:
+            sides: the cells that are judged.
+            arms: of head, and of base before it where base is of the same sweep.
+            only: patterns of the cells that are judged, none for all.
 
-    Args:
-        sides: the cells that are judged.
-        expected: what they are to be.
-        arms: of head, and of base before it where base is of the same sweep.
-        only: patterns of the cells that are judged, none for all.
+        Raises:
+            NotComparableError: a cell has another configuration or measured other code.
+        """
+        if self.runs is None:
+            return sides
+        wrong = [
+            difference
+            for pair in sides.pairs
+            for arm, side in zip(arms, (pair.base, pair.head)[-len(arms) :], strict=True)
+            if (wanted := self.runs.get((_cell(side, arm), arm)))
+            if (difference := self._unexpected(side, arm, wanted))
+        ]
+        if wrong:
+            named = quantity.few(wrong, _MOST_NAMED)
+            what = "what was measured is not what is requested"
+            raise NotComparableError(f"{what}: {named}. {WHAT_TO_DO}")
+        known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
+        known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
+        missing = {cell for cell, arm in self.runs if arm in arms} - known
+        if only:
+            missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
+        not_run = tuple((cell, no_number.NOT_RUN) for cell in sorted(missing))
+        return replace(sides, failed=sides.failed + not_run)
 
-    Raises:
-        NotComparableError: a cell has another configuration or measured other code.
-    """
-    wrong = [
-        difference
-        for pair in sides.pairs
-        for arm, side in zip(arms, (pair.base, pair.head)[-len(arms) :], strict=True)
-        if (difference := _unexpected(side, arm, expected))
-    ]
-    if wrong:
-        hidden = f"; and {len(wrong) - _MOST_NAMED} more" if len(wrong) > _MOST_NAMED else ""
-        raise NotComparableError(
-            f"what was measured is not what is requested: {'; '.join(wrong[:_MOST_NAMED])}{hidden}."
-            f" {WHAT_TO_DO}"
-        )
-    known = {_cell(pair.head, arms[-1]) for pair in sides.pairs}
-    known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
-    missing = {cell for cell, arm in expected.runs if arm in arms} - known
-    if only:
-        missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
-    not_run = tuple((cell, no_number.NOT_RUN) for cell in sorted(missing))
-    return replace(sides, failed=sides.failed + not_run)
-
-
-def _unexpected(samples: CellSamples, arm: str | None, expected: Expected) -> str:
-    """How what was measured differs from what is expected of the cell; empty if in nothing."""
-    cell = _cell(samples, arm)
-    wanted = expected.runs.get((cell, arm))
-    if wanted is None:
+    def _unexpected(self, samples: CellSamples, arm: str | None, wanted: ExpectedRun) -> str:
+        """How what was measured differs from what is expected of the cell; "" if in nothing."""
+        cell, config = _cell(samples, arm), samples.config_hash
+        who = f"{cell} [{arm}] was measured" if arm else f"{cell} was measured"
+        if samples.code != code_with_inputs(wanted.code, samples.inputs):
+            commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
+            return (
+                f"{who} at {commit} (code {samples.code or 'unknown'}), requested is"
+                f" {self.described[arm]} (code {wanted.code})"
+            )
+        if changed := self.changed(samples.inputs):
+            return f"{who} before {', '.join(changed[:_MOST_NAMED])} changed"
+        if wanted.config_hash not in (None, config):
+            return f"{who} with configuration {config}, requested is {wanted.config_hash}"
         return ""
-    who = f"{cell} [{arm}] was measured" if arm else f"{cell} was measured"
-    if samples.code != code_with_inputs(wanted.code, samples.inputs):
-        commit = f"commit {samples.commit[:12]}" if samples.commit else "an unknown commit"
-        return (
-            f"{who} at {commit} (code {samples.code or 'unknown'}), requested is"
-            f" {expected.described[arm]} (code {wanted.code})"
-        )
-    if changed := expected.changed(samples.inputs):
-        return f"{who} before {', '.join(changed[:_MOST_NAMED])} changed"
-    if wanted.config_hash not in (None, samples.config_hash):
-        config = samples.config_hash
-        return f"{who} with configuration {config}, requested is {wanted.config_hash}"
-    return ""
 
 
 def _cell(samples: CellSamples, arm: str | None) -> str:

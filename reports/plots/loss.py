@@ -9,7 +9,8 @@ from dataclasses import replace
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
-from reports.compare.parity import ParityGroup, ParityRow, losses, relative_differences
+from reports.compare.parity import ParityGroup, ParityRow, losses
+from reports.compare.series import Gap, Steps
 from reports.plots.style import GREY, Look, drawing, label, svg, whole_steps
 from reports.views.cells import Cell
 
@@ -19,7 +20,7 @@ _ROW_INCHES = 2.9
 _LEGEND_ROW_INCHES = 0.19
 MOST_GROUPS = 6
 MOST_CURVES = 16
-_Curves = Sequence[tuple[Cell, list[float]]]
+_Curves = Sequence[tuple[Cell, Steps]]
 
 
 def most_different(groups: Sequence[ParityGroup]) -> list[ParityGroup]:
@@ -72,14 +73,14 @@ def loss_figure(groups: Sequence[ParityGroup], look_of: Mapping[str, Look]) -> s
 
 
 def _losses(
-    axes: Axes, group: ParityGroup, curves: _Curves, base: list[float], look_of: Mapping[str, Look]
+    axes: Axes, group: ParityGroup, curves: _Curves, base: Steps, look_of: Mapping[str, Look]
 ) -> None:
     for later, (cell, values) in zip(range(len(curves) - 1, -1, -1), curves, strict=True):
         look = look_of[cell.name]
         equal = " (equal)" if values == base else ""
         axes.plot(
-            range(1, len(values) + 1),
-            values,
+            [*values],
+            [*values.values()],
             color=look.colour,
             linestyle=look.dash,
             linewidth=min(_THINNEST + _THICKER * later, _THICKEST),
@@ -92,13 +93,12 @@ def _losses(
 
 
 def _differences(
-    axes: Axes, group: ParityGroup, curves: _Curves, base: list[float], look_of: Mapping[str, Look]
+    axes: Axes, group: ParityGroup, curves: _Curves, base: Steps, look_of: Mapping[str, Look]
 ) -> None:
-    apart = {
-        cell.name: relative_differences(values, base)
-        for cell, values in curves
-        if cell is not group.reference
+    gaps = {
+        cell.name: Gap.of(base, values) for cell, values in curves if cell is not group.reference
     }
+    apart = {name: gap.sizes if gap else [] for name, gap in gaps.items()}
     drawn = {name: values for name, values in apart.items() if any(values)}
     positive = [value for values in drawn.values() for value in values if 0 < value < math.inf]
     # Where exact agreement, which has no place on a logarithmic axis, is drawn.

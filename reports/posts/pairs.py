@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 
 from bench.workload import ImportedStep
 from reports.compare.logs import Shown, beside
+from reports.compare.series import relative
 
 Pair = tuple[Shown, Shown]
 """Base and head."""
@@ -59,7 +60,7 @@ def changes(pair: Pair) -> dict[str, float]:
             before, after = getattr(base, name), getattr(head, name)
             if before and after is not None:
                 # Of negative numbers, too, a rise is above 1.
-                ratios[name] = 1 + (after - before) / abs(before)
+                ratios[name] = 1 + relative(before, after)
     return {name: ratio for name, ratio in ratios.items() if ratio is not None}
 
 

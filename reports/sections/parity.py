@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from reports.compare.parity import NORMS, ParityGroup, ParityRow, wire_verdicts
+from reports.compare.parity import ParityGroup, ParityRow, wire_verdicts
+from reports.compare.series import NORMS
 from reports.findings import Findings
 from reports.plots.loss import loss_figure, most_different
 from reports.plots.style import looks

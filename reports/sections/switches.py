@@ -6,8 +6,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from bench.derive.metrics import CURVES
 from bench.record import RunRecord
 from bench.spec import POOLS
+from reports.compare.series import Gap, stated_steps
 from reports.findings import Findings
 from reports.renderers import quantity
 from reports.renderers.document import Block, Heading, Paragraph, TableBlock
@@ -115,33 +117,32 @@ def switch_groups(cells: Sequence[Cell]) -> list[SwitchGroup]:
 
 def _difference(cell: Cell, base: Cell, switch: Switch) -> SwitchDifference:
     head, other = cell.finished[0].record, base.finished[0].record
-    losses, norms = _pairs(head, other, "loss"), _pairs(head, other, "grad_norm")
+    losses, norms = (_gaps(head, other, name) for name in CURVES)
     summary, engine = cell.finished[0].summary, cell.resolved.engine
     value = engine.setting(switch.name)
     pooled = switch.name == "allocator" and value in POOLS
     return SwitchDifference(
         cell,
         f"{value}, {engine.setting('pool_slots')} slots" if pooled else str(value),
-        bool(losses) and all(a == b for a, b in (*losses, *norms)),
+        bool(losses) and not any(gap.largest for gap in (*losses, *norms)),
         _largest(losses),
         _largest(norms),
-        _largest(norms[:1]),
+        norms[0].sizes[0] if norms else None,
         summary.ledger_peak_bytes if summary.ledger_is_measured else None,
     )
 
 
-def _pairs(head: RunRecord, other: RunRecord, field: str) -> list[tuple[float, float]]:
-    """Values of both runs, step by step and rank by rank; only steps that both have."""
-    ranks = sorted(head.steps.keys() & other.steps.keys())
-    steps = (
-        pair for rank in ranks for pair in zip(head.steps[rank], other.steps[rank], strict=False)
+def _gaps(head: RunRecord, base: RunRecord, name: str) -> list[Gap]:
+    """Rank by rank, of the ranks and steps that both have."""
+    gaps = (
+        Gap.of(stated_steps(base.steps[rank], name), stated_steps(head.steps[rank], name))
+        for rank in sorted(head.steps.keys() & base.steps.keys())
     )
-    values = ((getattr(a, field), getattr(b, field)) for a, b in steps)
-    return [pair for pair in values if None not in pair]
+    return [gap for gap in gaps if gap]
 
 
-def _largest(pairs: Sequence[tuple[float, float]]) -> float | None:
-    return max((abs(a - b) / abs(b) if b else abs(a - b) for a, b in pairs), default=None)
+def _largest(gaps: Sequence[Gap]) -> float | None:
+    return max((abs(gap.largest) for gap in gaps), default=None)
 
 
 def switches_section(findings: Findings) -> Iterator[Block]:

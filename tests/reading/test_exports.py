@@ -306,12 +306,12 @@ def test_the_refresh_says_per_metric_what_moved_where_and_what_to_look_at(store)
     head = replace(head, steps=(*head.steps[:3], moved, *head.steps[4:]))
     found = {one.name: one for one in refreshed(base, head)}
     loss, time, peak = (found[name] for name in ("loss", "step time", "device peak bytes"))
-    assert (loss.steps, loss.first, loss.at, loss.flag) == (8, 4, 4, "review")
-    assert loss.largest == pytest.approx(1e-6, rel=1e-3)
-    assert (time.steps, time.flag) == (6, "within tolerance")  # the first two warm up
-    assert time.middle == pytest.approx(10 / 2490)
-    assert (peak.flag, peak.largest) == ("review", pytest.approx(0.025))
-    assert (found["num-zeros"].first, found["num-zeros"].flag) == (None, "equal")
+    assert (loss.gap.steps, loss.gap.first(), loss.gap.at, loss.flag) == (8, 4, 4, "review")
+    assert loss.gap.largest == pytest.approx(1e-6, rel=1e-3)
+    assert (time.gap.steps, time.flag) == (6, "within tolerance")  # the first two warm up
+    assert time.gap.middle == pytest.approx(10 / 2490)
+    assert (peak.flag, peak.gap.largest) == ("review", pytest.approx(0.025))
+    assert (found["num-zeros"].gap.first(), found["num-zeros"].flag) == (None, "equal")
 
 
 def test_the_refresh_is_markdown_of_two_imports(store, capsys):

@@ -27,9 +27,8 @@ from reports.compare.judge import (
     judge_intervals,
     judge_values,
 )
-from reports.compare.parity import NORMS, relative_differences
 from reports.compare.policy import Policy, parse_policy
-from reports.compare.samples import Curve
+from reports.compare.series import NORMS, Curve, largest_of
 from reports.compare.sides import Pair, samples_of, sides_of_baseline
 from reports.compare.text import headline
 
@@ -205,19 +204,21 @@ def test_a_time_that_came_out_at_nothing_has_no_ratio_and_the_other_cells_have_o
     assert judged[0].reason == "1 of 2 runs of the base measure nothing above zero"
 
 
+def of_values(values) -> Curve:
+    return Curve.of(dict(enumerate(values, start=1)))
+
+
 def curve(shift: float = 0.0, *, from_step: int = 1, noise: float = 0.0, seed: int = 0) -> Curve:
     rng = random.Random(seed)
-    return Curve.of(
-        [
-            (2 + 3 * 0.9**step) * (1 + (shift if step >= from_step else 0.0) + rng.gauss(0, noise))
-            for step in range(1, STEPS + 1)
-        ]
+    return of_values(
+        (2 + 3 * 0.9**step) * (1 + (shift if step >= from_step else 0.0) + rng.gauss(0, noise))
+        for step in range(1, STEPS + 1)
     )
 
 
 NEAR = [curve(noise=1e-4, seed=seed) for seed in range(3)]
 MOVED = curve(0.01, from_step=21, noise=1e-4, seed=9)
-BROKEN = Curve.of([*curve().values[:4], float("nan"), *curve().values[5:]])
+BROKEN = of_values([*curve().values[:4], float("nan"), *curve().values[5:]])
 UNSTABLE = [curve(), curve(1e-9, from_step=3)]
 
 
@@ -233,8 +234,8 @@ UNSTABLE = [curve(), curve(1e-9, from_step=3)]
         ([curve()], [curve(-0.01)], "spread", "regressed", ""),
         ([curve()], [curve(), curve(0.01)], "spread", "regressed", ""),
         ([curve()], [BROKEN], "spread", "regressed", "first divergent step 5:"),
-        ([curve()], [Curve.of(curve().values[:30])], "spread", "regressed", "30, 40"),
-        ([curve()], [Curve.of([])], "spread", "regressed", ""),
+        ([curve()], [of_values(curve().values[:30])], "spread", "regressed", "30, 40"),
+        ([curve()], [of_values([])], "spread", "regressed", ""),
         # Without repeats the bound is the tolerance, and that is said.
         ([curve()], [curve(1e-6)], "spread", "equivalent", "no repeats"),
     ],
@@ -256,10 +257,10 @@ def test_a_step_that_the_head_alone_does_not_have_is_a_regression():
 
 def test_a_curve_within_the_spread_of_repeats_is_equal():
     base = [curve(noise=0.01, seed=seed) for seed in range(4)]
-    apart = (relative_differences(a.values, b.values) for a, b in combinations(base, 2))
+    apart = [largest_of(b.by_step, a.by_step) for a, b in combinations(base, 2)]
     found = judge_curve(base, [curve(noise=0.01, seed=9)], "spread", (1e-5, 1e-5))
     assert found.verdict == "equivalent"
-    assert found.bound == pytest.approx(SPREAD_FACTOR * max(map(max, apart)))
+    assert found.bound == pytest.approx(SPREAD_FACTOR * max(apart))
     assert "n=4" in found.reason
 
 
@@ -267,7 +268,7 @@ def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     base = [curve(noise=0.002, seed=seed) for seed in range(3)]
     head = curve(0.009, noise=0.002, seed=9)
     found = judge_curve(base, [head], "spread", (1e-5, 1e-5))
-    assert max(relative_differences(head.values, base[0].values)) < found.bound
+    assert largest_of(base[0].by_step, head.by_step) < found.bound
     assert found.verdict == "regressed"
 
 
@@ -283,7 +284,7 @@ def test_a_gradient_four_times_too_large_regresses_where_every_loss_is_the_same(
 
 
 def test_norms_may_part_where_they_peak_but_not_at_the_first_step_nor_in_the_median():
-    base = [Curve.of([1.0] * STEPS)]
+    base = [of_values([1.0] * STEPS)]
     bounds = NORMS.bounds(1e-5)
     for moved, verdict in (
         ({7: 1.2}, "equivalent"),
@@ -291,7 +292,7 @@ def test_norms_may_part_where_they_peak_but_not_at_the_first_step_nor_in_the_med
         (dict.fromkeys(range(10, 40), 1 + 2e-4), "regressed"),
         (dict.fromkeys(range(10, 40), 1 + 5e-5), "equivalent"),
     ):
-        head = [Curve.of([moved.get(step, 1.0) for step in range(1, STEPS + 1)])]
+        head = [of_values([moved.get(step, 1.0) for step in range(1, STEPS + 1)])]
         found = judge_curve(base, head, "spread", bounds, NORMS)
         assert (found.verdict, moved) == (verdict, moved)
 

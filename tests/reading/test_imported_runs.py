@@ -77,16 +77,15 @@ def losses(*values: float | None, first: int = 1) -> ImportedRun:
 
 
 def test_losses_are_compared_at_the_steps_that_both_logs_tell() -> None:
-    (found,) = step_differences(losses(5.0, 4.0, None, 3.0), losses(4.5, 1.0, 3.0, first=2))
-    assert (found.name, found.steps) == ("loss", 2)
-    assert (found.largest, found.at) == (0.5, 2)
-    assert (found.last, found.last_step) == (0.0, 4)
-    assert step_differences(losses(1.0), losses(1.0, first=2)) == []
+    found = step_differences(losses(5.0, 4.0, None, 3.0), losses(4.5, 1.0, 3.0, first=2))
+    assert [*found] == ["loss"]
+    assert found["loss"].apart == {2: 0.5, 4: 0.0}
+    assert (found["loss"].largest, found["loss"].at, found["loss"].last_step) == (0.5, 2, 4)
+    assert step_differences(losses(1.0), losses(1.0, first=2)) == {}
     # A side that diverged differs without bound.
-    (found,) = step_differences(losses(2.0, 1.0), losses(math.nan, 1.0))
-    assert (found.largest, found.at) == (math.inf, 1)
-    (same,) = step_differences(losses(math.nan), losses(math.nan))
-    assert same.largest == 0.0
+    found = step_differences(losses(2.0, 1.0), losses(math.nan, 1.0))
+    assert (found["loss"].largest, found["loss"].at) == (math.inf, 1)
+    assert step_differences(losses(math.nan), losses(math.nan))["loss"].largest == 0.0
 
 
 def test_times_are_medians_and_peaks_are_largest() -> None:

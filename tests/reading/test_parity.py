@@ -9,7 +9,8 @@ import pytest
 from recorded_runs import Recorded, findings_of, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.compare.parity import parity_groups, relative_differences, tolerance_for, wire_verdicts
+from reports.compare.parity import parity_groups, tolerance_for, wire_verdicts
+from reports.compare.series import relative
 from reports.posts.pull_request import pull_request
 from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section
@@ -200,7 +201,7 @@ def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
 
 def test_two_nans_agree_and_one_does_not():
     one, other = [math.nan, math.nan, 1.0, 1.5], [math.nan, 1.0, math.inf, 1.0]
-    assert relative_differences(one, other) == [0.0, math.inf, math.inf, 0.5]
+    assert [*map(relative, other, one)] == [0.0, math.inf, math.inf, 0.5]
 
 
 @pytest.mark.parametrize(
