@@ -6,7 +6,7 @@ No verdict is given. A log has no noise floor, no proof of code and often no har
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from statistics import median
 from typing import Any, Final
@@ -54,11 +54,8 @@ class Shown:
     workload: Workload
     pace: Pace
     steps: int
-    milliseconds: float | None
-    tokens_per_second: float | None
     loss: float | None
     peak_bytes: float | None = None
-    absent: tuple[str, ...] = ()
     run: ImportedRun | None = None
 
 
@@ -98,11 +95,8 @@ def of_import(run: ImportedRun) -> Shown:
         run.workload,
         Pace(run.workload, time, rate, median(flops) if flops else None, counted_tokens),
         len(run.steps),
-        time,
-        rate,
         losses[-1] if losses else None,
         max((one.device_peak_bytes for one in run.steps if one.device_peak_bytes), default=None),
-        origin.absent,
         run,
     )
 
@@ -110,17 +104,15 @@ def of_import(run: ImportedRun) -> Shown:
 def of_cell(cell: Cell) -> Shown:
     """The medians of a measured cell."""
     record = cell.runs[0].record
-    time, rate = cell.value(STEP_TIME), cell.value(THROUGHPUT)
     device = hardware_key(record).device
     named = {"device": None if device == UNKNOWN else device}
+    time, rate, flops = (cell.value(metric) for metric in (STEP_TIME, THROUGHPUT, TFLOPS))
     return Shown(
         cell.name,
         "measured",
         record.workload,
-        Pace(record.workload.model_copy(update=named), time, rate, cell.value(TFLOPS)),
+        Pace(record.workload.model_copy(update=named), time, rate, flops),
         record.resolved.train.steps,
-        time,
-        rate,
         cell.value(LOSS),
         cell.value(ALLOCATOR_PEAK),
     )
@@ -138,11 +130,11 @@ def side_by_side(shown: Iterable[Shown]) -> Table:
 
 def absences(shown: Iterable[Shown]) -> list[tuple[str, str]]:
     """(runs, what their importer looked for and did not find)."""
-    found: dict[str, list[str]] = {}
-    for one in shown:
-        if one.absent:
-            found.setdefault(", ".join(one.absent), []).append(one.name)
-    return [(", ".join(names), missing) for missing, names in found.items()]
+    names: dict[str, list[str]] = {}
+    for run in shown:
+        if run.run is not None and run.run.provenance.absent:
+            names.setdefault(", ".join(run.run.provenance.absent), []).append(run.name)
+    return [(", ".join(own), missing) for missing, own in names.items()]
 
 
 def to_data(shown: Sequence[Shown]) -> list[dict[str, object]]:
@@ -153,11 +145,11 @@ def to_data(shown: Sequence[Shown]) -> list[dict[str, object]]:
             "origin": one.origin,
             "workload": one.workload.model_dump(mode="json"),
             "steps": one.steps,
-            "step_milliseconds_median": one.milliseconds,
-            "tokens_per_second": one.tokens_per_second,
+            "step_milliseconds_median": one.pace.milliseconds,
+            "tokens_per_second": one.pace.tokens_per_second,
             "final_loss": one.loss,
             "device_peak_bytes": one.peak_bytes,
-            "absent": list(one.absent),
+            "absent": list(one.run.provenance.absent) if one.run else [],
         }
         | ({} if one.run is None else _said(one.run))
         for one in shown
@@ -177,18 +169,16 @@ def _said(run: ImportedRun) -> dict[str, object]:
 
 
 def _row(one: Shown) -> tuple[str, ...]:
-    work = one.workload
-    named = (work.engine or work.framework, work.model, work.device)
-    counts = (work.ranks, work.global_batch, work.seq_len)
-    numbers = (
-        ABSENT if one.milliseconds is None else quantity.significant(one.milliseconds),
-        ABSENT if one.tokens_per_second is None else quantity.significant(one.tokens_per_second),
-        ABSENT if one.peak_bytes is None else quantity.binary_bytes(one.peak_bytes),
-        ABSENT if one.loss is None else quantity.loss(one.loss),
+    work, pace = one.workload, one.pace
+    words = (work.engine or work.framework, work.model, work.device)
+    numbers: tuple[tuple[float | None, Callable[[float], str]], ...] = (
+        *((count, "{:,}".format) for count in (work.ranks, work.global_batch, work.seq_len)),
+        *((number, quantity.significant) for number in (pace.milliseconds, pace.tokens_per_second)),
+        (one.peak_bytes, quantity.binary_bytes),
+        (one.loss, quantity.loss),
     )
-    words = (text or ABSENT for text in named)
-    shown = (ABSENT if count is None else f"{count:,}" for count in counts)
-    return (one.name, one.origin, *words, *shown, *numbers)
+    texts = (ABSENT if number is None else text(number) for number, text in numbers)
+    return (one.name, one.origin, *(word or ABSENT for word in words), *texts)
 
 
 STEPS_CAPTION = (
@@ -239,10 +229,10 @@ def differences_table(gaps: Mapping[str, Gap]) -> Table:
             f"{gap.steps:,}",
             quantity.difference(gap.largest, signed=True),
             f"{gap.at:,}",
-            f"{quantity.difference(gap.apart[gap.last_step], signed=True)}"
-            f" (step {gap.last_step:,})",
+            f"{quantity.difference(gap.apart[last], signed=True)} (step {last:,})",
         )
         for name, gap in gaps.items()
+        for last in (max(gap.apart),)
     )
     return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
@@ -278,11 +268,14 @@ class Beside:
             "differences": [
                 {
                     "name": name,
-                    **numbers_of(gap, "steps", "largest", "at"),
-                    "last": gap.apart[gap.last_step],
-                    "last_step": gap.last_step,
+                    "steps": gap.steps,
+                    "largest": gap.largest,
+                    "at": gap.at,
+                    "last": gap.apart[last],
+                    "last_step": last,
                 }
                 for name, gap in self.differences.items()
+                for last in (max(gap.apart),)
             ],
             "changes": [vars(one) | {"ratio": one.ratio} for one in self.changes],
             "doubts": list(self.doubts),
@@ -352,9 +345,10 @@ class Refreshed:
 
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data; changes are fractions."""
-        numbers = numbers_of(self.gap, "steps", "largest", "at", "middle")
-        about = {"name": self.name, "tolerance": self.tolerance, "flag": self.flag}
-        return about | {"first": self.gap.first()} | numbers
+        gap = self.gap
+        numbers = {"steps": gap.steps, "first": gap.first(), "largest": gap.largest, "at": gap.at}
+        about = {"middle": gap.middle, "tolerance": self.tolerance, "flag": self.flag}
+        return {"name": self.name} | numbers | about
 
 
 def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
@@ -384,11 +378,6 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
     )
     titles = "metric | steps | first different | largest difference | at step | median | <flag"
     return Table.of(titles, rows)
-
-
-def numbers_of(gap: Gap, *names: str) -> dict[str, Any]:
-    """Its numbers of these names."""
-    return {name: getattr(gap, name) for name in names}
 
 
 def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
@@ -422,7 +411,7 @@ def flops_doubt(run: Shown, shapes: Mapping[str, ModelShape]) -> str:
 
     "" where nothing is known: no named model, batch, time or rate, or no single solution.
     """
-    work, time, rate = run.workload, run.milliseconds, run.pace.teraflops_per_device
+    work, time, rate = run.workload, run.pace.milliseconds, run.pace.teraflops_per_device
     shape = _named(work.model, shapes)
     if shape is None or not time or not rate or not work.global_batch:
         return ""

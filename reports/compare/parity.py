@@ -103,13 +103,10 @@ class ParityGroup:
 
 def parity_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
     """Groups of all cells that finished, in the order of their first cell."""
-    grouped: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.finished:
-            grouped.setdefault(_group_key(cell.resolved), []).append(cell)
-    policies = [_policy(members[0].resolved) for members in grouped.values()]
+    alike = _alike(cells, {"reduce"})
+    policies = [_policy(members[0].resolved) for members in alike]
     groups = []
-    for members, policy in zip(grouped.values(), policies, strict=True):
+    for members, policy in zip(alike, policies, strict=True):
         label = policy if policies.count(policy) == 1 else f"{policy} ({_problem(members[0])})"
         groups.append(_group(members, label))
     return groups
@@ -126,12 +123,8 @@ def wire_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
     dtype in the group. What established engines differ by does not widen it: here the dtypes are
     the question.
     """
-    grouped: dict[str, list[Cell]] = {}
-    for cell in cells:
-        if cell.finished:
-            grouped.setdefault(_group_key(cell.resolved, GRADIENT_DTYPES), []).append(cell)
     groups = []
-    for members in grouped.values():
+    for members in _alike(cells, GRADIENT_DTYPES):
         if len({_wire(cell.resolved) for cell in members}) > 1:
             reference = choose_reference(members, None, lambda cell: bool(cell.finished))
             bounds = (tolerance_for(cell.resolved) for cell in members)
@@ -316,11 +309,17 @@ def _repeat_spread(cell: Cell) -> float | None:
     return max((largest_of(first, other) for other in others), default=None)
 
 
-def _group_key(resolved: ResolvedRun, apart: Set[str] = frozenset({"reduce"})) -> str:
-    """All that decides which losses a correct engine reports; not how it gets there.
+def _alike(cells: Sequence[Cell], apart: Set[str]) -> list[list[Cell]]:
+    """Finished cells that should report the same losses; apart: dtypes in which they may differ."""
+    groups: dict[str, list[Cell]] = {}
+    for cell in cells:
+        if cell.finished:
+            groups.setdefault(_group_key(cell.resolved, apart), []).append(cell)
+    return [*groups.values()]
 
-    apart: dtypes that cells of one group may differ in.
-    """
+
+def _group_key(resolved: ResolvedRun, apart: Set[str]) -> str:
+    """All that decides which losses a correct engine reports; not how it gets there."""
     train = resolved.train.model_dump(mode="json")
     del train["micro_batch"]  # the same global batch in other pieces
     shape = resolved.shape

@@ -139,8 +139,8 @@ def imported_samples(run: ImportedRun) -> CellSamples:
     shown, work = of_import(run), run.workload
     config = only_compared(work).model_dump_json(exclude_none=True)
     numbers = {
-        STEP_TIME.name: shown.milliseconds,
-        THROUGHPUT.name: shown.tokens_per_second,
+        STEP_TIME.name: shown.pace.milliseconds,
+        THROUGHPUT.name: shown.pace.tokens_per_second,
         ALLOCATOR_PEAK.name: shown.peak_bytes,
     }
     dtype = (work.compute_dtype or "bf16").removeprefix("torch.")
@@ -156,7 +156,7 @@ def imported_samples(run: ImportedRun) -> CellSamples:
             for name in CURVES
         },
         loss_bound=EXACT_BOUNDS.get(dtype, UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bf16"])),
-        not_steady=int(shown.milliseconds is None),
+        not_steady=int(shown.pace.milliseconds is None),
         workload=work,
     )
 

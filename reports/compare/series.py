@@ -10,22 +10,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean, median
-from typing import Protocol, Self
+from typing import Any, Self
 
 Steps = Mapping[int, float]
 """Values by step."""
 
 
-class Sample(Protocol):
-    """One step of whatever kind."""
-
-    @property
-    def step(self) -> int:
-        """Its number."""
-
-
-def stated_steps(samples: Iterable[Sample], name: str) -> dict[int, float]:
-    """The number of this name, where a step has it."""
+def stated_steps(samples: Iterable[Any], name: str) -> dict[int, float]:
+    """The number of this name, by step, of the steps (of whatever kind) that have it."""
     stated = ((sample.step, getattr(sample, name)) for sample in samples)
     return {step: value for step, value in stated if value is not None}
 
@@ -83,11 +75,6 @@ class Gap:
     def middle(self) -> float:
         """The median."""
         return median(self.apart.values())
-
-    @property
-    def last_step(self) -> int:
-        """Of both."""
-        return max(self.apart)
 
     def first(self, beyond: float = 0.0) -> int | None:
         """The first step with one of more than `beyond`."""

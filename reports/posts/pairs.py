@@ -27,7 +27,7 @@ def pairs(runs: Sequence[Shown], *, alike: bool = True) -> Iterator[Pair]:
     groups: dict[object, list[Shown]] = {}
     texts = Counter(run.origin for run in runs)
     for run in runs:
-        if (run.milliseconds, run.loss, run.pace.tokens_per_second) != (None, None, None):
+        if (run.pace.milliseconds, run.loss, run.pace.tokens_per_second) != (None, None, None):
             work = run.workload
             text = run.origin if texts[run.origin] > 1 else ""
             same = (work.model, work.seq_len, work.global_batch) if alike else ()

@@ -46,12 +46,12 @@ def test_a_report_shows_an_imported_run_beside_measured_cells(store, tmp_path) -
 def test_numbers_of_a_log_are_its_medians_and_what_it_lacks_stays_none() -> None:
     full = of_import(ImportedRun("theirs", THEIRS, LOG, STEPS))
     # The line of iteration 2 of Megatron-LM is a mean over both of the first.
-    assert (full.milliseconds, full.loss) == (803.0, 2.7)
-    assert full.tokens_per_second == pytest.approx(256 * 4096 / 0.803)
+    assert (full.pace.milliseconds, full.loss) == (803.0, 2.7)
+    assert full.pace.tokens_per_second == pytest.approx(256 * 4096 / 0.803)
     titan = THEIRS.model_copy(update={"framework": "torchtitan"})
-    assert of_import(ImportedRun("titan", titan, LOG, STEPS)).milliseconds == 802.0
+    assert of_import(ImportedRun("titan", titan, LOG, STEPS)).pace.milliseconds == 802.0
     bare = of_import(ImportedRun("bare", Workload(framework="x"), LOG, (ImportedStep(1),)))
-    assert (bare.milliseconds, bare.tokens_per_second, bare.loss) == (None, None, None)
+    assert (bare.pace.milliseconds, bare.pace.tokens_per_second, bare.loss) == (None, None, None)
     assert side_by_side([bare]).rows[0].cells[-3:] == ("absent",) * 3
     assert to_data([bare])[0]["tokens_per_second"] is None
 
@@ -80,7 +80,7 @@ def test_losses_are_compared_at_the_steps_that_both_logs_tell() -> None:
     found = step_differences(losses(5.0, 4.0, None, 3.0), losses(4.5, 1.0, 3.0, first=2))
     assert [*found] == ["loss"]
     assert found["loss"].apart == {2: 0.5, 4: 0.0}
-    assert (found["loss"].largest, found["loss"].at, found["loss"].last_step) == (0.5, 2, 4)
+    assert (found["loss"].largest, found["loss"].at) == (0.5, 2)
     assert step_differences(losses(1.0), losses(1.0, first=2)) == {}
     # A side that diverged differs without bound.
     found = step_differences(losses(2.0, 1.0), losses(math.nan, 1.0))
