@@ -20,7 +20,7 @@ Form = Literal["terminal", "md", "html"]
 _JOINT = re.compile(r"([_:-])(?=\w)")
 
 
-def render(content: Document | Iterable[Block], form: Form) -> str:
+def render(content: Document | Iterable[Block], form: Form = "terminal") -> str:
     """Text in the form that is requested.
 
     html: one page that needs nothing from anywhere else, of documents only. Everything in it is

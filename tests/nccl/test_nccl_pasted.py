@@ -38,7 +38,7 @@ def test_a_pasted_line_is_judged_as_one_of_an_unknown_process(tmp_path, line, ve
     assert (row.verdict, row.kernels, row.processes) == (verdict, (kernel,), ("unknown process",))
     assert found.job.unread.damaged == 0
     assert not found.job.hosts
-    text = render(audit_blocks(found), "terminal")
+    text = render(audit_blocks(found))
     assert "1 line without the prefix HOST:PID:TID is evidence of an unknown process" in text
     assert "which one printed them is unknown" in " ".join(row.remarks)
     assert "an unknown process" in reading_facts(found)[0]
@@ -127,7 +127,7 @@ def test_a_fragment_has_the_verdict_that_is_left_of_it(tmp_path, line, shown):
         for row in found.rows
     ]
     assert rows == ([] if shown is None else [shown])
-    assert ("bytes cut off" in render(audit_blocks(found), "terminal")) == any(
+    assert ("bytes cut off" in render(audit_blocks(found))) == any(
         row.reason is not None and row.bytes_are == "unknown" for row in found.rows
     )
 

@@ -24,7 +24,7 @@ def test_every_gather_is_symmetric_and_every_scatter_regular_and_no_rank_is_blam
     assert not any(row.communicator.attributed for row in audit.rows)
     row = next(row for row in audit.rows if row.size_bytes == 131473408)
     assert (row.lines, dict(row.calls), row.at_least) == (2, {Verdict.SYMMETRIC: 1}, True)
-    text = render(audit_blocks(audit), "terminal")
+    text = render(audit_blocks(audit))
     for words in ("6 processes on 1 host;", "! not symmetric", "local CUDA device, not a rank"):
         assert words in text
     assert "failed or not met" not in text

@@ -121,9 +121,7 @@ def test_a_copy_engine_that_is_asked_for_and_not_taken_is_said(tmp_path, asked):
     said = f"the copy engine was requested, and not taken by AllGather: {info(asked)}"
     assert said in reading_facts(found)
     calls[1] = info("AllGather [Copy Engine]: 1048576 Bytes -> cudaMemcpy")
-    assert "not taken" not in render(
-        audit_blocks(audit(tmp_path, *begun(info(asked), *calls))), "terminal"
-    )
+    assert "not taken" not in render(audit_blocks(audit(tmp_path, *begun(info(asked), *calls))))
     calls[1] = info(sym("AllGather", "AllGather_ST", works=1))
     assert said in reading_facts(audit(tmp_path, *begun(info(asked), *calls)))
 
@@ -150,7 +148,7 @@ def test_times_of_the_inspector_are_read_per_collective_size_and_ranks(tmp_path,
         for row in found.job.times.rows()
     ] == [(64, 4, 1, 9, 9, 9), (2048, 8, 3, 350.5, 300, 400)]
     assert (found.rows, found.job.unread.damaged) == ((), 0)
-    assert "Times per collective (NCCL Inspector)" in render(audit_blocks(found), "terminal")
+    assert "Times per collective (NCCL Inspector)" in render(audit_blocks(found))
     assert to_data(found)["inspector"][1] == {
         "operation": "AllReduce", "size_bytes": 2048, "ranks": 8, "kernel": "", "records": 3,
         "median": 350.5, "least": 300.0, "most": 400.0, "bus_bandwidth": 1.75,

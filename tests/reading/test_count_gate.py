@@ -71,7 +71,7 @@ def regressed(result: Verdicts) -> dict[str, str]:
 def test_equal_counts_pass_at_one_run_a_side_and_take_no_row_of_the_table(store):
     result = judged(store, BASE)
     assert not regressed(result)
-    text = render(outcome_blocks(result), "terminal")
+    text = render(outcome_blocks(result))
     assert "counts: 13 of 13 are equal to the digit" in text
     assert "copied_bytes" not in text
 

@@ -48,7 +48,7 @@ def test_an_added_cast_is_one_finding_with_its_place_its_cells_and_its_cost(adde
 
 
 def test_rows_that_a_cause_explains_are_there_for_those_who_open_them(added_cast):
-    text = render(outcome_blocks(added_cast), "terminal")
+    text = render(outcome_blocks(added_cast))
     assert "18 rows of 1 cause" in text
     assert "copied_bytes" not in text
     assert "copied_bytes" in terminal.blocks(verdict_blocks(added_cast))

@@ -61,7 +61,7 @@ def test_cpu_time_finds_what_the_noise_of_wall_time_hides(store):
     verdicts = {(one.metric, one.verdict, one.required) for one in judged.judgements}
     assert ("cpu_time", "regressed", False) in verdicts
     assert ("step_time", "regressed", True) not in verdicts
-    assert "cpu_time" in render(outcome_blocks(judged), "terminal")
+    assert "cpu_time" in render(outcome_blocks(judged))
 
 
 def test_few_blocks_and_code_that_differs_are_no_calibration(store):
@@ -83,7 +83,7 @@ def test_no_tolerance_falls_below_the_floor(store):
     assert not with_floor.regressed
     times = with_floor.of_metric("step_time")
     assert all(j.floor and j.tolerance > 0.02 for j in times)
-    assert "(noise)" in render(outcome_blocks(with_floor), "terminal")
+    assert "(noise)" in render(outcome_blocks(with_floor))
 
 
 @pytest.mark.parametrize(
@@ -110,8 +110,8 @@ def test_an_improvement_must_be_shown_beyond_the_floor(store, usual, slower, flo
 def test_a_gate_without_calibration_says_so_and_one_with_it_says_how_old_it_is(store, usual):
     record_arms(store, {"base": Arm(), "head": Arm()}, blocks=1)
     sides = sides_of_arms(store, "gate")
-    assert "has no noise calibration" in render(outcome_blocks(judge(sides)), "terminal")
-    text = render(outcome_blocks(judge(sides, Policy(), lambda _: usual)), "terminal")
+    assert "has no noise calibration" in render(outcome_blocks(judge(sides)))
+    text = render(outcome_blocks(judge(sides, Policy(), lambda _: usual)))
     assert "calibrated 2026-03-01 (3 cells)" in text
 
 

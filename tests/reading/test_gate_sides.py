@@ -119,9 +119,7 @@ def test_interleaved_arms_are_paired_and_two_sweeps_and_other_arms_are_not(store
     ):
         assert result.regressed
         assert not any(pair.paired for pair in result.sides.pairs)
-        assert "3 comparisons of runs that were not interleaved" in render(
-            outcome_blocks(result), "terminal"
-        )
+        assert "3 comparisons of runs that were not interleaved" in render(outcome_blocks(result))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +177,7 @@ def test_a_resident_set_is_not_held_to_half_a_per_cent(store):
 
 
 def test_the_three_numbers_of_speed_are_always_together(slower):
-    for text in (render(outcome_blocks(slower), "terminal"), render(outcome_blocks(slower), "md")):
+    for text in (render(outcome_blocks(slower)), render(outcome_blocks(slower), "md")):
         for name in ("time change", "throughput change", "throughput ratio"):
             assert f"{name}: head" in text
     for case in ET.fromstring(ci.to_junit(slower)).iter("testcase"):

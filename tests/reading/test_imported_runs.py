@@ -79,13 +79,11 @@ def losses(*values: float | None, first: int = 1) -> ImportedRun:
 def test_losses_are_compared_at_the_steps_that_both_logs_tell() -> None:
     found = step_differences(losses(5.0, 4.0, None, 3.0), losses(4.5, 1.0, 3.0, first=2))
     assert [*found] == ["loss"]
-    assert found["loss"].apart == {2: 0.5, 4: 0.0}
-    assert (found["loss"].largest, found["loss"].at) == (0.5, 2)
+    assert (found["loss"].apart, found["loss"].at) == ({2: 0.5, 4: 0.0}, 2)
     assert step_differences(losses(1.0), losses(1.0, first=2)) == {}
     # A side that diverged differs without bound.
-    found = step_differences(losses(2.0, 1.0), losses(math.nan, 1.0))
-    assert (found["loss"].largest, found["loss"].at) == (math.inf, 1)
-    assert step_differences(losses(math.nan), losses(math.nan))["loss"].largest == 0.0
+    (gap,) = step_differences(losses(2.0, math.nan, 1.5), losses(math.nan, math.nan, 1.0)).values()
+    assert gap.apart == {1: math.inf, 2: 0.0, 3: -0.5}
 
 
 def test_times_are_medians_and_peaks_are_largest() -> None:

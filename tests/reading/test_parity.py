@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +9,6 @@ from recorded_runs import Recorded, findings_of, record_run, recorded_cell, reso
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
 from reports.compare.parity import parity_groups, tolerance_for, wire_verdicts
-from reports.compare.series import relative
 from reports.posts.pull_request import pull_request
 from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section
@@ -197,11 +195,6 @@ def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
     tolerance = tolerance_for(resolved)
     assert tolerance.bound == bound
     assert tolerance.derivation
-
-
-def test_two_nans_agree_and_one_does_not():
-    one, other = [math.nan, math.nan, 1.0, 1.5], [math.nan, 1.0, math.inf, 1.0]
-    assert [*map(relative, other, one)] == [0.0, math.inf, math.inf, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -220,9 +220,7 @@ def test_sweeps_of_other_batches_are_not_comparable_and_no_verdict_is_given(stor
     assert (gate_code(result, strict=False), result.judgements) == (5, ())
     rates = {one["name"]: one["ratio"] for one in to_data(result)["rates"]}
     assert rates == dict.fromkeys(("tokens/s", "tokens/s per device"), pytest.approx(2.0, rel=0.2))
-    assert "rate that compares: b0: tokens/s per device" in render(
-        outcome_blocks(result), "terminal"
-    )
+    assert "rate that compares: b0: tokens/s per device" in render(outcome_blocks(result))
     answer = GateVerb(sweep="large", against="small", results=store.root).run()
     assert (answer.code, json.loads(json.dumps(answer.data))["exit_code"]) == (5, 5)
     with pytest.raises(NotComparableError, match=r"^not comparable: global batch 4, 8; .*--ignore"):

@@ -83,7 +83,7 @@ def test_a_failure_says_where_and_what_and_shows_its_evidence() -> None:
         ),
         ({"ended_utc": None}, ["1 not applicable (0.0 s of processor time"]),
     ):
-        text = render(validation_blocks(RECORD.model_copy(update=changes)), "terminal")
+        text = render(validation_blocks(RECORD.model_copy(update=changes)))
         assert [words for words in said if words not in text] == []
 
 
@@ -164,7 +164,7 @@ OF_DDP = ValidationRecord(
 
 
 def test_the_summary_marks_every_failure_known_or_new_a_line_each() -> None:
-    lines = render(validation_blocks(OF_DDP), "terminal").splitlines()
+    lines = render(validation_blocks(OF_DDP)).splitlines()
     begin = lines.index(f"ddp: 1 cases passed, 2 failed (1 known, 1 new); what is known: {PAGE}")
     first, second = lines[begin + 1 :]
     assert first == "  new    ddp/no_shard/2/stack/fp64/k3: gradients"

@@ -29,14 +29,14 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1183, ("bench/fit/",)),
     "bench: importers": (1709, ("bench/importers/",)),
-    "bench: cli": (4036, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4021, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2990, ("sweeps/",)),
-    "reports: nccl": (3797, ("reports/nccl/",)),
-    "reports: compare": (5789, (
+    "reports: nccl": (3788, ("reports/nccl/",)),
+    "reports: compare": (5781, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4321, (
+    "reports: report": (4320, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
