@@ -137,17 +137,29 @@ def _of_document(
 
 
 def _golden(document: object, tracker: FormatReader) -> Parsed | None:
-    if not isinstance(document, dict) or not document:
+    """Values by step, or in a list from start_step on, as files of before 2025 have them.
+
+    A lone number, as `iteration_timing_avg`, stands at the last step.
+    """
+    if not isinstance(document, dict) or not any(isinstance(of, dict) for of in document.values()):
         return None
-    series = {}
-    for metric, one in document.items():
-        values = one.get("values") if isinstance(one, dict) else None
-        if not isinstance(values, dict) or "start_step" not in one or "end_step" not in one:
+    series: dict[str, dict[int, Any]] = {}
+    for metric, of in document.items():
+        if type(of) in (int, float):
+            continue
+        if not isinstance(of, dict) or "start_step" not in of or "end_step" not in of:
+            return None
+        values, first, apart = of.get("values"), of["start_step"], of.get("step_interval")
+        if isinstance(values, list) and type(first) is type(apart) is int and first >= 0 < apart:
+            values = {str(first + apart * at): value for at, value in enumerate(values)}
+        if not isinstance(values, dict):
             return None
         series[metric] = {
             int(step): value for step, value in values.items() if re.fullmatch(r"\d{1,12}", step)
         }
-    return _run("golden", series, tracker)
+    last = max((step for values in series.values() for step in values), default=0)
+    lone = {name: {last: one} for name, one in document.items() if type(one) in (int, float)}
+    return _run("golden", series | lone, tracker)
 
 
 def _of_events(path: Path, tracker: FormatReader) -> Parsed:

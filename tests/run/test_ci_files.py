@@ -53,6 +53,14 @@ def test_metrics_of_other_intervals_are_steps_of_their_own(tmp_path):
     assert run.workload.global_batch == 16
 
 
+def test_golden_values_in_lists_stand_from_the_first_step_on(tmp_path):
+    loss = {"start_step": 0, "end_step": 15, "step_interval": 5, "values": [10.8, "nan", 10.5]}
+    text = json.dumps({"lm loss": loss, "iteration_timing_avg": 0.06})
+    run = read(tmp_path, "golden_values.json", text)
+    assert [(step.step, step.loss) for step in run.steps] == [(0, 10.8), (5, None), (10, 10.5)]
+    assert run.steps[-1].extra == {"iteration_timing_avg": 0.06}
+
+
 @pytest.mark.parametrize(
     "text",
     [
