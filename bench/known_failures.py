@@ -60,13 +60,18 @@ KNOWN_FAILURES: Final = (
 def of_case(engine: str, case: str, failures: Sequence[CheckVerdict]) -> KnownFailure | None:
     """Why `case` (its whole id) of `engine` fails in `failures`; None for one that is new."""
     name = case.removeprefix(f"{engine}/")
-    for one in KNOWN_FAILURES:
-        is_meant = engine in one.engines and fnmatchcase(name, one.cases)
-        if is_meant and failures and failures[0].check == one.check and _within(one, failures[0]):
-            return one
+    for failure in KNOWN_FAILURES:
+        is_meant = engine in failure.engines and fnmatchcase(name, failure.cases)
+        if (
+            is_meant
+            and failures
+            and failures[0].check == failure.check
+            and _within(failure, failures[0])
+        ):
+            return failure
     return None
 
 
 def _within(one: KnownFailure, failure: CheckVerdict) -> bool:
-    found = re.match(r"relative difference ([^,\s]+)", failure.measured)
-    return not one.most or (found is not None and float(found[1]) <= one.most)
+    match = re.match(r"relative difference ([^,\s]+)", failure.measured)
+    return not one.most or (match is not None and float(match[1]) <= one.most)

@@ -256,10 +256,10 @@ class RankPlacement(BaseModel):
     @property
     def ranks_by_node(self) -> dict[str, list[int]]:
         """In the order of the nodes' first ranks."""
-        found: dict[str, list[int]] = {}
+        steps: dict[str, list[int]] = {}
         for rank, node in enumerate(self.nodes):
-            found.setdefault(node, []).append(rank)
-        return found
+            steps.setdefault(node, []).append(rank)
+        return steps
 
 
 @dataclass(frozen=True)
@@ -287,8 +287,8 @@ class RunRecord:
     @property
     def runtime(self) -> Mapping[str, Any]:
         """What ranks said of themselves; empty where they did not get that far."""
-        found = self.environment.get("runtime")
-        return found if isinstance(found, Mapping) else {}
+        runtime = self.environment.get("runtime")
+        return runtime if isinstance(runtime, Mapping) else {}
 
     @property
     def placement(self) -> RankPlacement | None:
@@ -316,10 +316,10 @@ class RunRecord:
         expected = self.resolved.train.steps
         counts = {rank: len(self.steps.get(rank, ())) for rank in range(self.resolved.launch.ranks)}
         short = [rank for rank, count in counts.items() if count < expected]
-        found = [f"rank {rank} has {counts[rank]} of {expected} steps" for rank in short[:_SHOWN]]
+        lacking = [f"rank {rank} has {counts[rank]} of {expected} steps" for rank in short[:_SHOWN]]
         if len(short) > _SHOWN:
-            found.append(f"{len(short) - _SHOWN} more ranks lack steps")
-        return (*self.problems, *found)
+            lacking.append(f"{len(short) - _SHOWN} more ranks lack steps")
+        return (*self.problems, *lacking)
 
     @property
     def is_whole(self) -> bool:
@@ -329,9 +329,9 @@ class RunRecord:
     @property
     def losses(self) -> list[float]:
         """Loss per step, averaged over the ranks that have the step (only steps all ranks have)."""
-        found = []
+        means = []
         for ranks in zip(*self.steps.values(), strict=False):
             losses = [sample.loss for sample in ranks if sample.loss is not None]
             if len(losses) == len(ranks):
-                found.append(sum(losses) / len(losses))
-        return found
+                means.append(sum(losses) / len(losses))
+        return means

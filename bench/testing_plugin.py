@@ -131,8 +131,8 @@ def _checks(engine: str, *, full: bool, programs: int, seed: int) -> list[Check]
     _checked(engine)
     from bench.validate.matrix import cases
 
-    found = [Check(engine, case) for case in cases(engine, full=full)]
-    return found + [Check(engine, None, seed, number) for number in range(programs)]
+    checks = [Check(engine, case) for case in cases(engine, full=full)]
+    return checks + [Check(engine, None, seed, number) for number in range(programs)]
 
 
 def _checked(engine: str) -> None:

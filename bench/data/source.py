@@ -208,9 +208,9 @@ def _sorted_files(
     root: Path, ending: str = "", *, skipped: frozenset[str] = frozenset()
 ) -> Iterator[Path]:
     """Visible files by relative path; folders that are hidden or `skipped` are not looked into."""
-    found = []
+    paths = []
     for folder, folders, files in os.walk(root):
         folders[:] = [name for name in folders if not (name.startswith(".") or name in skipped)]
         visible = (name for name in files if name.endswith(ending) and not name.startswith("."))
-        found += [file for file in map(Path(folder).joinpath, visible) if file.is_file()]
-    yield from sorted(found, key=Path.as_posix)
+        paths += [file for file in map(Path(folder).joinpath, visible) if file.is_file()]
+    yield from sorted(paths, key=Path.as_posix)

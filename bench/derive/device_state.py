@@ -35,7 +35,7 @@ def device_reports(record: RunRecord) -> list[dict[str, Any]]:
 def device_trouble(record: RunRecord, window: SteadyWindow) -> str | None:
     """Why the times of the steady steps do not stand; None where nothing says so."""
     for rank, samples in sorted(record.steps.items()):
-        steady = [one for one in samples if window.first <= one.step <= window.last]
+        steady = [sample for sample in samples if window.first <= sample.step <= window.last]
         found = _throttled(steady) or _moved(_clocks(steady))
         if found:
             return f"the device of rank {rank} {found}"

@@ -54,8 +54,8 @@ def exposed_communication(events: Iterable[Mapping[str, Any]]) -> dict[str, Expo
     computing: dict[object, list[Interval]] = defaultdict(list)
     threads = _issuing_threads(complete)
     kernels = [event for event in complete if event.get("cat") == "kernel"]
-    streams = {_stream(one) for one in kernels if _operation(one, ())}
-    streams -= {_stream(one) for one in kernels if not _operation(one, ())}
+    streams = {_stream(kernel) for kernel in kernels if _operation(kernel, ())}
+    streams -= {_stream(kernel) for kernel in kernels if not _operation(kernel, ())}
     for event in complete:
         interval = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
         name, category = str(event.get("name", "")), event.get("cat")

@@ -89,7 +89,7 @@ def _allocator_peak(record: RunRecord, summary: RunSummary) -> float | None:
 
 
 def _memory(record: RunRecord, summary: RunSummary) -> float | None:
-    values = (one.of(record, summary) for one in MEMORY_PEAKS)
+    values = (peak.of(record, summary) for peak in MEMORY_PEAKS)
     return next((value for value in values if value is not None), None)
 
 

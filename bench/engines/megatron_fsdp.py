@@ -84,13 +84,13 @@ class MegatronFsdpEngine(StockEngine):
 
     def parts(self) -> list[Part]:
         """Stretches of the main weights."""
-        found = []
+        parts = []
         for name, parameter in self.model.named_parameters():
             start = getattr(parameter, "megatron_fsdp_slice", slice(0)).start or 0
             if parameter.requires_grad:
                 rows, shape = local_tensor(parameter.data).view(-1), tuple(parameter.shape)
-                found.append(Part(name.removeprefix("module."), rows, (start,), shape))
-        return found
+                parts.append(Part(name.removeprefix("module."), rows, (start,), shape))
+        return parts
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -116,9 +116,9 @@ class MegatronFsdpEngine(StockEngine):
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """By the norm over all shards: the package has no call for it."""
-        found = [gradient for gradient in self.gradients().values() if gradient is not None]
-        local = [local_tensor(gradient) for gradient in found]
-        return clip_shards(local, max_norm, _sharded_over(found)) if found else None
+        gradients = [gradient for gradient in self.gradients().values() if gradient is not None]
+        local = [local_tensor(gradient) for gradient in gradients]
+        return clip_shards(local, max_norm, _sharded_over(gradients)) if gradients else None
 
     def memory_by_category(self) -> dict[str, int | None]:
         """Shards that the optimizer sees; buffers for computing and sending are not reported."""
@@ -177,7 +177,7 @@ def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
 
 def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:
     """Groups of the mesh axes that gradients are cut over; they share one mesh."""
-    first = next((one for one in gradients if isinstance(one, DTensor)), None)
+    first = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
     if first is None:
         return []
     return [

@@ -89,15 +89,15 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
 
     def parts(self) -> list[Part]:
         """Stretches of the main weights, by the package's own layout."""
-        found = []
+        parts = []
         for names, group in self.groups():
             main = group.main_weight
             for index, name in enumerate(names):
                 if own := main._get_owned_range(index):
                     rows = main.local_buffer.narrow(0, own.buffer_relative_offset, own.numel)
                     shape = tuple(main.layout.tensor_shapes[index])
-                    found.append(Part(name, rows, (own.tensor_relative_offset,), shape))
-        return found
+                    parts.append(Part(name, rows, (own.tensor_relative_offset,), shape))
+        return parts
 
     def _cycle(self, is_last: bool) -> AbstractContextManager[None]:
         cycle: AbstractContextManager[None] = self.v2.microbatch(self.model, is_last)

@@ -103,7 +103,9 @@ class MfsdpEngine(StockEngine):
             local: Any = shard._local_tensor if name in names else None
             chunks = () if local is None else local.__create_chunk_list__()
             bare = name.removeprefix("module.")
-            found += [Part(bare, local, tuple(one.offsets), tuple(shard.shape)) for one in chunks]
+            found += [
+                Part(bare, local, tuple(chunk.offsets), tuple(shard.shape)) for chunk in chunks
+            ]
         return found
 
     def forward_backward(

@@ -83,28 +83,28 @@ class MfsdpInspection(StockInspection):
         A rank that gets nothing from an export has an empty dict.
         """
         model, copied = self._model, copy.deepcopy(self._model.module)
-        found: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
+        exported: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
         whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-        found["full_state_dict"] = {n.removeprefix(_PREFIX): value for n, value in whole.items()}
+        exported["full_state_dict"] = {n.removeprefix(_PREFIX): value for n, value in whole.items()}
         state = mfsdp_core.uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
             {name: parameter.detach() for name, parameter in copied.named_parameters()}
         )
         full = mfsdp_core.uneven_dtensor.uneven_dtensor_to_full_tensor
-        found["copy"] = {name: full(value) for name, value in state.items()}
-        found["split_dtensor"] = {
+        exported["copy"] = {name: full(value) for name, value in state.items()}
+        exported["split_dtensor"] = {
             name: torch.cat(
                 [full(part) for part in mfsdp_core.uneven_dtensor.split_dtensor(value, 2)]
             )
             for name, value in state.items()
         }
-        found["loss"] = {"model": self.evaluate(tokens, targets)}
+        exported["loss"] = {"model": self.evaluate(tokens, targets)}
         mfsdp_core.save_safetensors(folder, model, max_file_bytes=_FILE_BYTES)
         for parameter in model.parameters():
             local_tensor(parameter.data).fill_(7.0)
         mfsdp_core.load_safetensors(folder, model)
-        found["loss"]["files"] = self.evaluate(tokens, targets)
-        found["files"] = self.whole_weights()
-        return found
+        exported["loss"]["files"] = self.evaluate(tokens, targets)
+        exported["files"] = self.whole_weights()
+        return exported
 
     def set_wire_dtype(self, dtype: DtypeName) -> None:
         """`reset_mixed_precision_policy`."""

@@ -28,9 +28,9 @@ def clip_shards(
     """
     device = device or shards[0].device
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
-    for one in shards:
-        if one.numel():
-            by_dtype.setdefault(one.dtype, []).append(one)
+    for shard in shards:
+        if shard.numel():
+            by_dtype.setdefault(shard.dtype, []).append(shard)
     square = torch.zeros((), dtype=torch.float64, device=device)
     for dtype, several in by_dtype.items():
         wide = torch.promote_types(dtype, torch.float32)

@@ -69,7 +69,7 @@ class Dataless(TorchDispatchMode):
         kwargs = kwargs or {}
         if FakeTensor in types or _asks_for_shapes():  # DTensor does
             return func(*args, **kwargs)
-        if any(dispatches(one) for one in types):
+        if any(dispatches(kind) for kind in types):
             return NotImplemented
         result = self._run(func, args, kwargs)
         for tensor in tree_leaves(result):
@@ -79,7 +79,7 @@ class Dataless(TorchDispatchMode):
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:  # noqa: PLR0911 - kinds of operations
         flat, tree = tree_flatten((args, kwargs))
-        tensors = [one for one in flat if isinstance(one, Tensor)]
+        tensors = [leaf for leaf in flat if isinstance(leaf, Tensor)]
         dataless = any(t.untyped_storage()._cdata in self._without_data for t in tensors)
         if func.namespace in {"c10d", _FUNCTIONAL}:
             return self._communicate(func, args, tensors, dataless)
@@ -119,19 +119,19 @@ class Dataless(TorchDispatchMode):
     def _makes_floats(func: Any, tensors: list[Tensor], kwargs: Any) -> bool:
         """Whether an operation on known contents yields floats, or nobody can tell yet."""
         if not tensors:
-            return any(one.name == "device" for one in func._schema.arguments)
+            return any(argument.name == "device" for argument in func._schema.arguments)
         wanted = kwargs.get("dtype") or tensors[0].dtype
         return bool(wanted.is_floating_point or wanted.is_complex)
 
     def _described(self, func: Any, flat: list[Any], tree: Any, operation: str) -> Any:
-        key = (func, tree, tuple(_fact(one) for one in flat))
+        key = (func, tree, tuple(_fact(leaf) for leaf in flat))
         if key not in self._shapes:
             self._shapes[key] = _shapes(func, flat, tree, operation)
         facts, result = self._shapes[key]
-        if not any(isinstance(one, Tensor) for one in flat) and not _has_floats(facts):
+        if not any(isinstance(leaf, Tensor) for leaf in flat) and not _has_floats(facts):
             args, kwargs = tree_unflatten(flat, tree)
             return func(*args, **kwargs)
-        outputs = [_reserve(*one) if isinstance(one, tuple) else one for one in facts]
+        outputs = [_reserve(*fact) if isinstance(fact, tuple) else fact for fact in facts]
         for output in outputs:
             if isinstance(output, Tensor):
                 self._emptied(output)
@@ -241,12 +241,12 @@ def _fact(one: Any) -> Any:
 
 def _shapes(func: Any, flat: list[Any], tree: Any, operation: str) -> tuple[list[Any], Any]:
     """Sizes, strides and dtype of every output, by torch's meta kernels, and their structure."""
-    has_tensors = any(isinstance(one, Tensor) for one in flat)
+    has_tensors = any(isinstance(leaf, Tensor) for leaf in flat)
     metas = [
-        torch.empty_strided(one.shape, one.stride(), dtype=one.dtype, device=_META)
-        if isinstance(one, Tensor)
-        else (_META if isinstance(one, torch.device) else one)
-        for one in flat
+        torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype, device=_META)
+        if isinstance(leaf, Tensor)
+        else (_META if isinstance(leaf, torch.device) else leaf)
+        for leaf in flat
     ]
     args, kwargs = tree_unflatten(metas, tree)
     if not has_tensors:
@@ -260,14 +260,16 @@ def _shapes(func: Any, flat: list[Any], tree: Any, operation: str) -> tuple[list
         ) from error
     outputs, structure = tree_flatten(result)
     facts = [
-        (tuple(one.shape), one.stride(), one.dtype) if isinstance(one, Tensor) else one
-        for one in outputs
+        (tuple(output.shape), output.stride(), output.dtype)
+        if isinstance(output, Tensor)
+        else output
+        for output in outputs
     ]
     return facts, structure
 
 
 def _has_floats(facts: list[Any]) -> bool:
-    return any(isinstance(one, tuple) and one[2].is_floating_point for one in facts)
+    return any(isinstance(fact, tuple) and fact[2].is_floating_point for fact in facts)
 
 
 def _reserve(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
@@ -277,12 +279,12 @@ def _reserve(shape: Any, stride: Any, dtype: torch.dtype) -> Tensor:
 def _written(func: Any, args: Any, kwargs: Any) -> list[Any] | None:
     """The arguments that an operation returns; None where it returns others too."""
     arguments = func._schema.arguments
-    found = []
+    tensors = []
     for result in func._schema.returns:
         if result.alias_info is None or not result.alias_info.is_write:
             return None
         for index, argument in enumerate(arguments):
             info = argument.alias_info
             if info is not None and info.before_set == result.alias_info.before_set:
-                found.append(args[index] if index < len(args) else kwargs[argument.name])
-    return found
+                tensors.append(args[index] if index < len(args) else kwargs[argument.name])
+    return tensors

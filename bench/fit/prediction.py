@@ -77,8 +77,8 @@ class Prediction:
     @property
     def by_category(self) -> dict[str, int]:
         """Bytes at the peak."""
-        found = dict(self.steps)[self.peak_moment]
-        return {name: found[name] for name in CATEGORIES if found.get(name)}
+        moment = dict(self.steps)[self.peak_moment]
+        return {name: moment[name] for name in CATEGORIES if moment.get(name)}
 
     @property
     def peak_bytes(self) -> int:
@@ -89,8 +89,8 @@ class Prediction:
     def rounding_bytes(self) -> int:
         """See the class."""
         return sum(
-            one.count * (_UNSPLIT_BYTES if one.bytes >= _UNSPLIT_BYTES else _BLOCK_BYTES)
-            for one in self.alive
+            block.count * (_UNSPLIT_BYTES if block.bytes >= _UNSPLIT_BYTES else _BLOCK_BYTES)
+            for block in self.alive
         )
 
     def to_document(self) -> dict[str, Any]:
@@ -99,10 +99,10 @@ class Prediction:
             "peak_bytes": self.peak_bytes,
             "by_category": self.by_category,
             "peak_moment": self.peak_moment._asdict(),
-            "alive": [vars(one) for one in self.alive],
+            "alive": [vars(block) for block in self.alive],
             "setup_bytes": self.setup_bytes,
             "rounding_bytes": self.rounding_bytes,
-            "collectives": [vars(one) for one in self.collectives],
+            "collectives": [vars(collective) for collective in self.collectives],
             "wire_bytes": self.wire_bytes,
             "moments": [
                 {**moment._asdict(), "by_category": dict(held)} for moment, held in self.steps
@@ -256,15 +256,15 @@ def _extended(few: _View, more: _View, units: int) -> _View:
 
 def _pairs(few: Counter[Message], more: Counter[Message]) -> list[tuple[Message, Message]]:
     """The same messages of both; one whose size grows with the layers has another size in each."""
-    found = [(key, key) for key in {*few, *more} if key in few and key in more]
+    keys = [(key, key) for key in {*few, *more} if key in few and key in more]
     alone = [
         sorted(key for key in one if key not in other) for one, other in ((few, more), (more, few))
     ]
     for low, high in zip(*alone, strict=False):
         if low[:2] == high[:2] and few[low] == more[high]:
-            found.append((low, high))
-    rest = [key for one in alone for key in one if not any(key in pair for pair in found)]
-    return found + [(key, key) for key in rest]
+            keys.append((low, high))
+    rest = [key for one in alone for key in one if not any(key in pair for pair in keys)]
+    return keys + [(key, key) for key in rest]
 
 
 def _in_order(moments: Mapping[Moment, Any], few: int, units: int) -> list[Moment]:

@@ -80,7 +80,7 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
     state, a pool and, over several nodes, hybrid shapes are tried one by one on the best of these:
     the cheapest that fits, else the smallest.
     """
-    found: list[Choice] = []
+    choices: list[Choice] = []
     for strategy, recompute in product(_STRATEGIES, _RECOMPUTE):
         for micro in _MICRO:
             switches = {
@@ -89,10 +89,10 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
                 "train.micro_batch": micro,
             }
             choice = _chosen(spec, machine, switches)
-            found.append(choice)
+            choices.append(choice)
             if not choice.fits:
                 break
-    best, nodes = min(found, key=lambda one: one.merit), spec.launch.nodes
+    best, nodes = min(choices, key=lambda one: one.merit), spec.launch.nodes
     hybrids: list[Mapping[str, Any]] = [
         {"engine.outer_size": nodes, "engine.outer_strategy": outer}
         for outer in ("no_shard", "optim")
@@ -100,8 +100,8 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
     ]
     if best.prediction is not None:
         more = (*_MORE, *hybrids)
-        found += [_chosen(spec, machine, {**best.switches, **one}) for one in more]
-    return sorted(found, key=lambda one: one.cost)
+        choices += [_chosen(spec, machine, {**best.switches, **change}) for change in more]
+    return sorted(choices, key=lambda one: one.cost)
 
 
 def fewest_gpus(spec: RunSpec, machine: Machine) -> Iterator[Choice]:
@@ -135,7 +135,7 @@ def changed(spec: RunSpec, switches: Mapping[str, Any]) -> RunSpec:
 def _chosen(spec: RunSpec, machine: Machine, switches: Mapping[str, Any]) -> Choice:
     try:
         resolved = resolve(changed(spec, switches), machine)
-        found = predict(resolved, check=False)
+        prediction = predict(resolved, check=False)
     except ConfigError as error:
         return Choice(switches, None, None, refusal=str(error))
     except UnsupportedError as error:
@@ -143,8 +143,8 @@ def _chosen(spec: RunSpec, machine: Machine, switches: Mapping[str, Any]) -> Cho
     tokens = resolved.train.micro_batch * resolved.train.seq_len * resolved.microbatches
     return Choice(
         switches,
-        found,
-        Verdict.of(found, machine),
-        (found.wire_bytes or 0) / tokens,
+        prediction,
+        Verdict.of(prediction, machine),
+        (prediction.wire_bytes or 0) / tokens,
         recomputed_flops(resolved) / tokens,
     )

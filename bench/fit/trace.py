@@ -279,8 +279,8 @@ class _Recorder:
 
     def _watch(self, model: nn.Module) -> None:
         """Know when units run, and when their backward passes begin."""
-        found = units(model)
-        self.trace.units = len(found)
+        modules = units(model)
+        self.trace.units = len(modules)
 
         def begins(index: int) -> Callable[..., None]:
             def before(*_: object) -> None:
@@ -295,12 +295,12 @@ class _Recorder:
             def after(_module: nn.Module, _inputs: object, output: Any) -> None:
                 if isinstance(output, Tensor) and output.requires_grad:
                     output.register_hook(gradient)
-                if index == len(found) - 1:
+                if index == len(modules) - 1:
                     self._mark("loss")
 
             return after
 
-        for index, unit in enumerate(found):
+        for index, unit in enumerate(modules):
             unit.register_forward_pre_hook(begins(index))
             unit.register_forward_hook(ends(index))
 
@@ -313,14 +313,14 @@ class _Recorder:
             return "logits_and_loss"
         frame: FrameType | None = sys._getframe(2)
         while frame is not None:
-            found = _maker(frame.f_code.co_filename)
-            if found == "role":
+            maker = _maker(frame.f_code.co_filename)
+            if maker == "role":
                 buffer = frame.f_locals.get("buffer")
                 if buffer is not None:
                     booked = CATEGORY_OF_ROLE[buffer.row.role]
                     return "communication" if booked == "communication_buffers" else booked
-            elif found is not None and not (found == "activations" and phase == SETUP):
-                return found
+            elif maker is not None and not (maker == "activations" and phase == SETUP):
+                return maker
             frame = frame.f_back
         if phase == "backward" and tensor.shape in self._shapes:
             return "gradients"

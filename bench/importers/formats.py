@@ -21,7 +21,11 @@ from bench.importers.quantities import units_of
 from bench.spec import Frozen
 from bench.workload import ImportedStep, Workload
 
-OURS = frozenset(one.name for one in dataclasses.fields(ImportedStep)) - {"step", "extra", "lines"}
+OURS = frozenset(field_.name for field_ in dataclasses.fields(ImportedStep)) - {
+    "step",
+    "extra",
+    "lines",
+}
 #: The kind of a line that says one argument.
 ARGUMENT = "argument"
 _ROWS = Path(__file__).parent / "rows"
@@ -53,15 +57,15 @@ class Target:
     @classmethod
     def of(cls, text: str) -> Self:
         """`loss`, `milliseconds from s`, or `as NAME` for a number that is kept by that name."""
-        found = _TARGET.fullmatch(text)
-        if found is not None and found["name"]:
-            return cls(found["name"])
-        if found is None or found["field"] not in OURS:
+        match = _TARGET.fullmatch(text)
+        if match is not None and match["name"]:
+            return cls(match["name"])
+        if match is None or match["field"] not in OURS:
             raise ValueError(f"expected {', '.join(sorted(OURS))}, or as NAME, found {text!r}")
-        unit, known = found["unit"] or "", units_of(found["field"])
+        unit, known = match["unit"] or "", units_of(match["field"])
         if unit not in ("", "?") and unit.lower() not in known:
             raise ValueError(f"expected a unit ({', '.join(known) or 'none'}), found {text!r}")
-        return cls(found["field"], unit)
+        return cls(match["field"], unit)
 
 
 class LineForm(Frozen):
@@ -143,7 +147,9 @@ class Format(Frozen):
     def _are_targets(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        lists = {name: [one] if isinstance(one, str) else one for name, one in value.items()}
+        lists = {
+            name: [target] if isinstance(target, str) else target for name, target in value.items()
+        }
         for name, targets in lists.items():
             if not isinstance(targets, list | tuple) or not targets:
                 raise ValueError(f"expected where {name!r} goes, found {targets!r}")

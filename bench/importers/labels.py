@@ -61,9 +61,9 @@ def label_of(line: str, *, alone: bool = False) -> str | None:
     bare = _QUOTE.sub("", line)
     forms = (_COMMENT, _BULLET, _BOLD, _TAG, *((_PLAIN,) if alone else ()))
     for form in forms:
-        found = form.match(bare)
-        if found is not None and _LETTER.search(found["text"]):
-            return _MARKS.sub("", _TAGS.sub("", found["text"])).rstrip(" :")[:300]
+        match = form.match(bare)
+        if match is not None and _LETTER.search(match["text"]):
+            return _MARKS.sub("", _TAGS.sub("", match["text"])).rstrip(" :")[:300]
     return None
 
 
@@ -80,13 +80,13 @@ def without_brackets(label: str) -> str:
 
 def facts_of(label: str) -> dict[str, Any]:
     """Fields of `Workload` that a label states: `Llama 8B @ SeqLen 1K`."""
-    found: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     if model := _MODEL.search(label):
-        found["model"] = model[1]
+        stated["model"] = model[1]
     if sequence := _SEQUENCE.search(label):
         text, thousand = (sequence["a"] or sequence["b"]), (sequence["ak"] or sequence["bk"])
-        found["seq_len"] = int(text.replace(",", "")) * (1024 if thousand else 1)
-    return found | _devices_of(label)
+        stated["seq_len"] = int(text.replace(",", "")) * (1024 if thousand else 1)
+    return stated | _devices_of(label)
 
 
 def _devices_of(label: str) -> dict[str, Any]:
@@ -94,7 +94,9 @@ def _devices_of(label: str) -> dict[str, Any]:
     for form in _DEVICES:
         if matches := list(form.finditer(label)):
             said = matches[0].groupdict()
-            counts = {int(one["count"]) * int(one.groupdict().get("nodes") or 1) for one in matches}
+            counts = {
+                int(match["count"]) * int(match.groupdict().get("nodes") or 1) for match in matches
+            }
             device = said.get("device") or _device_of(label)
             ranks = {"ranks": counts.pop()} if len(counts) == 1 else {}
             return ranks | ({"device": device} if device else {})

@@ -160,7 +160,7 @@ class Parsed:
         return list(dict.fromkeys(itertools.chain(*self._all(), self._unknown, self._dropped)))
 
     def _all(self) -> Iterator[Mapping[str, Value]]:
-        yield from itertools.chain.from_iterable(one.values() for one in self._steps.values())
+        yield from itertools.chain.from_iterable(step.values() for step in self._steps.values())
         yield from (values for *_, values in self._memory)
         yield from (values for _, values in self._unnumbered)
 
@@ -191,9 +191,9 @@ class Parsed:
         self._place_memory()
         for name, count in self._unread.items():
             self._forget(name, count, self._read[name] + count)
-        found = tuple(self._step(number) for number in sorted(self._steps))
-        self.remarks += self._about(found)
-        return found
+        steps = tuple(self._step(number) for number in sorted(self._steps))
+        self.remarks += self._about(steps)
+        return steps
 
     def _forget(self, name: str, count: int, whole: int) -> None:
         """A field of which more than a few are not understood has no number."""
@@ -264,14 +264,16 @@ class Parsed:
                 f" {min(self._repeated)}: the last line counts"
             )
         for name, words in _ODD.items():
-            counts = [(one, one.extra.get(name, 0)) for one in steps]
+            counts = [(step, step.extra.get(name, 0)) for step in steps]
             odd = [(one, int(n)) for one, n in counts if not isinstance(n, str) and n > 0]
             if odd:
                 where = ", ".join(str(one.step) for one, _ in odd[:_SHOWN])
                 lost = sum(one.loss is None for one, _ in odd) if "nan" in name else 0
                 more = f"; {lost} of these steps have no loss" if lost else ""
                 yield f"{sum(n for _, n in odd)} iterations {words} (step {where}){more}"
-        timed = [one.step for one in steps if one.loss is not None or one.milliseconds is not None]
+        timed = [
+            step.step for step in steps if step.loss is not None or step.milliseconds is not None
+        ]
         if {after - before for before, after in itertools.pairwise(timed)} - {1}:
             yield "not every step has a line, so that a line may be a mean over several"
 
@@ -302,6 +304,6 @@ def with_arguments(workload: dict[str, Any], given: dict[str, str]) -> dict[str,
     if plain.get("tensor_parallel") != 1 or plain.get("pipeline_parallel") != 1:
         # The line counts one of several parts of the model.
         plain.pop("parameters", None)
-    telling = {name: text for name, text in given.items() if any(one in name for one in _TELLING)}
+    telling = {name: text for name, text in given.items() if any(kind in name for kind in _TELLING)}
     plain["settings"] = {name: _CONSTANTS.get(text, text) for name, text in telling.items()}
     return plain

@@ -68,13 +68,13 @@ def quantities(text: str) -> tuple[Quantity, ...]:
     text = _SPREAD.sub(r"\1\4 ± \3\4", text.strip(" \t'\"`"))
     if wrapped := _WRAPPED.fullmatch(text):
         text = wrapped[1]
-    found: list[Quantity] = []
+    numbers: list[Quantity] = []
     at = 0
     while part := _PART.match(text, at):
         unit = (part["unit"] or "").lower()
-        found.append(Quantity(number(part["number"]), unit, part["number"].startswith("+")))
+        numbers.append(Quantity(number(part["number"]), unit, part["number"].startswith("+")))
         if _END.fullmatch(text, part.end()):
-            return tuple(found)
+            return tuple(numbers)
         join = _JOIN.match(text, part.end())
         if join is None:
             break

@@ -44,8 +44,8 @@ class FormatReader:
     def read(self, text: str) -> Said | None:
         """What a line says; None for a line of anything else."""
         for form in self.row.lines:
-            if any(word in text for word in form.has) and (found := form.match.search(text)):
-                said = self._said(form, found)
+            if any(word in text for word in form.has) and (match := form.match.search(text)):
+                said = self._said(form, match)
                 if said is not None and len(said.ours) >= form.least:
                     return said
         return None
@@ -72,12 +72,14 @@ class FormatReader:
             if type(step) is not int or not 0 <= step < MOST:
                 continue
             pairs = [
-                (name, str(one)) for name, one in entry.items() if type(one) in (int, float, str)
+                (name, str(value))
+                for name, value in entry.items()
+                if type(value) in (int, float, str)
             ]
-            if aside := [one for one in pairs if form.aside.match(one[0])]:
+            if aside := [pair for pair in pairs if form.aside.match(pair[0])]:
                 run.add(self.of_pairs(aside, step, "evaluation"), 0)
             if form.needs in entry:
-                own = [one for one in pairs if one not in aside and one[0] != form.step]
+                own = [pair for pair in pairs if pair not in aside and pair[0] != form.step]
                 run.add(self.of_pairs(own, step), 0)
         return run
 
@@ -95,7 +97,7 @@ class FormatReader:
             for form, (text, *_) in self.row.patterns.items():
                 if re.fullmatch(form, tried):
                     target = Target.of(text)
-                    own = [one for one in units if one in units_of(target.name)]
+                    own = [unit for unit in units if unit in units_of(target.name)]
                     return (Target(target.name, (own or [target.unit])[-1]),)
         return ()
 
@@ -142,7 +144,7 @@ class FormatReader:
                 said.facts["framework"] = self.row.frameworks[name]
             targets, fact, found = self.meaning(name), self._fact(name), quantities(text)
             first = targets and targets[0].name not in told
-            told.update(one.name for one in targets[:1])
+            told.update(target.name for target in targets[:1])
             one = found[0].plain if found else None
             if text.strip().lower() in NOTHING:
                 continue

@@ -97,7 +97,7 @@ def read_text(
 def _imported(
     parsed: Sequence[Parsed], source: str, sha256: str, facts: dict[str, str]
 ) -> list[ImportedRun]:
-    found: list[ImportedRun] = []
+    runs: list[ImportedRun] = []
     for run in parsed:
         steps = run.steps()
         workload = _workload(run, facts)
@@ -113,13 +113,13 @@ def _imported(
             absent=_absent(workload, steps),
             remarks=tuple(run.remarks),
         )
-        name = _unused(run.label, [one.id for one in found])
-        found.append(ImportedRun(name, workload, provenance, steps, tuple(run.nccl)))
-    steps_of_all = itertools.chain.from_iterable(run.steps for run in found)
+        name = _unused(run.label, [one.id for one in runs])
+        runs.append(ImportedRun(name, workload, provenance, steps, tuple(run.nccl)))
+    steps_of_all = itertools.chain.from_iterable(run.steps for run in runs)
     if not any(getattr(step, name) is not None for step in steps_of_all for name in OURS):
-        remarks = itertools.chain.from_iterable(run.provenance.remarks for run in found)
+        remarks = itertools.chain.from_iterable(run.provenance.remarks for run in runs)
         raise NothingMeasuredError(f"{source} holds no run: {'; '.join(remarks)}")
-    return found
+    return runs
 
 
 def _of_document(
@@ -231,15 +231,15 @@ def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
     try:
         return Workload.model_validate({"framework": "unknown"} | said | facts)
     except ValidationError as error:
-        wrong = {str(one["loc"][0]) for one in error.errors()}
+        wrong = {str(fault["loc"][0]) for fault in error.errors()}
         if wrong & facts.keys():
-            first = next(one for one in error.errors() if str(one["loc"][0]) in facts)
+            first = next(fault for fault in error.errors() if str(fault["loc"][0]) in facts)
             raise UsageError(
                 f"--set {first['loc'][0]}: {first['msg']}, found {first['input']!r}"
             ) from error
         # What the text says there is of another kind than we take it for.
         parsed.remarks.append(f"not understood: {', '.join(sorted(wrong))}")
-        kept = {name: one for name, one in said.items() if name not in wrong}
+        kept = {name: value for name, value in said.items() if name not in wrong}
         return Workload.model_validate({"framework": "unknown"} | kept | facts)
 
 

@@ -84,7 +84,7 @@ class LogTable:
             numbers = [bool(quantities(cell)) for one, cell in both if one.is_known or one.is_step]
             # Of columns of prose all must be known.
             least = len(cells) if split is _spaced else 1
-            if any(one.is_known for one in table._columns) and sum(numbers) >= least:
+            if any(column.is_known for column in table._columns) and sum(numbers) >= least:
                 return table
         return None
 
@@ -193,8 +193,8 @@ class LogTable:
         """Rows as columns, where the first cells of rows name what is measured."""
         rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
         columns = [_Column("run"), *(self._column(cells[0]) for cells in rows)]
-        if any(one.is_known for one in columns):
-            names = enumerate((one.name for one in self._columns[1:]), start=1)
+        if any(column.is_known for column in columns):
+            names = enumerate((column.name for column in self._columns[1:]), start=1)
             number = self._rows[0][0]
             turned = [[name, *(cells[at] for cells in rows)] for at, name in names]
             self._columns, self._rows = columns, [(number, cells) for cells in turned]

@@ -83,7 +83,7 @@ class _Cut:
         self._readers = readers
         self._runs: list[Parsed] = []
         self._section: list[Parsed] = []
-        self._generic = {one.row.name for one in readers if one.row.generic}
+        self._generic = {reader.row.name for reader in readers if reader.row.generic}
         self._label: str | None = None
         self._prose = 0
         self._width = 0
@@ -110,9 +110,9 @@ class _Cut:
         before = ""
         while (taken := self._lines.take()) is not None:
             number, line = taken
-            found = self._said(line) or self._begun(line)
-            if found is not None and (not _OPEN.search(before) or found[0].read(before + line)):
-                self._take(*self._whole(line, *found), number, line)
+            said = self._said(line) or self._begun(line)
+            if said is not None and (not _OPEN.search(before) or said[0].read(before + line)):
+                self._take(*self._whole(line, *said), number, line)
                 before = ""
                 continue
             if (table := self._table_at(line)) is not None:
@@ -159,8 +159,8 @@ class _Cut:
                 break
             if self._said(more, wrapped=not reader.row.generic):
                 break
-            joined = [f"{one}{gap}{more.strip()}" for one in readings for gap in ("", " ")]
-            tried = [(one, reader.read(one)) for one in joined if len(one) < _LONGEST_LINE]
+            joined = [f"{reading}{gap}{more.strip()}" for reading in readings for gap in ("", " ")]
+            tried = [(text, reader.read(text)) for text in joined if len(text) < _LONGEST_LINE]
             both = [(one, found) for one, found in tried if found is not None]
             if not both:
                 break
@@ -210,7 +210,7 @@ class _Cut:
             run = self._another("lines of another format: they are a run of their own")
         else:
             run = mine[-1]
-        rank = found["rank"] if (found := _RANK.search(line)) else ""
+        rank = match["rank"] if (match := _RANK.search(line)) else ""
         if again := run.begins_again(said, rank):
             run = self._another(f"{again} at line {number}: they are a run of their own")
             run.begins_again(said, rank)
@@ -235,7 +235,9 @@ class _Cut:
 
     def _table_at(self, line: str) -> LogTable | None:
         below = self._lines.ahead(1)
-        tables = (LogTable.at(one, line, below) for one in self._readers if one.row.patterns)
+        tables = (
+            LogTable.at(reader, line, below) for reader in self._readers if reader.row.patterns
+        )
         return next(filter(None, tables), None)
 
     def _read_table(self, table: LogTable, number: int) -> None:

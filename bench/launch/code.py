@@ -81,7 +81,7 @@ class CodeIdentity:
     def added(self) -> list[object]:
         """What it has besides a checkout; no path: the same code hashes the same anywhere."""
         versions = [(name, one["version"]) for name, one in sorted(self.distributions.items())]
-        return [[sorted(one["files"].items()) for one in self.packages.values()], versions]
+        return [[sorted(package["files"].items()) for package in self.packages.values()], versions]
 
 
 @dataclass(frozen=True)
@@ -107,9 +107,13 @@ class RankCode:
     def file_hashes(self, engine: str) -> dict[str, str]:
         """Of them those that a run of `engine` measures; one from elsewhere may build on any."""
         row = find_engine(engine)
-        own = {one for other in TABLE for one in other.code} if row not in TABLE else {*row.code}
-        others = {one for other in TABLE for one in other.code} - own
-        left_out = tuple(one.partition("*")[0] for one in others)
+        own = (
+            {pattern for other in TABLE for pattern in other.code}
+            if row not in TABLE
+            else {*row.code}
+        )
+        others = {pattern for other in TABLE for pattern in other.code} - own
+        left_out = tuple(pattern.partition("*")[0] for pattern in others)
         return {file: h for file, h in self.files().items() if not file.startswith(left_out)}
 
     def versions(self) -> tuple[str, str]:

@@ -42,7 +42,7 @@ def expected_code(resolved: ResolvedRun, code: RankCode, imports: Iterable[str])
     files, pinned = code.files(), code.pinned
     for name in OWN_PACKAGES:
         own = {file: content for file, content in files.items() if file.startswith(f"{name}/")}
-        patterns = [one for one in RANK_PATTERNS if one.startswith(f"{name}/")]
+        patterns = [pattern for pattern in RANK_PATTERNS if pattern.startswith(f"{name}/")]
         packages[name] = {"patterns": patterns, "root": str(code.root), "files": own}
     for named in named_code(resolved):
         wanted: dict[str, Any] = {"patterns": named.patterns}
@@ -116,7 +116,7 @@ def keep_proofs(folder: RunFolder, proofs: dict[int, dict[str, Any]]) -> None:
         ordered = [proofs.get(rank, {}) for rank in range(len(proofs))]
         placement = None
         if all("host" in proof and "local_rank" in proof for proof in ordered):
-            hosts, local = ([one[name] for one in ordered] for name in ("host", "local_rank"))
+            hosts, local = ([entry[name] for entry in ordered] for name in ("host", "local_rank"))
             placement = {"nodes": hosts, "local_ranks": local}  # bench.record.RankPlacement
         runtime = folder.read_runtime() | {"placement": placement}
         runtime |= {"code_proof": {str(rank): proof for rank, proof in proofs.items()}}

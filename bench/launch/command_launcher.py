@@ -211,7 +211,9 @@ class CommandJob:
             node: read_json_object(logs / node_file(OUTCOME_FILE, node), [])
             for node in range(len(self._hosts))
         }
-        kills = max((one.get("kernel_oom_kills", 0) for one in words.values() if one), default=0)
+        kills = max(
+            (outcome.get("kernel_oom_kills", 0) for outcome in words.values() if outcome), default=0
+        )
         if not failed:
             return JobState("ended", exit_code=0, kernel_oom_kills=kills)
         silent = [host for node, host in enumerate(self._hosts) if words[node] is None]

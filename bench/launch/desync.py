@@ -43,8 +43,8 @@ def describe(ranks: Mapping[int, Issued]) -> str:
     """The first collective that ranks do not share, and who issued what."""
     if not ranks:
         return ""
-    first = max(min(one.latest, default=1) for one in ranks.values())
-    last = max(one.issued for one in ranks.values())
+    first = max(min(progress.latest, default=1) for progress in ranks.values())
+    last = max(progress.issued for progress in ranks.values())
     unfinished = "".join(
         f"; rank {rank} has not ended {one.unfinished}"
         for rank, one in list(ranks.items())[:_RANKS_SHOWN]

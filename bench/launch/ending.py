@@ -92,7 +92,7 @@ def _success(evidence: Evidence) -> Ending | None:
 
 def _own_fault(evidence: Evidence) -> Ending | None:
     """What no peer can cause."""
-    kinds = [(one.report or {}).get("kind") for one in evidence.failures]
+    kinds = [(failure.report or {}).get("kind") for failure in evidence.failures]
     state = next((state for state in _OWN_FAULTS if state in kinds), None)
     return None if state is None else _reported(evidence.failures[kinds.index(state)], state)
 
@@ -158,14 +158,14 @@ def gather_evidence(
     for file in folder.logs_path.glob(OUTCOME_GLOB):
         report = understood(_AgentReport, read_json_object(file, [])) or _AgentReport()
         agents[int("".join(filter(str.isdigit, file.name)) or 0)] = report
-    seen = {one.rank: one for agent in agents.values() for one in agent.failures}
+    seen = {failure.rank: failure for agent in agents.values() for failure in agent.failures}
     failures = [
         replace(seen.get(rank, RankFailure(rank)), report=reports.get(rank))
         for rank in sorted({*reports, *seen})
     ]
     # Where a rank has failed on one node, the agents of the others are ended for it.
     signals = [one.signal for one in agents.values() if one.signal is not None and not seen]
-    first = min((one.first_seconds for one in failures), default=math.inf)
+    first = min((failure.first_seconds for failure in failures), default=math.inf)
     ended = _ended_agent(agents, _hosts(folder), first)
     number, place = ended or (next(iter(signals), None), end.detail)
     return Evidence(

@@ -68,7 +68,7 @@ class RankFailure:
 
 def first_to_break(failures: Sequence[RankFailure]) -> RankFailure | None:
     """The failure that the others follow from; None without failures ([Note: who broke first])."""
-    deaths = [one.died_seconds for one in failures if one.died_seconds is not None]
+    deaths = [failure.died_seconds for failure in failures if failure.died_seconds is not None]
     first_death = min(deaths, default=math.inf)
 
     def ended_by_agent(one: RankFailure) -> bool:

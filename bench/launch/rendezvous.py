@@ -71,7 +71,7 @@ class Rendezvous:
                 return None
             own = str(probe.getsockname()[0])
         for name, addresses in psutil.net_if_addrs().items():
-            if any(one.address == own for one in addresses):
+            if any(address.address == own for address in addresses):
                 return str(name)
         return None
 

@@ -34,7 +34,10 @@ class CallSites:
         self._patterns = tuple(pattern.removeprefix("torch/") for pattern in torch_code)
         self._known: dict[CodeType, str | None] = {}
         # The code of an arm may lie in any folder that is imported from.
-        folders = {_CHECKOUT, *_PACKAGES, *(one.rstrip("/") for one in sys.path)} - {"", *_LIBRARY}
+        folders = {_CHECKOUT, *_PACKAGES, *(folder.rstrip("/") for folder in sys.path)} - {
+            "",
+            *_LIBRARY,
+        }
         self._folders = sorted(folders, key=len, reverse=True)
 
     def of_code(self, code: CodeType) -> str | None:

@@ -32,15 +32,15 @@ class CpuMeter:
             threads = os.listdir(_TASKS)  # noqa: PTH208 - a tenth of the time of a path's iterdir
         except OSError:
             return None
-        found: dict[str, float] = {}
+        times: dict[str, float] = {}
         for thread in threads:
             try:
                 seconds = clock_gettime((~int(thread) << 3) | _PER_THREAD)
                 role = self._role(thread)
             except OSError:  # it has ended meanwhile
                 continue
-            found[role] = found.get(role, 0.0) + seconds * 1e3
-        return found
+            times[role] = times.get(role, 0.0) + seconds * 1e3
+        return times
 
     def _role(self, thread: str) -> str:
         if thread not in self._roles:

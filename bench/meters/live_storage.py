@@ -62,7 +62,7 @@ class LiveStorageMeter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Remember storages of one operation; a tensor subclass comes back as its own tensors."""
-        if any(dispatches(one) for one in types):
+        if any(dispatches(kind) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         for tensor in tensors_in(result):
@@ -114,11 +114,11 @@ def _held_by_python() -> list[torch.UntypedStorage]:
         kinds = set(map(type, objects))  # a thousand, of half a million objects
         storages = {kind for kind in kinds if issubclass(kind, torch.UntypedStorage)}
         tensors = {kind for kind in kinds if issubclass(kind, Tensor) and not dispatches(kind)}
-        for one in objects:
-            if type(one) in storages:
-                found.append(one)
-            elif type(one) in tensors and _has_storage(one):
-                found.append(one.untyped_storage())
+        for obj in objects:
+            if type(obj) in storages:
+                found.append(obj)
+            elif type(obj) in tensors and _has_storage(obj):
+                found.append(obj.untyped_storage())
     return found
 
 

@@ -43,14 +43,14 @@ class MemoryMeter:
         """
         if self._device.type != "cuda":
             return None
-        found = {
+        counters = {
             "device_setup_peak_bytes": torch.cuda.max_memory_allocated(self._device),
             "device_setup_peak_reserved_bytes": torch.cuda.max_memory_reserved(self._device),
         }
         gc.collect()
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        return found
+        return counters
 
     def device_peak_bytes(self) -> int | None:
         """Most that torch's device allocator has had allocated since set-up; None on a CPU."""
@@ -62,11 +62,11 @@ class MemoryMeter:
         """What the device allocator holds now, and how often it had to free and try again."""
         if self._device.type != "cuda":
             return None
-        found = torch.cuda.memory_stats(self._device)
+        stats = torch.cuda.memory_stats(self._device)
         return {
-            "allocated_bytes": found["allocated_bytes.all.current"],
-            "reserved_bytes": found["reserved_bytes.all.current"],
-            "allocation_retries": found["num_alloc_retries"],
+            "allocated_bytes": stats["allocated_bytes.all.current"],
+            "reserved_bytes": stats["reserved_bytes.all.current"],
+            "allocation_retries": stats["num_alloc_retries"],
         }
 
     def device_peak_reserved_bytes(self) -> int | None:

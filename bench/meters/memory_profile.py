@@ -100,11 +100,11 @@ def _peaks(recorded: profile) -> tuple[int, int | None]:
     while waiting:
         event = waiting.pop()
         waiting += event.children
-        found = event.extra_fields
-        if not hasattr(found, "total_allocated"):
+        fields = event.extra_fields
+        if not hasattr(fields, "total_allocated"):
             begin = event.start_time_ns if event.name == _STEPS_BEGIN else begin
-        elif found.device.type == "cpu":
-            change = (event.start_time_ns, found.total_allocated, found.alloc_size, found.ptr)
+        elif fields.device.type == "cpu":
+            change = (event.start_time_ns, fields.total_allocated, fields.alloc_size, fields.ptr)
             changes.append(change)
     changes.sort()
     # What an earlier profile of this process counted, until it is freed.

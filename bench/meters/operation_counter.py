@@ -139,7 +139,7 @@ class OperationCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Count one operation; what a tensor subclass does with it comes back as its own."""
-        if any(dispatches(one) for one in types):
+        if any(dispatches(kind) for kind in types):
             return NotImplemented
         self._local.inside = True
         try:
@@ -175,17 +175,17 @@ class OperationCounter(TorchDispatchMode):
         if _is_read(schema, read, written or outputs, sys._getframe(2)):
             kind = "host_read"
         site, line = self._sites.of_frame(sys._getframe(2))
-        found = self._found((schema.operation, kind, dtype, site), line)
-        found.count += 1
-        found.allocations += len(fresh)
-        found.allocated_bytes += sum(t.untyped_storage().nbytes() for t in fresh.values())
+        row = self._found((schema.operation, kind, dtype, site), line)
+        row.count += 1
+        row.allocations += len(fresh)
+        row.allocated_bytes += sum(t.untyped_storage().nbytes() for t in fresh.values())
         if kind == "collective":
-            found.bytes += max(_bytes(outputs), _bytes(read), _bytes(written))
+            row.bytes += max(_bytes(outputs), _bytes(read), _bytes(written))
             self._issued(result)
         elif kind == "fill":
-            found.bytes += _bytes(written or outputs)
+            row.bytes += _bytes(written or outputs)
         elif kind != "view":
-            found.bytes += _bytes(read) + _bytes(written) + _bytes(list(fresh.values()))
+            row.bytes += _bytes(read) + _bytes(written) + _bytes(list(fresh.values()))
         self._products += schema.product
 
     def _schema(self, func: Any) -> _Schema:
@@ -215,10 +215,10 @@ class OperationCounter(TorchDispatchMode):
 
     def _waited(self, work: Any, frame: FrameType) -> None:
         site, line = self._sites.of_frame(frame)
-        found = self._found(("Work.wait", "wait", "", site), line)
-        found.count += 1
+        row = self._found(("Work.wait", "wait", "", site), line)
+        row.count += 1
         issued = self._works.pop(id(work), None)
-        found.exposed += issued is not None and issued[1] == self._products
+        row.exposed += issued is not None and issued[1] == self._products
 
     def _profile(self, frame: FrameType, event: str, argument: Any) -> None:
         if not self._active:
@@ -276,11 +276,11 @@ class OperationCounter(TorchDispatchMode):
         if not isinstance(storage, torch.UntypedStorage):
             return
         site, line = self._sites.of_frame(frame)
-        found = self._found(("storage.resize_", "resize", "", site), line)
-        found.count += 1
+        row = self._found(("storage.resize_", "resize", "", site), line)
+        row.count += 1
         if storage.nbytes() > self._local.before_bytes:
-            found.allocations += 1
-            found.allocated_bytes += storage.nbytes()
+            row.allocations += 1
+            row.allocated_bytes += storage.nbytes()
 
     def _found(self, key: _Key, line: int) -> _Amounts:
         if key not in self._amounts:

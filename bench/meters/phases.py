@@ -85,8 +85,8 @@ class PhaseMeter:
 
     def milliseconds(self) -> dict[str, float]:
         """By part, those of the same name added up. Only once the device has done the step."""
-        found: dict[str, float] = {}
+        phases: dict[str, float] = {}
         for (name, start), (_, end) in zip(self._notes, self._notes[1:], strict=False):
             time = (end - start) * 1e3 if self._event is None else start.elapsed_time(end)
-            found[name] = found.get(name, 0.0) + time
-        return {name: round(time, 4) for name, time in found.items()}
+            phases[name] = phases.get(name, 0.0) + time
+        return {name: round(time, 4) for name, time in phases.items()}

@@ -42,8 +42,8 @@ def takes_meta(factory: F) -> F:
 
 def initial_values(model: nn.Module) -> InitialValues | None:
     """The rule of a model on the meta device; None of one that has values already."""
-    found: InitialValues | None = getattr(model, "initial_values", None)
-    return found if any(parameter.is_meta for parameter in model.parameters()) else None
+    values: InitialValues | None = getattr(model, "initial_values", None)
+    return values if any(parameter.is_meta for parameter in model.parameters()) else None
 
 
 class GivenValues:
@@ -60,7 +60,7 @@ class GivenValues:
 
 def parts_of(named: Iterable[tuple[str, nn.Parameter]], prefix: str = "") -> list[Part]:
     """Parts of plain tensors and of DTensors that are cut as torch cuts them."""
-    found = []
+    parts = []
     for name, parameter in named:
         rows, offsets = parameter.detach(), (0,) * parameter.dim()
         if isinstance(rows, DTensor):
@@ -69,8 +69,8 @@ def parts_of(named: Iterable[tuple[str, nn.Parameter]], prefix: str = "") -> lis
             )
             rows = rows.to_local()
         bare, shape = name.removeprefix(prefix), tuple(parameter.shape)
-        found.append(Part(bare, rows, tuple(offsets), shape))
-    return found
+        parts.append(Part(bare, rows, tuple(offsets), shape))
+    return parts
 
 
 def write_values(values: InitialValues | GivenValues, parts: Iterable[Part]) -> None:
@@ -86,7 +86,8 @@ def materialise(model: nn.Module, device: torch.device) -> None:
         return
     waiting = {name for name, parameter in model.named_parameters() if parameter.is_meta}
     _replace_meta(model, lambda meta: torch.empty_like(meta, device=device))
-    write_values(values, parts_of(one for one in model.named_parameters() if one[0] in waiting))
+    named = (entry for entry in model.named_parameters() if entry[0] in waiting)
+    write_values(values, parts_of(named))
 
 
 def give_placeholders(model: nn.Module, device: torch.device) -> None:

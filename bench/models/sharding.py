@@ -23,17 +23,17 @@ def unit_classes(model: nn.Module) -> tuple[type[nn.Module], ...]:
 def units(model: nn.Module) -> list[nn.Module]:
     """Instances of those classes in registration order; of nested ones the outermost."""
     classes = unit_classes(model)
-    found: list[nn.Module] = []
+    modules: list[nn.Module] = []
 
     def walk(module: nn.Module) -> None:
         for child in module.children():
             if isinstance(child, classes):
-                found.append(child)
+                modules.append(child)
             else:
                 walk(child)
 
     walk(model)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(modules))
 
 
 OUTER, DATA, TENSOR, EXPERT = "dp_outer", "dp", "tp", "ep"

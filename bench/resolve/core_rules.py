@@ -140,7 +140,7 @@ def graphs(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
 def _of_the_host(run: ResolvedRun) -> list[str]:
     """What the host reads or computes within a step, a graph would repeat from its capture."""
     core = core_switches(run.engine)
-    found = {
+    problems = {
         "nan_check=true (reads every gradient on the host)": core.nan_check,
         f"transport={core.transport} (messages from the host)": core.transport == "point_to_point",
         f"recipe={core.recipe} (never captured)": core.recipe != "none",
@@ -150,7 +150,7 @@ def _of_the_host(run: ResolvedRun) -> list[str]:
         " bf16, expert_parallel 1, and widths in multiples of 8)": _counts_on_host(run),
         "a model of the user's own (nobody knows what it reads)": run.shape is None,
     }
-    return [what for what, holds in found.items() if holds]
+    return [what for what, holds in problems.items() if holds]
 
 
 def _counts_on_host(run: ResolvedRun) -> bool:
@@ -166,9 +166,9 @@ def _counts_on_host(run: ResolvedRun) -> bool:
 def _watched(run: ResolvedRun) -> list[str]:
     """A replay does nothing that a profile, a count or NCCL's log on the host could see."""
     measure = run.measure
-    found = {
+    problems = {
         "measure.counts": measure.counts,
         f"measure.profile={measure.profile}": measure.profile != "none",
         f"measure.nccl={measure.nccl}": measure.nccl != "none",
     }
-    return [what for what, holds in found.items() if holds]
+    return [what for what, holds in problems.items() if holds]

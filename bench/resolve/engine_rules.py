@@ -79,9 +79,9 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         if switch in row.settings.model_fields
     }
     if not known_engine(engine.name).outer_axis:
-        found = changed_settings(engine, EngineSpec(), "outer_strategy", "outer_size")
-        unknown = found + unknown
-        owners |= {row.name for row in engine_rows() if found and row.outer_axis}
+        changed = changed_settings(engine, EngineSpec(), "outer_strategy", "outer_size")
+        unknown = changed + unknown
+        owners |= {row.name for row in engine_rows() if changed and row.outer_axis}
     if not unknown:
         return None
     return (
@@ -272,5 +272,5 @@ def _why_not_here(engine: str, _folder: Path) -> str | None:
         remedy = f": {row.install}" if row.install else ""
         what = " and ".join(missing)
         return f"engine {row.name} needs {what}, which is not installed here{remedy}"
-    found = None if row in TABLE else problem_of(row.factory)
-    return None if found is None else f"engine {row.name} cannot be loaded: {found}"
+    problem = None if row in TABLE else problem_of(row.factory)
+    return None if problem is None else f"engine {row.name} cannot be loaded: {problem}"

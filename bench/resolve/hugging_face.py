@@ -52,10 +52,10 @@ def read_config(path: str) -> ModelShape:
     if missing:
         raise _refusal(file, "a value for " + ", ".join(missing), "none", "add what is missing")
     for name, only in _ONLY.items():
-        found = document.get(name, only)
-        if found != only:
+        value = document.get(name, only)
+        if value != only:
             raise _refusal(
-                file, f"{name} {only!r}", f"{found!r}", "the built-in Llama has nothing else"
+                file, f"{name} {only!r}", f"{value!r}", "the built-in Llama has nothing else"
             )
     window = document.get("sliding_window", 4096) if kind == "mistral" else None
     if window is not None:

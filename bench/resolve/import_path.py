@@ -40,19 +40,19 @@ def locate(import_path: str) -> NamedCode | None:
 def _locate(module: str, where: tuple[str, ...]) -> NamedCode | None:
     top, *rest = module.split(".")
     first = _find(top, list(where))
-    found = first
+    spec = first
     name = top
     for part in rest:
         name = f"{name}.{part}"
-        inside = None if found is None else found.submodule_search_locations
-        found = None if inside is None else _find(name, list(inside))
-    if first is None or found is None or found.origin is None or first.origin is None:
+        inside = None if spec is None else spec.submodule_search_locations
+        spec = None if inside is None else _find(name, list(inside))
+    if first is None or spec is None or spec.origin is None or first.origin is None:
         return None
     start = Path(first.origin).resolve()
     is_package = first.submodule_search_locations is not None
     root = start.parent.parent if is_package else start.parent
     patterns = (f"{top}/**/*.py",) if is_package else (start.name,)
-    return NamedCode(top, root, patterns, Path(found.origin).resolve())
+    return NamedCode(top, root, patterns, Path(spec.origin).resolve())
 
 
 def _find(name: str, where: list[str]) -> ModuleSpec | None:

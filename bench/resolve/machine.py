@@ -108,7 +108,9 @@ def _devices_by_nvml() -> list[CudaDevice] | None:
         return None
     try:
         handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        return [_device_of(nvml, one, gpu) for gpu in handles for one in _instances(nvml, gpu)]
+        return [
+            _device_of(nvml, instance, gpu) for gpu in handles for instance in _instances(nvml, gpu)
+        ]
     except nvml.NVMLError:
         return None
     finally:
@@ -123,11 +125,11 @@ def _instances(nvml: Any, gpu: Any) -> list[Any]:
         most = nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)
     except nvml.NVMLError:  # too old for MIG
         return [gpu]
-    found = []
+    devices = []
     for index in range(most):
         with suppress(nvml.NVMLError):  # fewer than there may be
-            found.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
-    return found
+            devices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, index))
+    return devices
 
 
 def _device_of(nvml: Any, handle: Any, gpu: Any) -> CudaDevice:

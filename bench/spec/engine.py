@@ -127,7 +127,7 @@ class EngineSpec(SharedSettings):
 
 def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
     """The first of `schemas`, widened to accept what any of them accepts."""
-    values = dict.fromkeys(value for one in schemas for value in one.get("enum", ()))
+    values = dict.fromkeys(value for schema in schemas for value in schema.get("enum", ()))
     return schemas[0] | ({"enum": list(values)} if values else {})
 
 

@@ -394,11 +394,11 @@ def forget_entry_points() -> None:
 @cache
 def own_settings() -> Mapping[str, tuple[type[EngineSettings], ...]]:
     """Setting -> the models of the engines that have one of this name."""
-    found: dict[str, tuple[type[EngineSettings], ...]] = {}
+    owners: dict[str, tuple[type[EngineSettings], ...]] = {}
     for row in engine_rows():
         for setting in row.settings.model_fields:
-            found[setting] = (*found.get(setting, ()), row.settings)
-    return found
+            owners[setting] = (*owners.get(setting, ()), row.settings)
+    return owners
 
 
 @cache

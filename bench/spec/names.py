@@ -88,12 +88,12 @@ def _texts_below_fields(model: type) -> dict[str, str]:
 
     (tree,) = ast.parse(textwrap.dedent(inspect.getsource(model))).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    docs = {}
     for field, below in pairwise(tree.body):
         match field, below:
             case (
                 ast.AnnAssign(target=ast.Name(id=name)),
                 ast.Expr(value=ast.Constant(value=str(text))),
             ):
-                found[name] = inspect.cleandoc(text)
-    return found
+                docs[name] = inspect.cleandoc(text)
+    return docs

@@ -124,11 +124,11 @@ class LaunchSpec(Frozen):
     @property
     def nccl_variables(self) -> dict[str, str]:
         """The environment that copy_engine, nvls and collnet stand for."""
-        found = {"NCCL_CTA_POLICY": "2"} if self.copy_engine else {}
+        variables = {"NCCL_CTA_POLICY": "2"} if self.copy_engine else {}
         for name, value in (("NVLS", self.nvls), ("COLLNET", self.collnet)):
             if value != "default":
-                found[f"NCCL_{name}_ENABLE"] = "1" if value == "on" else "0"
-        return found
+                variables[f"NCCL_{name}_ENABLE"] = "1" if value == "on" else "0"
+        return variables
 
     @property
     def ranks_per_node(self) -> int:

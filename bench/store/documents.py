@@ -126,7 +126,7 @@ class Validations:
             DamagedRecordError: it cannot be read.
         """
         known = self.ids()
-        matches = [wanted] if wanted in known else [one for one in known if wanted in one]
+        matches = [wanted] if wanted in known else [record for record in known if wanted in record]
         if len(matches) != 1:
             shown = ", ".join(known[-5:]) or "none"
             raise UsageError(
@@ -141,9 +141,9 @@ class Validations:
 
     def newest(self, engine: str | None = None) -> ValidationRecord | None:
         """The newest readable validation (of `engine`)."""
-        for one in reversed(self.ids()):
+        for id_ in reversed(self.ids()):
             try:
-                record = self.read(one)
+                record = self.read(id_)
             except DamagedRecordError:
                 continue
             if engine in (None, *record.engines):

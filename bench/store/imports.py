@@ -126,9 +126,9 @@ class Imports:
 
     def all(self, damaged: list[str] | None = None) -> Iterator[ImportedRun]:
         """Every readable one; why others had to be left out is added to `damaged`."""
-        for one in self.ids():
+        for id_ in self.ids():
             try:
-                yield self.read(one)
+                yield self.read(id_)
             except DamagedRecordError as error:
                 if damaged is not None:
                     damaged.append(str(error))

@@ -79,8 +79,8 @@ def is_of_arms(sweep_id: str, name: str) -> bool:
 
 def rank_of(path: Path) -> int | None:
     """Rank in a name such as `failure.rank3.json`, None if there is none."""
-    found = _RANK.search(path.name)
-    return int(found.group(1)) if found else None
+    match = _RANK.search(path.name)
+    return int(match.group(1)) if match else None
 
 
 def checked_identifier(kind: str, name: str) -> str:

@@ -227,7 +227,7 @@ class ResultsStore:
 
     def sweeps_of_arms(self, name: str) -> list[str]:
         """The sweeps of this name whose ids end with what their arms are."""
-        return [one for one in self.sweeps() if layout.is_of_arms(one, name)]
+        return [sweep for sweep in self.sweeps() if layout.is_of_arms(sweep, name)]
 
     def sweeps_called(self, name: str) -> list[str]:
         """The sweep of this id; where there is none, those of this name with any arms."""

@@ -105,7 +105,9 @@ class RunFolder:
             layout.rank_of(file): read_json_object(file, [])
             for file in sorted(self.path.glob(layout.FAILURE_GLOB))
         }
-        return {rank: one for rank, one in found.items() if rank is not None and one is not None}
+        return {
+            rank: state for rank, state in found.items() if rank is not None and state is not None
+        }
 
     def close(self) -> None:
         """Give up ownership. A run whose status still says running now reads as interrupted."""
@@ -136,7 +138,7 @@ def _moment(runs: Path) -> datetime:
     """Now, or just behind the newest run where its date is ahead of the clock."""
     now = datetime.now(UTC)
     stamp = _stamp_of(now)
-    dates = (dated(one.name) for one in runs.glob("*/*") if one.name > stamp)
+    dates = (dated(folder.name) for folder in runs.glob("*/*") if folder.name > stamp)
     ahead = [moment for moment in dates if moment and moment.year < MAXYEAR]
     return max([now, *(moment + timedelta(milliseconds=1) for moment in ahead)])
 

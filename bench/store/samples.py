@@ -69,7 +69,7 @@ def last_samples(file: Path, tail_bytes: int) -> dict[int, dict[int, StepSample]
     if start:
         content = content.partition(b"\n")[2]
     found = _samples_of(file, content, [])
-    return {rank: {one.step: one for one in samples} for rank, samples in found.items()}
+    return {rank: {sample.step: sample for sample in samples} for rank, samples in found.items()}
 
 
 def _samples_of(file: Path, content: bytes, problems: list[str]) -> dict[int, list[StepSample]]:
@@ -121,10 +121,10 @@ def _read_line_by_line(
 
 
 def _rank_in(line: bytes) -> int:
-    found = _RANK_IN_LINE.match(line)
-    if found is None:
+    match = _RANK_IN_LINE.match(line)
+    if match is None:
         raise ValueError('expected a line that begins with {"rank": N,')
-    return int(found.group(1))
+    return int(match.group(1))
 
 
 def _first_line(error: Exception) -> str:

@@ -75,15 +75,15 @@ def _mistakes(counts: Sequence[Sequence[float]], own: int, outer: int) -> list[s
     def gives(count: Callable[[int, int], float]) -> bool:
         wanted = [[float(count(r, j)) for j in range(microbatches)] for r in range(ranks)]
         return all(
-            abs(found - right) <= _NEAR * max(1.0, right)
+            abs(texts - right) <= _NEAR * max(1.0, right)
             for of_rank, row in zip(counts, wanted, strict=True)
-            for found, right in zip(of_rank, row, strict=True)
+            for texts, right in zip(of_rank, row, strict=True)
         )
 
     if gives(lambda _r, _j: 1):
         return []
-    found = [text for text, count in _candidates(ranks, microbatches, own, outer) if gives(count)]
-    return [*found[:1], *(f"or {text}" for text in found[1:])]
+    texts = [text for text, count in _candidates(ranks, microbatches, own, outer) if gives(count)]
+    return [*texts[:1], *(f"or {text}" for text in texts[1:])]
 
 
 def _candidates(

@@ -92,8 +92,8 @@ class CaseEvidence:
 
         What follows is computed from it, by the reference as well.
         """
-        count = min(len(one.steps) for one in self.seen)
-        if not self._finite([one.initial for one in self.seen]):
+        count = min(len(watched.steps) for watched in self.seen)
+        if not self._finite([watched.initial for watched in self.seen]):
             return range(0)
         poisoned = (s for s in range(count) if not self._finite(self._after(s)))
         return range(next(poisoned, count - 1) + 1)
@@ -101,8 +101,8 @@ class CaseEvidence:
     def each(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, int, StepSeen]]:
         """Of all steps, or of these: the step, the rank, and what it saw."""
         for step in self.steps if steps is None else steps:
-            for rank, one in enumerate(self.seen):
-                yield step, rank, one.steps[step]
+            for rank, watched in enumerate(self.seen):
+                yield step, rank, watched.steps[step]
 
     def require(self, *parts: str) -> None:
         """Of what the engine may have no counterpart for, what a check needs.
@@ -120,11 +120,11 @@ class CaseEvidence:
         return [
             step
             for step in self.steps
-            if self._finite([one.steps[step].gradients for one in self.seen])
+            if self._finite([watched.steps[step].gradients for watched in self.seen])
         ]
 
     def _after(self, step: int) -> list[dict[str, LocalRows]]:
-        return [one.steps[step].weights for one in self.seen]
+        return [watched.steps[step].weights for watched in self.seen]
 
     @staticmethod
     def _finite(shards: Sequence[Mapping[str, LocalRows | None]]) -> bool:
@@ -165,12 +165,12 @@ class CaseEvidence:
     @cached_property
     def initial(self) -> Named:
         """Whole main weights before the first step, as they were found."""
-        return self.whole([one.initial for one in self.seen])
+        return self.whole([watched.initial for watched in self.seen])
 
     @cached_property
     def weights(self) -> list[Named]:
         """Whole main weights after each step, as they were found."""
-        return [self.whole([one.steps[s].weights for one in self.seen]) for s in self.steps]
+        return [self.whole([watched.steps[s].weights for watched in self.seen]) for s in self.steps]
 
     def before(self, step: int) -> Named:
         """Whole main weights that `step` began with, as they were found."""
@@ -182,7 +182,7 @@ class CaseEvidence:
         Frozen ones are encoded once.
         """
         earlier = [self.before(other) for other in self.updated_steps if other < step]
-        return [{name: one[name] for name in self.trainable} for one in earlier]
+        return [{name: watched[name] for name in self.trainable} for watched in earlier]
 
     def is_encoded(self, bucket: BucketContents) -> bool:
         """Whether the weights of a buffer are quantised on their way: those of matrices."""
@@ -238,15 +238,17 @@ class CaseEvidence:
 
     def gradient_shards(self, name: str, step: int) -> list[LocalRows | None]:
         """Before clipping, of all ranks."""
-        return [one.steps[step].gradients.get(name) for one in self.seen]
+        return [watched.steps[step].gradients.get(name) for watched in self.seen]
 
     def gradients(self, step: int, *, clipped: bool = False) -> dict[str, Tensor | None]:
         """Whole gradients, as they were found; None where no rank has one."""
         found: dict[str, Tensor | None] = {}
         for name in self.trainable:
             per_rank = [
-                (one.steps[step].clipped or {} if clipped else one.steps[step].gradients).get(name)
-                for one in self.seen
+                (
+                    watched.steps[step].clipped or {} if clipped else watched.steps[step].gradients
+                ).get(name)
+                for watched in self.seen
             ]
             shards = [shard for shard in per_rank if shard is not None]
             complete = len(shards) == len(per_rank)

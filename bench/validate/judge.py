@@ -59,7 +59,7 @@ def judge(case: Case, outcome: CallOutcome, device: torch.device) -> CaseVerdict
         state="passed",
         settings=settings(case),
         seconds=round(outcome.seconds, 3),
-        cpu_seconds=round(sum(one.cpu_seconds for one in outcome.answers), 3),
+        cpu_seconds=round(sum(answer.cpu_seconds for answer in outcome.answers), 3),
     )
     if outcome.kind == "refused":
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})

@@ -72,7 +72,7 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     """Cases for `engine`, applicable or not, each once, few ranks first."""
     wanted = _full(engine) if full else _quick(engine)
     on_axes = sorted(dict.fromkeys(wanted), key=lambda case: (case.ranks, case.outer))
-    programs = [one for one in FIXED if one.engine == engine]
+    programs = [program for program in FIXED if program.engine == engine]
     return sorted([*on_axes, *programs], key=attrgetter("ranks"))
 
 
@@ -87,7 +87,7 @@ def select(found: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
     wanted: set[str] = set()
     ids = [case.id for case in found]
     for pattern in patterns:
-        matching = {pattern} if pattern in ids else {one for one in ids if _matches(one, pattern)}
+        matching = {pattern} if pattern in ids else {id_ for id_ in ids if _matches(id_, pattern)}
         if not matching:
             example = ids[0] if ids else "no case"
             raise UsageError(

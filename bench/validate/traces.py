@@ -74,12 +74,12 @@ def frames_of(text: str) -> tuple[str, ...]:
 
     text: a traceback, or what faulthandler writes.
     """
-    found = _FRAME.findall(text)
+    frames = _FRAME.findall(text)
     if _TRACEBACK in text:
         begin = text.rindex(_TRACEBACK)
-        found = _FRAME.findall(text[begin:])[::-1]
-    others = [frame for frame in found if not frame[0].startswith(_HARNESS)]
-    core = [frame for frame in found if _CORE in frame[0]]
+        frames = _FRAME.findall(text[begin:])[::-1]
+    others = [frame for frame in frames if not frame[0].startswith(_HARNESS)]
+    core = [frame for frame in frames if _CORE in frame[0]]
     own = core or [frame for frame in others if not _LIBRARY.search(frame[0])] or others
     return tuple(f"at {_short(file)}:{line} in {name}" for file, line, name in own[:_MOST])
 

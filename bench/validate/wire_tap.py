@@ -48,10 +48,10 @@ class WireTap(TorchDispatchMode):
         del types
         if func.namespace == "c10d":
             self._note(func, args)
-        found = func(*args, **(kwargs or {}))
-        if func.namespace == "_c10d_functional" and isinstance(found, Tensor):
-            self._note_functional(func.__name__.partition(".")[0], found, args)
-        return found
+        result = func(*args, **(kwargs or {}))
+        if func.namespace == "_c10d_functional" and isinstance(result, Tensor):
+            self._note_functional(func.__name__.partition(".")[0], result, args)
+        return result
 
     def take(self) -> list[Sent]:
         """In order of issue."""

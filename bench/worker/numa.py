@@ -48,23 +48,23 @@ def bind_to_node(
 
 def _nodes(system: Path) -> dict[int, set[int]]:
     """Processors by node."""
-    found = {}
+    nodes = {}
     for folder in (system / "devices/system/node").glob("node[0-9]*"):
         try:
             text = (folder / "cpulist").read_text(encoding="ascii")
         except OSError:
             continue
-        found[int(folder.name.removeprefix("node"))] = _numbers(text.strip())
-    return found
+        nodes[int(folder.name.removeprefix("node"))] = _numbers(text.strip())
+    return nodes
 
 
 def _numbers(text: str) -> set[int]:
     """Of `0-3,8`."""
-    found: set[int] = set()
+    cpus: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
-        found |= set(range(int(first), int(last or first) + 1))
-    return found
+        cpus |= set(range(int(first), int(last or first) + 1))
+    return cpus
 
 
 def _node_of(device: torch.device, system: Path) -> int | None:

@@ -117,7 +117,9 @@ def memory_report(
     if timeline is not None:
         timeline = attributed(timeline, by_category)
         moment = peak(timeline).moment
-        held = {one: size for one in CATEGORIES if (size := moment.by_category.get(one))}
+        held = {
+            category: size for category in CATEGORIES if (size := moment.by_category.get(category))
+        }
         ledger = {
             "step": timeline.step,
             "peak_bytes": moment.total_bytes,

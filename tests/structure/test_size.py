@@ -14,21 +14,21 @@ SLACK = 60
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (15925, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3214, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4199, (
+    "bench: spec, resolve": (3216, ("bench/spec/", "bench/resolve/")),
+    "bench: record, store, derive, errors": (4206, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
         "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
         "bench/known_failures.py", "bench/__init__.py",
     )),
-    "bench: models, data": (1787, ("bench/models/", "bench/data/")),
-    "bench: engines": (1985, ("bench/engines/",)),
-    "bench: meters, worker, loop": (2593, ("bench/meters/", "bench/worker/", "bench/loop.py")),
-    "bench: launch": (3558, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7418, (
+    "bench: models, data": (1788, ("bench/models/", "bench/data/")),
+    "bench: engines": (1987, ("bench/engines/",)),
+    "bench: meters, worker, loop": (2598, ("bench/meters/", "bench/worker/", "bench/loop.py")),
+    "bench: launch": (3564, ("bench/launch/",)),
+    "bench: validate, testing, plug-in": (7424, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
-    "bench: fit": (1183, ("bench/fit/",)),
-    "bench: importers": (1721, ("bench/importers/",)),
+    "bench: fit": (1185, ("bench/fit/",)),
+    "bench: importers": (1735, ("bench/importers/",)),
     "bench: cli": (4021, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2990, ("sweeps/",)),

@@ -172,7 +172,7 @@ def origin(package: str) -> Path | None:
 
 def file_hashes(root: Path, patterns: Iterable[str]) -> dict[str, str]:
     """Path below `root` -> SHA-256, of the files that match one of `patterns`."""
-    files = {path for one in patterns for path in root.glob(one) if path.is_file()}
+    files = {path for pattern in patterns for path in root.glob(pattern) if path.is_file()}
     return {
         path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(files)

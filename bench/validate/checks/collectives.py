@@ -43,19 +43,19 @@ def counts(evidence: CaseEvidence) -> str | None:
     entries = 0
     for step, rank, one in evidence.each(evidence.settled_steps):
         buckets = evidence.seen[rank].buckets
-        found: dict[str, Counts] = {bucket.name: Counter() for bucket in buckets}
+        counts: dict[str, Counts] = {bucket.name: Counter() for bucket in buckets}
         for entry in one.log:
-            found.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
+            counts.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
             entries += 1
         for bucket in buckets:
             expected = expected_counts(evidence, bucket, step)
-            if not _agree(found[bucket.name], expected, step):
+            if not _agree(counts[bucket.name], expected, step):
                 raise wrong(
                     step,
                     parameter=bucket.parameters[0],
                     rank=rank,
                     expected=f"bucket {bucket.name}: {_words(expected)}",
-                    found=_words(found[bucket.name]),
+                    found=_words(counts[bucket.name]),
                     evidence=evidence.wire_lines(step, bucket.parameters[0], rank),
                 )
     return f"{entries} collectives, all expected"
@@ -75,28 +75,28 @@ def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -
     updated = any(earlier < step for earlier in evidence.updated_steps)
     refreshed = (trainable and updated) or (encoded and step == 0)
     ahead, back = _PAYLOADS.get(case.recipe, (1, 1)) if encoded else (1, 1)
-    found: Counts = Counter()
+    counts: Counts = Counter()
     if case.inner > 1:
         gathers_every_use = "weights" in case.sharded and not is_root(bucket)
         if gathers_every_use or (case.sharded and (ahead, back) != (1, 1)):
-            found["all_gather", "inner"] = (ahead + back) * k
+            counts["all_gather", "inner"] = (ahead + back) * k
         elif case.sharded and refreshed:
-            found["all_gather", "inner"] = 1
+            counts["all_gather", "inner"] = 1
         if trainable and not case.sharded:
-            found["all_reduce", "inner"] = 1
+            counts["all_reduce", "inner"] = 1
         elif trainable:
             every = evidence.reduces_every_microbatch
-            found["reduce_scatter", "inner"] = k if every else 1
+            counts["reduce_scatter", "inner"] = k if every else 1
         if encoded and trainable and case.sharded:
-            found["all_reduce", "inner"] += 1
+            counts["all_reduce", "inner"] += 1
     if case.outer > 1 and trainable:
         shards = case.shards_outside
-        found["reduce_scatter" if shards else "all_reduce", "outer"] = 1
+        counts["reduce_scatter" if shards else "all_reduce", "outer"] = 1
         if shards and refreshed:
-            found["all_gather", "outer"] = 1 if (ahead, back) == (1, 1) else ahead + back
+            counts["all_gather", "outer"] = 1 if (ahead, back) == (1, 1) else ahead + back
         if shards and encoded:
-            found["all_reduce", "outer"] += 1
-    return found
+            counts["all_reduce", "outer"] += 1
+    return counts
 
 
 def is_root(bucket: BucketContents) -> bool:

@@ -231,12 +231,12 @@ def _whole_norm(evidence: CaseEvidence, step: int) -> float:
 def _check_norm(evidence: CaseEvidence, step: int) -> None:
     whole = _whole_norm(evidence, step)
     allowed = _NORM_SLACK * evidence.tolerance * whole
-    for rank, one in enumerate(evidence.seen):
-        norm = one.steps[step].norm
+    for rank, watched in enumerate(evidence.seen):
+        norm = watched.steps[step].norm
         if norm is None or abs(norm - whole) <= allowed:
             continue
         lines = []
-        squares = sum(_squares(p) for p in one.steps[step].gradients.values())
+        squares = sum(_squares(p) for p in watched.steps[step].gradients.values())
         own = math.sqrt(squares) / evidence.tokens
         once = norm_of(replace(evidence.case, model="stack"), evidence.gradients(step))
         once /= evidence.tokens

@@ -131,8 +131,8 @@ def no_growth(evidence: CaseEvidence) -> str:
     step (`no_shard`, experts). It did not come back, and what held them is not known. So a leak
     that happens in a single step passes here; `freed` sees it if it outlives the engine.
     """
-    for rank, one in enumerate(evidence.seen):
-        held = [step.live_bytes for step in one.steps]
+    for rank, watched in enumerate(evidence.seen):
+        held = [step.live_bytes for step in watched.steps]
         grown = [later - before for before, later in pairwise(held)]
         if grown and min(grown) > NOISE_BYTES:
             raise wrong(
@@ -140,7 +140,7 @@ def no_growth(evidence: CaseEvidence) -> str:
                 found=f"{held[1]} B ({grown[0]:+d}), and more in every step",
                 evidence=tuple(
                     f"ledger after step {number}: {after.held_bytes}"
-                    for number, after in enumerate(one.steps, 1)
+                    for number, after in enumerate(watched.steps, 1)
                 ),
             )  # fmt: skip
     return f"{evidence.seen[0].steps[-1].live_bytes} B after the last step"
@@ -148,11 +148,11 @@ def no_growth(evidence: CaseEvidence) -> str:
 
 def freed(evidence: CaseEvidence) -> str:
     """A deleted engine leaves no tensor behind."""
-    for rank, one in enumerate(evidence.seen):
-        if one.left_bytes > NOISE_BYTES:
+    for rank, watched in enumerate(evidence.seen):
+        if watched.left_bytes > NOISE_BYTES:
             # Behind the last step: what was wrong before it is told first.
             raise wrong(
-                len(one.steps) - 1, rank=rank, expected="no tensor of a deleted engine",
-                found=f"{one.left_bytes} B",
+                len(watched.steps) - 1, rank=rank, expected="no tensor of a deleted engine",
+                found=f"{watched.left_bytes} B",
             )  # fmt: skip
     return f"at most {max(0, *(s.left_bytes for s in evidence.seen))} B left"

@@ -45,8 +45,8 @@ def replicas(evidence: CaseEvidence) -> str | None:
     for step in (-1, *evidence.steps):
         for name in evidence.reference.shapes:
             first: dict[int, int] = {}
-            for rank, one in enumerate(evidence.seen):
-                held = one.initial if step < 0 else one.steps[step].weights
+            for rank, watched in enumerate(evidence.seen):
+                held = watched.initial if step < 0 else watched.steps[step].weights
                 other = first.setdefault(held[name].order, rank)
                 theirs = evidence.seen[other]
                 shard = theirs.initial if step < 0 else theirs.steps[step].weights
@@ -105,10 +105,10 @@ def computed_weights(evidence: CaseEvidence) -> str:
     for step in evidence.steps:
         earlier = evidence.encoded_before(step)
         wanted = evidence.reference.as_computed(evidence.before(step), earlier)
-        for rank, one in enumerate(evidence.seen):
+        for rank, watched in enumerate(evidence.seen):
             for name in sorted(evidence.raw(step).read[evidence.case.data_rank(rank)]):
                 _check_read(evidence, step, name, rank, wanted)
-                late = [m for m, weight in one.steps[step].changed if weight == name]
+                late = [m for m, weight in watched.steps[step].changed if weight == name]
                 if late:
                     raise wrong(
                         step, parameter=name, rank=rank, microbatch=late[0] + 1,
@@ -174,9 +174,9 @@ def gathered_weights(evidence: CaseEvidence) -> str | None:
         return None
     if evidence.case.tensor > 1:
         raise NotApplicableError("the whole weight spans tensor-parallel ranks as well")
-    for rank, one in enumerate(evidence.seen):
+    for rank, watched in enumerate(evidence.seen):
         # Asked behind the last step: what went wrong before it is told first.
-        _check_equal(one.whole or {}, evidence.weights[-1], rank, step=len(one.steps) - 1)
+        _check_equal(watched.whole or {}, evidence.weights[-1], rank, step=len(watched.steps) - 1)
     return "bit-equal"
 
 
@@ -184,8 +184,8 @@ def exported_weights(evidence: CaseEvidence) -> str | None:
     """Whole weights by every way out of the engine, and by files in again, to the bit."""
     if evidence.case.scenario != "exported":
         return None
-    for rank, one in enumerate(evidence.seen):
-        ways = dict(one.exported or {})
+    for rank, watched in enumerate(evidence.seen):
+        ways = dict(watched.exported or {})
         losses = ways.pop("loss", {})
         for way, whole in ways.items():
             if whole or rank == 0:  # ranks besides the first need not get the whole
@@ -212,7 +212,7 @@ def _check_equal(
             if value is None:
                 told = {"expected": numbers(expected), "found": "nothing"}
             elif value.shape != expected.shape:
-                shapes = (f"shape {tuple(one.shape)}" for one in (expected, value))
+                shapes = (f"shape {tuple(tensor.shape)}" for tensor in (expected, value))
                 told = dict(zip(("expected", "found"), shapes, strict=True))
             else:
                 told = numbers_apart(expected, value)
@@ -223,8 +223,8 @@ def strict_loading(evidence: CaseEvidence) -> str | None:
     """A state dict that lacks a parameter is refused."""
     if evidence.case.scenario != "reloaded":
         return None
-    for rank, one in enumerate(evidence.seen):
-        if one.refusal is None:
+    for rank, watched in enumerate(evidence.seen):
+        if watched.refusal is None:
             raise wrong(
                 parameter=list(evidence.reference.shapes)[-1],
                 rank=rank,

@@ -38,7 +38,7 @@ def dtypes(evidence: CaseEvidence) -> str | None:
         return None
     of_policy = POLICIES[evidence.case.policy]
     compute = _torch_name(of_policy[1 if evidence.seen[0].autocast else 0])
-    coded = {b.name for one in evidence.seen for b in one.buckets if evidence.is_encoded(b)}
+    coded = {b.name for watched in evidence.seen for b in watched.buckets if evidence.is_encoded(b)}
     used: set[str] = set()
     for step, rank, one in evidence.each():
         wire = _torch_name(evidence.wire_dtype(step))
@@ -71,8 +71,8 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
     case = evidence.case
     if case.recipe == "none" or not case.sharded or case.inner == 1:
         return None
-    for rank, one in enumerate(evidence.seen):
-        sent = payloads(message for step in one.steps for message in step.sent)
+    for rank, watched in enumerate(evidence.seen):
+        sent = payloads(message for step in watched.steps for message in step.sent)
         if not any(message.dtype == CODES for message in sent):
             found = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
             raise wrong(
@@ -84,11 +84,11 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
 
 def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[str, str, str]]:
     found = []
-    for one in sent:
-        expected = wire if any(word in one.operation for word in _REDUCING) else compute
-        if one.operation in ("send", "alltoall_", "alltoall_base_"):
+    for message in sent:
+        expected = wire if any(word in message.operation for word in _REDUCING) else compute
+        if message.operation in ("send", "alltoall_", "alltoall_base_"):
             expected = f"{compute} or {wire}"
-        found.append((one.operation, one.dtype, expected))
+        found.append((message.operation, message.dtype, expected))
     return found
 
 
@@ -105,7 +105,7 @@ def order(evidence: CaseEvidence) -> str | None:
         if rank == 0:
             continue
         first = evidence.seen[0].steps[step]
-        sent = [_in_order(one.sent) for one in (first, other)]
+        sent = [_in_order(message.sent) for message in (first, other)]
         for ours, theirs in ((first.log, other.log), sent):
             count += len(ours)
             for index, (one, same) in enumerate(zip_longest(ours, theirs, fillvalue="nothing")):
@@ -181,8 +181,8 @@ def groups(evidence: CaseEvidence) -> str | None:
     if case.model in EXPERT_PARALLEL:
         raise NotApplicableError("experts have process groups of their own")
     expected = 2 + (case.outer > 1)
-    for rank, one in enumerate(evidence.seen):
-        messages = [s for step in one.steps[1:] for s in payloads(step.sent)]
+    for rank, watched in enumerate(evidence.seen):
+        messages = [s for step in watched.steps[1:] for s in payloads(step.sent)]
         used = {s.group for s in messages}
         if len(used) != expected:
             raise wrong(

@@ -210,7 +210,7 @@ def _cycle(
 
 def _builds_only(passes: Sequence[Pass]) -> bool:
     """Whether graphs are built and none is used: the core refuses a step after that."""
-    kinds = {one.kind for one in passes}
+    kinds = {pass_.kind for pass_ in passes}
     return "unused" in kinds and kinds <= {"unused", "evaluate"}
 
 

@@ -77,7 +77,7 @@ class Cycle:
     @property
     def last(self) -> int:
         """Index of the last pass that adds to the gradient; -1 without one."""
-        return max((i for i, one in enumerate(self.passes) if one.kind in BACKWARD), default=-1)
+        return max((i for i, pass_ in enumerate(self.passes) if pass_.kind in BACKWARD), default=-1)
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Program:
             yield from (f"loads {cycle.loads}", f"resumes {cycle.resumes}")
             if cycle.last >= 0:
                 yield f"last {cycle.passes[cycle.last].kind}"
-            for one in cycle.passes:
-                yield f"pass {one.kind} {one.fails[0]}"
-                yield f"differing paths {len(set(one.paths)) > 1}"
-                yield from (f"letter {letter}" for path in one.paths for letter in path)
+            for pass_ in cycle.passes:
+                yield f"pass {pass_.kind} {pass_.fails[0]}"
+                yield f"differing paths {len(set(pass_.paths)) > 1}"
+                yield from (f"letter {letter}" for path in pass_.paths for letter in path)

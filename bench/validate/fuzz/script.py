@@ -61,13 +61,13 @@ def script(program: Program, title: str = "A training program compared with plai
 def _parts(source: str) -> tuple[list[str], str]:
     """Import statements from elsewhere, and everything behind the imports."""
     tree = ast.parse(source)
-    found = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     others = []
-    for node in found:
+    for node in imports:
         start = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
         if not start.startswith(_OURS):
             others += [f"{start} {ast.unparse(alias)}" for alias in node.names]
-    last = max(node.end_lineno or 0 for node in found)
+    last = max(node.end_lineno or 0 for node in imports)
     return others, "\n".join(source.splitlines()[last:])
 
 

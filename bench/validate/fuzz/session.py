@@ -60,21 +60,23 @@ def outcome_of(workers: Workers, program: Program) -> ProgramOutcome:
         "seconds": _PROGRAM_SECONDS + 2 * further,
         "cpu_seconds": MOST_CPU_SECONDS + further,
     }
-    found = outcome_on(workers, rank.run, program, ranks=program.ranks, **limits)
-    if found.kind == "ended":
-        differed = [one for one in found.answers if one is not None]
-        said = [line for one in differed[:1] for line in (one.text, *one.where)]
+    outcome = outcome_on(workers, rank.run, program, ranks=program.ranks, **limits)
+    if outcome.kind == "ended":
+        differed = [answer for answer in outcome.answers if answer is not None]
+        said = [
+            line for difference in differed[:1] for line in (difference.text, *difference.where)
+        ]
         return ProgramOutcome("differs", "\n".join(said)) if said else ProgramOutcome("equal")
-    if found.kind == "refused":
+    if outcome.kind == "refused":
         workers.end()  # collectives may be under way
-        return ProgramOutcome("refused", found.text)
-    kind: Kind = found.kind
-    text = found.text
+        return ProgramOutcome("refused", outcome.text)
+    kind: Kind = outcome.kind
+    text = outcome.text
     if DiffersError.__name__ in text.partition(":")[0]:
         kind, text = "differs", text.partition(": ")[2]
     elif kind == "died":
-        text = f"rank {found.rank} {text}"
-    return ProgramOutcome(kind, "\n".join([text, *found.where]))
+        text = f"rank {outcome.rank} {text}"
+    return ProgramOutcome(kind, "\n".join([text, *outcome.where]))
 
 
 @dataclass

@@ -54,8 +54,8 @@ def _plainer_passes(program: Program) -> Iterator[Program]:
     for index, cycle in enumerate(program.cycles):
         for simpler_cycle in _simpler(cycle, Cycle(cycle.passes)):
             yield _with_cycle(program, index, simpler_cycle)
-        for number, one in enumerate(cycle.passes):
-            for simpler_pass in _simpler_pass(one):
+        for number, pass_ in enumerate(cycle.passes):
+            for simpler_pass in _simpler_pass(pass_):
                 passes = (*cycle.passes[:number], simpler_pass, *cycle.passes[number + 1 :])
                 yield _with_cycle(program, index, replace(cycle, passes=passes))
 
@@ -81,8 +81,8 @@ def _with_cycle(program: Program, index: int, cycle: Cycle) -> Program:
 
 
 def _fails_in(program: Program, unit: int) -> bool:
-    passes = [one for cycle in program.cycles for one in cycle.passes]
-    return any(one.kind == "failing" and one.fails[1] == unit for one in passes)
+    passes = [pass_ for cycle in program.cycles for pass_ in cycle.passes]
+    return any(pass_.kind == "failing" and pass_.fails[1] == unit for pass_ in passes)
 
 
 def _without_unit(program: Program, unit: int) -> Program:

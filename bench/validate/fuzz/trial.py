@@ -117,7 +117,9 @@ class Trial:
         for cycle in (*cycles, closing, closing):
             self._run_cycle(cycle)
             # What was gathered ahead is there until a pass has used it.
-            ahead = cycle.ahead or (ahead and all(one.kind == "failing" for one in cycle.passes))
+            ahead = cycle.ahead or (
+                ahead and all(pass_.kind == "failing" for pass_ in cycle.passes)
+            )
             self.forget()
             if not ahead:
                 self._compare_held()
@@ -133,10 +135,10 @@ class Trial:
             self.driver.send_gradients_in(self.model, dtype)
             self.tolerance = max(self.tolerance, 8 * torch.finfo(dtype).eps)
         synced = cycle.end == "sync"
-        for index, one in enumerate(cycle.passes):
+        for index, pass_ in enumerate(cycle.passes):
             # Its backward pass would come after the cycle's last one.
-            if not (synced and one.kind == "failing" and -1 < cycle.last < index):
-                getattr(self, one.kind)(one, synced and index == cycle.last)
+            if not (synced and pass_.kind == "failing" and -1 < cycle.last < index):
+                getattr(self, pass_.kind)(pass_, synced and index == cycle.last)
         self._finish(cycle.end)
         if cycle.scale != 1.0:
             self._scale(cycle.scale)
@@ -315,7 +317,7 @@ class Trial:
     ) -> None:
         for name, parameter in self.driver.sharded(self.model).items():
             found, right = look(parameter), wanted[name]
-            said, plain = ("None" if one is None else "not None" for one in (found, right))
+            said, plain = ("None" if value is None else "not None" for value in (found, right))
             self._check(said == plain, f"{what} of {name} is {said}, in plain torch it is {plain}")
             if found is not None and right is not None:
                 self._close(f"{what} of {name}", found, right, size)

@@ -67,13 +67,13 @@ class Driver:
 
     def gradient(self, parameter: Any) -> Tensor | None:
         """The whole gradient of a parameter, on all ranks."""
-        found: Tensor | None = parameter.grad
-        return found
+        gradient: Tensor | None = parameter.grad
+        return gradient
 
     def weight(self, parameter: Any) -> Tensor | None:
         """The whole weight of a parameter, on all ranks."""
-        found: Tensor = parameter.detach()
-        return found
+        weight: Tensor = parameter.detach()
+        return weight
 
     def clip(self, model: Any, bound: float) -> Tensor:
         """Clip the gradients; the norm before."""

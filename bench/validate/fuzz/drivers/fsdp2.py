@@ -47,13 +47,13 @@ class Fsdp2(Driver):
 
     def gradient(self, parameter: Any) -> Tensor | None:
         """Gathered."""
-        found = parameter.grad
-        return found.full_tensor() if isinstance(found, DTensor) else found
+        gradient = parameter.grad
+        return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
 
     def weight(self, parameter: Any) -> Tensor:
         """Gathered."""
-        found: Tensor = parameter.detach().full_tensor()
-        return found
+        weight: Tensor = parameter.detach().full_tensor()
+        return weight
 
     def clip(self, model: Any, bound: float) -> Tensor:
         """By torch."""

@@ -71,13 +71,13 @@ class Mfsdp(Driver):
     def gradient(self, parameter: Any) -> Tensor | None:
         """Gathered."""
         name = "decoupled_grad" if self.options.get("use_decoupled_grad") else "grad"
-        found = getattr(parameter, name, None)
-        return None if found is None else self.weight(found)
+        gradient = getattr(parameter, name, None)
+        return None if gradient is None else self.weight(gradient)
 
     def weight(self, parameter: Any) -> Tensor:
         """Gathered."""
-        found: Tensor = mfsdp_core.gather_full(parameter.detach())
-        return found
+        weight: Tensor = mfsdp_core.gather_full(parameter.detach())
+        return weight
 
     def clip(self, model: Any, bound: float) -> Tensor:
         """By the core's own function."""
@@ -100,13 +100,13 @@ class Mfsdp(Driver):
         """
         if not all(hasattr(p.data, "device_mesh") for p in model.module.parameters()):
             raise AssertionError("whole weights at rest")
-        used = sum(one.count_bytes for one in model.ledger.alive() if one.in_pool)
+        used = sum(entry.count_bytes for entry in model.ledger.alive() if entry.in_pool)
         # The optimizer's state comes with the first step.
-        found: dict[str, int] = model.ledger.bytes_by_category()
+        held: dict[str, int] = model.ledger.bytes_by_category()
         for one in model.ledger.alive():
             if one.role == "compute_weights" and one.bucket.startswith("(root)/"):
-                found["compute_weights"] -= one.count_bytes
-        return found | {"optimizer_state": 0, "in_pools": used}
+                held["compute_weights"] -= one.count_bytes
+        return held | {"optimizer_state": 0, "in_pools": used}
 
     def send_gradients_in(self, model: Any, dtype: torch.dtype) -> None:
         """Reduce in `dtype` from here on."""
