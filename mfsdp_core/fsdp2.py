@@ -42,10 +42,10 @@ from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.precision.policy import MixedPrecisionPolicy as CorePolicy
-from mfsdp_core.runtime.bucket import ManagedParameter
 from mfsdp_core.runtime.build import BucketFactory, Environment, run_units, shard_units
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.gathering import refuse_ungathered
+from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.runtime.units import Unit, is_called
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import name_tensor

@@ -20,7 +20,8 @@ from torch import nn
 from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.precision.transformer_engine import marks_of
-from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
+from mfsdp_core.runtime.bucket import Bucket
+from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.shard.dtensor import local_tensor
 
 

@@ -37,18 +37,6 @@ class Collective(Enum):
     REDUCE_SCATTER = "reduce_scatter"
 
 
-class Landing(Enum):
-    """How a reduced gradient enters its accumulator.
-
-    COPY where the accumulator held this rank's own un-reduced contribution; ADD only where it held
-    what earlier microbatches had already reduced. An ADD in the first case counts a rank's own
-    gradient twice (R1).
-    """
-
-    COPY = "copy"
-    ADD = "add"
-
-
 _TRANSITIONS: dict[tuple[Placement, Placement], Collective] = {
     (Placement.REPLICATE, Placement.REPLICATE): Collective.NONE,
     (Placement.FLAT, Placement.FLAT): Collective.NONE,
@@ -95,11 +83,6 @@ class AxisPlacements:
     def reduces_every_microbatch(self) -> bool:
         """Whether the accumulator has no room for an un-reduced gradient."""
         return self.accumulator is not Placement.PARTIAL
-
-    @cached_property
-    def landing(self) -> Landing:
-        """Copy or add: see `Landing`."""
-        return Landing.ADD if self.reduces_every_microbatch else Landing.COPY
 
     @cached_property
     def weight_refresh(self) -> Collective:

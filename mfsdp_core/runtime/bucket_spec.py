@@ -14,7 +14,7 @@ from mfsdp_core.plan.buffers import BucketBuffers, plan_buffers
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider, resolve_dtypes
 from mfsdp_core.plan.grouping import BucketPlan
-from mfsdp_core.plan.layout import Layout
+from mfsdp_core.plan.layout import Layout, Rows, Shape
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.payload import Payload
 from mfsdp_core.plan.strategy import Strategy
@@ -117,3 +117,29 @@ class BucketSpec:
     def layout(self) -> Layout:
         """Where each parameter lies."""
         return self.plan.layout
+
+    @cached_property
+    def own_rows(self) -> list[Rows]:
+        """What this rank's main weights have of each tensor; all slices where they are whole."""
+        return [self.layout.rows_in(i, self.buffers.owned) for i in range(len(self.layout.slots))]
+
+    @cached_property
+    def _own_parts(self) -> list[tuple[Shape, Shape, int]]:
+        """Shape, strides and first element of each tensor's part of the main weights."""
+        slots = self.layout.slots
+        if not self.strategy.inner.shards_optimizer:
+            return [(slot.shape, slot.strides, slot.offset) for slot in slots]
+        return [
+            ((own.rows, *slot.shape[1:]), slot.strides or (1,), own.start)
+            for slot, own in zip(slots, self.own_rows, strict=True)
+        ]
+
+    def local_view(self, index: int, flat: torch.Tensor) -> torch.Tensor:
+        """A parameter's part of `flat`: a slice's whole rows, perhaps none, or the whole tensor.
+
+        `flat` has the extent of the main weights: one slice where the optimizer is sharded, else
+        the full buffer.
+        """
+        shape, strides, start = self._own_parts[index]
+        # One operation of torch where a slice and its shape are two.
+        return flat.as_strided(shape, strides, flat.storage_offset() + start)

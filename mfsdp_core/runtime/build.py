@@ -39,7 +39,7 @@ from mfsdp_core.precision.transformer_engine import (
     payloads_of,
     primary_kind,
 )
-from mfsdp_core.runtime.bucket import Bucket, ManagedParameter, move_parameters
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.bucket_spec import BucketSpec, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
@@ -50,6 +50,7 @@ from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.param_pipeline import ParamPipeline
+from mfsdp_core.runtime.parameters import ManagedParameter, move_parameters
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import offsets_of
@@ -381,13 +382,13 @@ class BucketFactory:
         if plan.requires_grad:
             gradients = GradientBuffers(
                 *shared,
+                members,
                 options=self.options,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
                 drain_oldest=self.reductions.drain_oldest,
                 events=events,
             )
-        allocators = self.allocators
-        bucket = Bucket(spec, members, weights, gradients, axes=axes, allocators=allocators)
+        bucket = Bucket(spec, members, weights, gradients, axes=axes)
         if plan.is_expert:
             scope = ExpertScope(environment.dense.groups, len(axes.ranks))
             for managed in members:

@@ -13,7 +13,7 @@ import torch
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
 from mfsdp_core.comm.uneven import largest_over_ranks
-from mfsdp_core.runtime.bucket import ManagedParameter
+from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.shard.dtensor import local_tensor
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -26,7 +26,6 @@ Reductions in place are not waited for before the end of the backward pass.
 from __future__ import annotations
 
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -36,7 +35,6 @@ from torch.distributed.tensor import DTensor
 from mfsdp_core.comm.rendezvous import OrderAgreement
 from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
@@ -47,67 +45,53 @@ IN_FLIGHT = 1
 
 
 class ReductionQueue:
-    """Inner reductions by unit, each followed by its outer stage where the cycle ends with it."""
+    """Units whose inner reductions are under way, each followed by its outer stage if it ends.
+
+    flying: by unit, oldest first, whether the outer stage follows, and whether it holds memory.
+    """
 
     def __init__(self) -> None:
-        self._inner: deque[tuple[Unit, bool, bool]] = deque()
+        self.flying: dict[Unit, tuple[bool, bool]] = {}
         self._holding = 0  # of them, those that hold memory
-        self._outer: deque[GradientBuffers] = deque()
-
-    def __contains__(self, unit: object) -> bool:
-        """Whether a reduction of the unit is under way."""
-        for flying, _, _ in self._inner:  # noqa: SIM110 - one frame, in the hooks of every pass
-            if flying is unit:
-                return True
-        return False
+        self._outer: GradientBuffers | None = None  # the one whose outer stage is under way
 
     def start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
         """Reduce one bucket of `unit`. is_last: the outer stage follows."""
-        joins = unit not in self
-        takes_memory = joins and _takes_memory(unit)
-        if takes_memory:
-            while self._holding >= IN_FLIGHT:
-                self._land_oldest()
+        joins = unit not in self.flying
+        takes_memory = joins and not unit.reduces_in_place
+        while takes_memory and self._holding >= IN_FLIGHT:
+            self.drain_oldest()
         buffers.issue()
         if joins:
             self._holding += takes_memory
-            self._inner.append((unit, is_last, takes_memory))
+            self.flying[unit] = is_last, takes_memory
 
     def start_outer(self, buffers: GradientBuffers) -> None:
         """Start the outer stage of a bucket whose inner one has landed."""
-        while len(self._outer) >= IN_FLIGHT:
-            self._outer.popleft().land_outer()
+        if self._outer is not None:
+            self._outer.land()
         buffers.issue_outer()
-        self._outer.append(buffers)
+        self._outer = buffers
 
     def drain_oldest(self) -> bool:
         """Land the oldest reduction, so that its bucket becomes free; False if there is none."""
-        if not self._inner:
-            return False
-        self._land_oldest()
-        return True
+        for unit in self.flying:
+            is_last, takes_memory = self.flying.pop(unit)
+            self._holding -= takes_memory
+            for buffers in unit.gradients:
+                buffers.land()
+                if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
+                    self.start_outer(buffers)
+            return True
+        return False
 
     def land_all(self) -> None:
         """Wait for and land all reductions under way, those of the outer axis included."""
-        while self._inner:
-            self._land_oldest()
-        while self._outer:
-            self._outer.popleft().land_outer()
-
-    def _land_oldest(self) -> None:
-        unit, is_last, takes_memory = self._inner.popleft()
-        self._holding -= takes_memory
-        for buffers in unit.gradients:
-            buffers.land()
-            if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
-                self.start_outer(buffers)
-
-
-def _takes_memory(unit: Unit) -> bool:
-    for buffers in unit.gradients:  # noqa: SIM110 - as above
-        if not buffers.reduces_in_place:
-            return True
-    return False
+        while self.drain_oldest():
+            pass
+        if self._outer is not None:
+            self._outer.land()
+            self._outer = None
 
 
 #: How often ranks compare the order of their units, until all have seen the same.
@@ -141,28 +125,31 @@ class GradPipeline:
         self.comparisons_left = _COMPARISONS if overlap else 0
         self._follow(range(len(units) - len(self._of_root)))
         #: Whether every backward pass reduces, rather than the last one of a cycle.
-        self.reduces_every_pass = any(not b.holds_whole for u in self._order for b in u.gradients)
+        self.reduces_every_pass = not all(buffers.holds_whole for buffers in self._buffers)
         self._overlap = overlap
         self._guard = guard
         self._next = len(self._order)
         self._reductions = reductions
-        self.backward_seen = False
-        #: Whether a forward pass has built a graph from which no gradient has come yet.
-        self.awaits_backward = False
-        self.unfinished_passes = 0
         # Whether the backward pass that runs may have graphs nested in it.
         self._may_nest_graphs = False
         # Without usages nobody asks, and what is unused has a gradient of zeros.
         self._usages = usages
         self._used: set[int] = set()
+        self._begin_cycle()
+        #: How often reduced gradients have been handed over, by which optimizers know new ones.
+        self.attachments = 0
+
+    def _begin_cycle(self) -> None:
+        self.backward_seen = False
+        #: Whether a forward pass has built a graph from which no gradient has come yet.
+        self.awaits_backward = False
+        self.unfinished_passes = 0
         self._asked = True
         # Backward passes that have reached parameters in this cycle.
         self._passes = 0
         # Whether one is running, and whether one has raised after others whose gradients no
         # parameter shows: clearing parameters does not clear those.
         self._is_running = self._is_broken = False
-        #: How often reduced gradients have been handed over, by which optimizers know new ones.
-        self.attachments = 0
 
     def compare(
         self, forward: Sequence[int], began: Mapping[int, int], modules: Sequence[int]
@@ -194,6 +181,8 @@ class GradPipeline:
         self._placed = frozenset(forward)
         self._places = {unit.place: at for at, unit in enumerate(order)}
         self._order = [unit for unit in order if unit.gradients]
+        self._each = [(unit, buffers) for unit in self._order for buffers in unit.gradients]
+        self._buffers = [buffers for _, buffers in self._each]
 
     def is_placed(self, unit: Unit) -> bool:
         """Whether the recorded order has `unit`, rather than behind all others."""
@@ -202,7 +191,7 @@ class GradPipeline:
     @property
     def is_idle(self) -> bool:
         """Whether no buffer in the communication dtype is live."""
-        return not any(buffers.is_live for unit in self._order for buffers in unit.gradients)
+        return not any(buffers.is_live for buffers in self._buffers)
 
     def begin_backward(self, *, may_nest_graphs: bool) -> None:
         """Every trainable parameter owes a gradient again.
@@ -217,9 +206,9 @@ class GradPipeline:
         self._next = 0
         self._completed.clear()
         self._asked = False
+        self._guard.microbatch = self._passes
         self._passes += 1
         self._may_nest_graphs = may_nest_graphs
-        self._guard.begin_microbatch()
         for unit in self._order:
             unit.expect_gradients()
 
@@ -245,33 +234,32 @@ class GradPipeline:
             self._completed.append(unit.place)
         self._used.add(identity)
         if not unit.missing and self._overlap:
-            self.issue_over(_never, is_last=is_last)
+            self.issue_over(None, is_last=is_last)
 
     def spare(self) -> None:
         """A backward pass has ended that wanted no gradients of parameters."""
-        for unit in self._order:
-            for bucket in unit.buckets:
-                for managed in bucket.parameters:
-                    _take_marks(managed.raw)
+        for buffers in self._buffers:
+            for managed in buffers.parameters:
+                _take_marks(managed.raw)
 
     def waits_for(self, unit: Unit) -> bool:
         """Whether the next reduction is that of `unit`, of which gradients are missing."""
         order = self._order
         return bool(unit.missing) and self._next < len(order) and order[self._next] is unit
 
-    def issue_over(self, is_over: Callable[[Unit], bool], *, is_last: bool) -> list[Unit]:
+    def issue_over(self, is_over: Callable[[Unit], bool] | None, *, is_last: bool) -> list[Unit]:
         """Reduce units as far as the order allows that get no more gradients in this pass.
 
-        Their missing gradients are zeros. Without this, a rank that leaves out a parameter would
-        start none of the reductions behind it before its backward pass ends, and could wait for a
-        gather from a rank that waits for one of those (see [Note: gather order]). Returns the
-        units that were incomplete.
+        is_over: whether an incomplete one gets no more; None: each may. Missing gradients are
+        zeros. Without this, a rank that leaves out a parameter would start none of the reductions
+        behind it before its backward pass ends, and could wait for a gather from a rank that waits
+        for one of those (see [Note: gather order]). Returns the units that were incomplete.
         """
         incomplete: list[Unit] = []
         while self._overlap and self._next < len(self._order):
             unit = self._order[self._next]
             if unit.missing:
-                if not is_over(unit):
+                if is_over is None or not is_over(unit):
                     break
                 unit.missing.clear()
                 incomplete.append(unit)
@@ -294,15 +282,15 @@ class GradPipeline:
         for unit in self._order[self._next :]:
             self._issue(unit, is_last=is_last and self._overlap)
         self._next = len(self._order)
-        for unit in self._order:
-            for buffers in unit.gradients:
-                # A parameter reached again after its unit had reduced (nested backward passes).
-                if buffers.has_open_bucket and not unit.sync.defers:
-                    is_due = is_last and not unit.sync.is_partial
-                    self._reductions.start(unit, buffers, is_last=is_due)
+        for unit, buffers in self._each:
+            # A parameter reached again after its unit had reduced (nested backward passes).
+            if buffers.has_open_bucket and not unit.sync.defers:
+                is_due = is_last and not unit.sync.is_partial
+                self._reductions.start(unit, buffers, is_last=is_due)
         self._is_running, self.backward_seen = False, True
         if is_last:
-            self._issue_held_back()
+            if self._may_nest_graphs and self._overlap:
+                self._issue_held_back()
             self._ask()
         self.land_all()
         self.unfinished_passes += 1
@@ -312,14 +300,10 @@ class GradPipeline:
 
         Ranks on other paths had none, and have reduced it before they ask what was unused.
         """
-        if not (self._may_nest_graphs and self._overlap):
-            return
-        for unit in self._order:
-            if unit.shares_parameters or unit.sync.is_partial:
-                continue
-            for buffers in unit.gradients:
-                if buffers.holds_whole and buffers.awaits_reduction:
-                    self._reductions.start(unit, buffers, is_last=True)
+        for unit, buffers in self._each:
+            is_held_back = not (unit.shares_parameters or unit.sync.is_partial)
+            if is_held_back and buffers.awaits_reduction:
+                self._reductions.start(unit, buffers, is_last=True)
 
     def _refuse_broken(self) -> None:
         if self._is_broken:
@@ -339,14 +323,13 @@ class GradPipeline:
             return
         self._refuse_broken()
         self._ask()
-        for unit in self._order:
-            for buffers in unit.gradients:
-                if buffers.awaits_reduction:
-                    self._reductions.start(unit, buffers, is_last=True)
-                elif unit.sync.is_partial:
-                    continue
-                elif buffers.awaits_outer and unit not in self._reductions:
-                    self._reductions.start_outer(buffers)
+        for unit, buffers in self._each:
+            if buffers.awaits_reduction:
+                self._reductions.start(unit, buffers, is_last=True)
+            elif unit.sync.is_partial or unit in self._reductions.flying:
+                continue
+            elif buffers.awaits_outer:
+                self._reductions.start_outer(buffers)
 
     def land_all(self) -> None:
         """Wait for and land all reductions under way, those of the outer axis included."""
@@ -360,19 +343,18 @@ class GradPipeline:
         self._ask()
         unset = set().union(*(usage.unset for usage in self._usages))
         units = [u for u in self._order if not (u.sync.is_partial and u.is_held_back)]
-        buckets = [bucket for unit in units for bucket in unit.buckets]
+        complete = [buffers for unit in units for buffers in unit.gradients]
         passes = self._passes
-        attached = [bucket.attach_gradients(unset, self.read, passes=passes) for bucket in buckets]
+        attached = [buffers.attach(unset, self.read, passes=passes) for buffers in complete]
         self.attachments += any(attached)
-        if unset and any(bucket.reads_at_once(unset) for bucket in buckets):
+        if unset and any(buffers.reads_at_once(unset) for buffers in complete):
             self.read()
 
     def read(self) -> None:
         """Attach the gradients of what this rank left out and another one used; the host waits."""
         unused = unused_by_all(self._usages)
-        for unit in self._order:
-            for bucket in unit.buckets:
-                bucket.attach_rest(unused)
+        for buffers in self._buffers:
+            buffers.attach_rest(unused)
 
     def reset(self, *, keeps_zeros: bool = False) -> None:
         """Begin a new cycle without gradients, or with zeros where there were some."""
@@ -380,54 +362,44 @@ class GradPipeline:
         self._reset(keeps_zeros=keeps_zeros)
 
     def _reset(self, *, keeps_zeros: bool = False) -> None:
-        self._guard.begin_cycle()
-        for unit in self._order:
-            for bucket in unit.buckets:
-                bucket.reset_gradients(keeps_zeros=keeps_zeros)
-        self.backward_seen = False
-        self.awaits_backward = False
+        for buffers in self._buffers:
+            buffers.reset(keeps_zeros=keeps_zeros)
         self._used.clear()
-        self._asked = True
-        self._passes = 0
-        self._is_running = self._is_broken = False
-        self.unfinished_passes = 0
+        self._begin_cycle()
 
     def abandon(self) -> None:
         """Drop what a backward pass that failed has left behind; what earlier ones gave stays."""
         self.land_all()
         deferred = self._has_deferred()
-        for unit in self._order:
-            for bucket in unit.buckets:
-                bucket.abandon_gradients()
+        for buffers in self._buffers:
+            buffers.abandon()
         if self._is_running and not self.backward_seen:
             self._reset(keeps_zeros=True)
         elif self._is_running:
             self._is_running = False
-            self._is_broken = deferred or not self._attached_buckets()
+            self._is_broken = deferred or not self._attached()
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
-        for unit in self._order:
-            for bucket in unit.buckets:
-                bucket.scale_gradients(factor)
+        for buffers in self._buffers:
+            buffers.scale(factor)
 
     def follow_removed(self) -> None:
         """Gradients that the user has set to None begin anew, as they do with autograd."""
-        buckets = self._attached_buckets()
-        is_over = bool(buckets) and not any(bucket.holds_gradients for bucket in buckets)
+        attached = self._attached()
+        is_over = bool(attached) and not any(buffers.holds_gradients for buffers in attached)
         if is_over and not self._has_deferred():
             self._reset()
         else:
-            for bucket in buckets:
-                bucket.follow_changes()
+            for buffers in attached:
+                buffers.follow_changes()
 
     def _has_deferred(self) -> bool:
         """Whether gradients of earlier passes wait to be reduced."""
-        deferring = (unit for unit in self._order if unit.sync.defers)
-        return any(buffers.has_open_bucket for unit in deferring for buffers in unit.gradients)
+        return any(unit.sync.defers and buffers.has_open_bucket for unit, buffers in self._each)
 
-    def _attached_buckets(self) -> list[Bucket]:
-        return [bucket for unit in self._order for bucket in unit.buckets if bucket.is_attached]
+    def _attached(self) -> list[GradientBuffers]:
+        return [buffers for buffers in self._buffers if buffers.is_attached]
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""
@@ -459,7 +431,3 @@ def _take_marks(raw: Any) -> bool:
         raw.grad_added_to_main_grad = False
         vars(raw).pop("main_grad", None)
     return by_kernel
-
-
-def _never(_unit: Unit) -> bool:
-    return False

@@ -1,23 +1,33 @@
-"""Gradients of one bucket: fill, scale, reduce, land.
+"""Gradients of one bucket: fill, scale, reduce, land, attach.
 
-A cycle ends with `reset`, that is `zero_grad`, which gives the accumulator's memory back; the first
-gradient of the next one takes it again. In a cycle there is one state: whether the own
-contribution, which a PARTIAL accumulator holds, has been reduced along either axis. Accumulators of
-reduced slices are open until the outer stage. What came afterwards would be reduced twice.
+The accumulator's placements along the outer and the inner axis are the state of a cycle. Without an
+outer axis, the first stays PARTIAL.
+
+    placements    the accumulator holds                    next
+    (P, P)        nothing, or this rank's contribution     reduce along the inner axis
+    (P, F or R)   what the inner axis has summed up        reduce along the outer axis; where every
+                                                           microbatch reduces, also another bucket
+    (F or R, ..)  what the optimizer is handed             attach; more would be reduced twice
+
+A result that has the placements of the accumulator is added; any other replaces what is there: the
+own contribution would count twice (R1). `reset`, that is `zero_grad`, gives the memory back.
 
 [Note: scaling] The mean over ranks is taken once, on the tensor that enters the collective, never
 on the accumulator (R2), and also in a group of one (R3). It is taken in the copy into the bucket,
 in the wider of both dtypes, so that a narrower one rounds once. A gradient that opens a cycle which
-its own backward pass ends is scaled on its way into the accumulator; `_scaled` remembers which.
+its own backward pass ends is scaled on its way into the accumulator; `_filled` has the factors.
 """
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.data_parallel import AxisCommunicators
 from mfsdp_core.comm.torch_backend import Communicator, PendingSum
@@ -27,10 +37,29 @@ from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.options import Options
-from mfsdp_core.plan.strategy import AxisPlacements, Collective, Landing, Placement
+from mfsdp_core.plan.strategy import Placement
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.calls import inside_backward, leaves_parameters_alone
 from mfsdp_core.runtime.nan_guard import BucketGuard
+from mfsdp_core.runtime.parameters import ManagedParameter, has_hooks, run_hooks
+from mfsdp_core.shard.dtensor import local_tensor, name_tensor
+from mfsdp_core.shard.sharded_weight import accessors
+from mfsdp_core.shard.uneven_shard import shard_like
+
+_PARTIAL = Placement.PARTIAL
+#: Placements of an accumulator that holds this rank's own contribution, or nothing.
+_OPEN = (_PARTIAL, _PARTIAL)
+_NOTHING = torch.empty(0)
+_kept = [torch.empty(0)]
+#: References to what only a list holds; versions of Python count differently. Those of C++, as
+#: autograd's, count as well (torch 2.11 and 2.13).
+_ALONE = sys.getrefcount(_kept[0])
+_OTHER_GRADIENT = (
+    "{name} holds a gradient that is not the reduced one: assigned by hand, or of a loss that was "
+    "computed from the sharded parameter outside of the model's forward. Further gradients cannot "
+    "be added to it. Change gradients in place, call zero_grad() before the next backward pass, "
+    "and compute penalties of weights in the forward of the module that holds them."
+)
 
 #: Numbers as tensors of one element, by value and dtype.
 Factors = dict[tuple[float, torch.dtype], torch.Tensor]
@@ -50,79 +79,28 @@ def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float, factor
     torch.mul(values, factors[scale, wide], out=target)
 
 
-class AxisReduction:
-    """Reduces a bucket's gradients along one mesh axis, one reduction at a time.
+@dataclass
+class _Axis:
+    """A mesh axis that gradients are reduced along.
 
-    Along the inner axis on every microbatch or once per cycle, as the placements say. Along the
-    outer axis once per cycle, after the inner one has landed: its input is what that has
-    accumulated on this rank, and is never scaled again; its result replaces it (see `Landing`).
-
-    slices: of the bucket that are this rank's, and alone valid, afterwards. into: their place in
-    the accumulator, while there is one. flight: what is under way: this rank's part of what was
-    sent, the collective, the buffer to give back, and whether the result is added.
+    result: placement of what is reduced. slices: of the bucket that are this rank's, and alone
+    valid, afterwards. into: their place in the accumulator, while there is one.
     """
 
-    into: torch.Tensor
-
-    def __init__(
-        self,
-        bucket: str,
-        axis: AxisPlacements,
-        communicator: Communicator,
-        slices: range,
-        average: bool,
-    ) -> None:
-        self._bucket = bucket
-        self._scatters = axis.reduction is Collective.REDUCE_SCATTER
-        self._communicator = communicator
-        self._average = average
-        self.slices = slices
-        self.flight: tuple[torch.Tensor, PendingSum, DBuffer | None, bool] | None = None
-
-    def issue(
-        self,
-        buffer: DBuffer,
-        data: torch.Tensor,
-        total: torch.dtype,
-        *,
-        gives: bool,
-        adds: bool = False,
-    ) -> None:
-        """Start to reduce `data`, which is scaled; total: the dtype in which it is added up.
-
-        buffer: whose memory it is; gives: it is given back when the result has landed. A result
-        that is not added goes where it belongs, which saves a copy of it, unless the transport
-        cannot.
-        """
-        name, average, by = self._bucket, self._average, self._communicator
-        own, target = data, None
-        if self._scatters:
-            # A sum is written in its dtype; alone, a copy does whatever is asked.
-            fits = by.size == 1 or total is self.into.dtype
-            own = buffer.part(self.slices)
-            target = self.into if fits and not adds else own
-        work = by.reduce(data, target, name, average=average, total=total)
-        self.flight = own, work, buffer if gives else None, adds
-
-    def land(self) -> None:
-        """Wait for what is under way; its result replaces what is in `into`, or is added to it."""
-        if self.flight is None:
-            return
-        own, work, gives, adds = self.flight
-        result = work.wait()
-        if adds:
-            self.into.add_(result)
-        elif result is not self.into and (gives is not None or result is not own):
-            self.into.copy_(result)
-        self.flight = None
-        if gives is not None:
-            gives.give()
+    communicator: Communicator
+    result: Placement
+    slices: range
+    into: torch.Tensor = field(init=False)
 
 
 class GradientBuffers:
-    """Accumulator, bucket and reduction of one bucket's gradients.
+    """Accumulator, bucket, reduction and hand-over of one bucket's gradients.
 
     drain_oldest: lands a reduction so that its bucket becomes free; False when there is none.
+    placements: of the accumulator. holds_whole: whether gradients accumulate whole, to be reduced
+    once at the end of the cycle. reduced: what the optimizer is handed: all of the accumulator,
+    this rank's slice, or its outer sub-shard; None: the cycle has no gradient yet. is_attached:
+    whether a reduced gradient of this cycle was handed over.
     """
 
     def __init__(
@@ -130,89 +108,91 @@ class GradientBuffers:
         spec: BucketSpec,
         communicators: AxisCommunicators,
         allocators: Allocators,
+        parameters: list[ManagedParameter],
         *,
         options: Options,
         guard: BucketGuard | None,
         drain_oldest: Callable[[], bool],
         events: EventBus,
     ) -> None:
-        self._name = spec.name
-        self._layout = spec.layout
-        self._axis = spec.strategy.inner
+        self.parameters = parameters
         self.options = options
-        self._communicator = communicators.inner
+        self.holds_whole = not spec.strategy.inner.reduces_every_microbatch
+        self.placements = _OPEN
+        self.reduced: torch.Tensor | None = None
+        self.is_attached = False
+        self._is_new = True  # whether something has landed since then
+        self._name = spec.name
+        self._slots = spec.layout.slots
         self._allocators = allocators
         self._drain_oldest = drain_oldest
         self._scale = options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
-        self._factors = allocators.factors
-        self._strict = options.on_double_reduction == "raise"
+        self._average = options.averages
         self._guard = guard
         self._events = events
-        self._filled: set[int] = set()
-        self._scaled: set[int] = set()
-        # What kernels write now, by tensor, with the further memory that they were given for it.
-        self._handed_out: dict[int, list[torch.Tensor]] = {}
-        # What kernels were given memory for that is still where gradients are collected.
-        self._current: set[int] = set()
-        self._landed = False
+        # The axis whose reduction leaves no room for more.
+        self._closing = 1 if self.holds_whole else 0
+        # Tensors that have a gradient, and by what it was multiplied.
+        self._filled: dict[int, float] = {}
+        # Those that kernels were given memory for which is still where gradients are collected: the
+        # further memory for what a pass writes again, None once they have written.
+        self._lent: dict[int, list[torch.Tensor] | None] = {}
         # Whether the bucket is held: it is being filled, or reduced where every pass reduces.
         self._bucket_open = False
-        self._is_reduced = self._outer_issued = False
+        # This rank's part of what is being reduced, the collective, the buffer to give back, and
+        # whether the result is added.
+        self._flight: tuple[_Axis, torch.Tensor, PendingSum, DBuffer | None, bool] | None = None
         # What is accumulated now is added to it in the end; see `Options.reopens`.
         self._carried: torch.Tensor | None = None
-        # Counts changes of the reduced gradient, so that it is attached once per change.
-        self.revision = 0
-        #: Whether gradients accumulate whole, to be reduced once at the end of the cycle.
-        self.holds_whole = not self._axis.reduces_every_microbatch
+        # Gradients as the sharded parameters have them, and the memory that they are views of now.
+        self._shards: list[Any] = [None] * len(parameters)
+        self._viewed: torch.Tensor | None = None
+        self._version = 0  # of a cast copy, when it was handed over
+        self._once = True  # whether what is attached holds one pass, and nobody has seen it before
+        # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
+        self._attribute = "decoupled_grad" if spec.decoupled else "grad"
+        # What a parameter has there now, without reading what is unread; and how it gets another.
+        self._held, self._put = accessors(self._attribute)
         self._accumulator = allocators.buffer(spec.buffers, "accumulator")
-        self._use(spec)
-        #: What the optimizer is handed: all of it, this rank's slice, or its outer sub-shard. None:
-        #: the cycle has no gradient yet.
-        self.reduced: torch.Tensor | None = None
-        average, placed = options.averages, spec.coordinate.range_of
-        slices, inner, outer = spec.layout.slices, spec.strategy.inner, spec.strategy.outer
-        of_inner = placed(slices, Placement.REPLICATE, inner.gradient)
-        self._inner = AxisReduction(self._name, inner, communicators.inner, of_inner, average)
-        self._outer: AxisReduction | None = None
+        self._cast = allocators.find(spec.buffers, "grad_cast")
+        placed, slices = spec.coordinate.range_of, spec.layout.slices
+        inner, outer = spec.strategy.inner.gradient, spec.strategy.outer.gradient
+        self._inner = _Axis(communicators.inner, inner, placed(slices, Placement.REPLICATE, inner))
+        self._outer = None
         if communicators.outer is not None:
-            of_outer = placed(slices, outer.gradient, inner.gradient)
-            self._outer = AxisReduction(self._name, outer, communicators.outer, of_outer, average)
+            self._outer = _Axis(communicators.outer, outer, placed(slices, outer, inner))
+        self._use(spec)
         if spec.pooled:
             self._begin()
 
     def _use(self, spec: BucketSpec) -> None:
-        self._spec, self._dtypes = spec, spec.dtypes
+        self._spec, self._total = spec, spec.dtypes.reduce
         self._bucket = self._allocators.find(spec.buffers, "grad_bucket")
         self._outer_bucket = self._allocators.find(spec.buffers, "outer_bucket")
+        needs = self._bucket or self._outer or self._inner.result is Placement.FLAT
+        takes = self._inner.communicator.takes_scratch or spec.dtypes.widens_sums
+        #: Whether a reduction takes no memory and nothing follows it: it may land at any time.
+        self.reduces_in_place = not (needs or takes)
 
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        return self._bucket_open and self._inner.flight is None
+        return self._bucket_open and self._flight is None
 
     @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
-        reductions = self._inner, self._outer
-        is_moving = any(one is not None and one.flight is not None for one in reductions)
-        return self._bucket_open or is_moving
-
-    @property
-    def reduces_in_place(self) -> bool:
-        """Whether a reduction takes no memory and nothing follows it: it may land at any time."""
-        whole = self._axis.reduction is Collective.ALL_REDUCE and self._bucket is None
-        alone = whole and self._outer is None
-        return alone and not (self._communicator.takes_scratch or self._dtypes.widens_sums)
+        return self._bucket_open or self._flight is not None
 
     @property
     def awaits_reduction(self) -> bool:
         """Whether a whole, un-reduced accumulator is due at the end of the cycle."""
-        return self.holds_whole and not self._is_reduced
+        return self.holds_whole and self.placements[1] is _PARTIAL
 
     @property
     def awaits_outer(self) -> bool:
         """Whether the outer stage of the cycle has not been issued; False without an outer axis."""
-        return self._outer is not None and not self._outer_issued
+        return self._outer is not None and self.placements[0] is _PARTIAL
 
     def divide_by(self, divisor: float) -> None:
         """Divide gradients by something else than the number of ranks, from the next pass on."""
@@ -232,25 +212,23 @@ class GradientBuffers:
         in_backward = inside_backward()
         if in_backward and leaves_parameters_alone():
             collects = self._bucket if self._bucket and not self.holds_whole else self._accumulator
-            shape = self._layout.slots[index].shape
+            shape = self._slots[index].shape
             return torch.zeros(shape, dtype=collects.dtype, device=device)
         self._check_open()
+        further = self._lent.get(index)
         if not self.holds_whole:
             view = self._open_bucket().tensor(index)
-            if in_backward and (index in self._filled or index in self._handed_out):
+            if in_backward and (index in self._filled or further is not None):
                 view = torch.empty_like(view)
-                self._handed_out.setdefault(index, []).append(view)
+                further = [*(further or ()), view]
         else:
             view = self._open_whole().tensor(index)
             if index not in self._filled:
                 view.zero_()
-                self._filled.add(index)
-            if index in self._scaled:
-                view.div_(self._scale)
-                self._scaled.discard(index)
-        if in_backward:
-            self._handed_out.setdefault(index, [])
-        self._current.add(index)
+            elif self._filled[index] != 1.0:
+                view.div_(self._filled[index])
+            self._filled[index] = 1.0
+        self._lent[index] = (further or []) if in_backward else further
         return view
 
     def written(self, index: int) -> None:
@@ -259,23 +237,23 @@ class GradientBuffers:
         Raises:
             LifecycleError: into memory from before gradients were cleared or reduced.
         """
-        if index not in self._current:
+        if index not in self._lent:
             raise LifecycleError(
                 f"a kernel wrote the gradient of tensor {index} of {self._name} into memory that "
                 "is no longer in use: get_main_grad() was called before zero_grad(), or before a "
                 "reduction. Call it in the backward pass that writes."
             )
-        again = self._handed_out.pop(index, [])
+        further, self._lent[index] = self._lent[index] or (), None
         view = (self._open_whole() if self.holds_whole else self._open_bucket()).tensor(index)
         filled = not self.holds_whole and index in self._filled
-        for more in again:
+        for more in further:
             view.add_(more, alpha=self._scale if filled else 1.0)
         if self._guard is not None:
             self._guard.check_parameter(index, view)
         if not self.holds_whole:
             if self._scale != 1.0 and not filled:
                 view.mul_(self._scale)
-            self._filled.add(index)
+            self._filled[index] = self._scale
 
     def accumulate(self, index: int, gradient: torch.Tensor, *, is_last: bool = False) -> None:
         """Take this rank's raw gradient of tensor `index`. is_last: no microbatch will follow.
@@ -294,16 +272,17 @@ class GradientBuffers:
         else:
             whole = self._accumulator if self.reduced is not None else self._open_whole()
             view = whole.tensor(index)
-            if is_last and index not in self._filled and self._may_scale(gradient):
-                self._scaled.add(index)
-            scale = self._scale if index in self._scaled else 1.0
+            if index in self._filled:
+                scale = self._filled[index]
+            else:
+                scale = self._scale if is_last and self._may_scale(gradient) else 1.0
         if index in self._filled:
             view.add_(gradient, alpha=scale)
         elif gradient.dtype == view.dtype and scale != 1.0:
             torch.mul(gradient, scale, out=view)
         else:
-            copy_scaled(view, gradient, scale, self._factors)
-        self._filled.add(index)
+            copy_scaled(view, gradient, scale, self._allocators.factors)
+        self._filled[index] = scale
 
     def issue(self) -> None:
         """Start the reduction of what has been accumulated; missing gradients count as zero.
@@ -311,88 +290,204 @@ class GradientBuffers:
         Raises:
             LifecycleError: a kernel requested its target, and never said that it had written it.
         """
-        if self._handed_out:
-            index = min(self._handed_out)
-            self._handed_out.clear()
-            raise LifecycleError(
-                f"a kernel called get_main_grad() of tensor {index} of {self._name} in this "
-                "backward pass, and no gradient followed. Expected grad_added_to_main_grad = True "
-                "on the parameter, and any tensor of its shape as its gradient."
-            )
-        if self.holds_whole:
-            self._issue_whole(self._open_whole())
-        else:
-            self._issue_bucket(self._open_bucket())
-
-    def land(self) -> None:
-        """Wait for the reduction under way and put its result where the optimizer looks."""
-        flight = self._inner.flight
-        if flight is None:
-            return
-        self._inner.land()
-        self._landed = True
-        self.revision += 1
-        own, _, _, adds = flight
-        if "land" in self._events.wanted:
-            self._publish_landing("add" if adds else "copy", own.nbytes)
-        self._bucket_open = False
+        if self._lent:
+            self._refuse_unwritten()
+        buffer = self._whole_to_reduce() if self.holds_whole else self._bucket_to_reduce()
+        self._reduce(self._inner, buffer, buffer.data)
+        if not self.holds_whole:
+            self._filled.clear()
+        if self._lent:
+            self._lent.clear()
 
     def issue_outer(self) -> None:
-        """Start the outer stage; the inner one has landed and no microbatch may follow."""
-        if self._outer is not None:
-            data, bucket = self._inner.into, self._outer_bucket
-            if bucket is not None:
-                data = bucket.take().copy_(data)
-            buffer = bucket or self._accumulator
-            self._outer.issue(buffer, data, self._dtypes.reduce, gives=bucket is not None)
-            self._outer_issued = self._is_reduced = True
+        """Start the outer stage; the inner one has landed and no microbatch may follow.
 
-    def land_outer(self) -> None:
-        """Wait for the outer stage, if one is under way."""
-        if self._outer is not None:
-            self._outer.land()
-            if self._carried is not None and self._outer_issued and self.reduced is not None:
+        Its input is what that has accumulated on this rank, and is never scaled again.
+        """
+        assert self._outer is not None
+        data, bucket = self._inner.into, self._outer_bucket
+        if bucket is not None:
+            data = bucket.take().copy_(data)
+        self._reduce(self._outer, bucket or self._accumulator, data)
+
+    def _reduce(self, axis: _Axis, buffer: DBuffer, data: torch.Tensor) -> None:
+        """Start to reduce `data`, which is scaled, in the memory of `buffer`.
+
+        A result that is not added goes where it belongs, which saves a copy of it, unless the
+        transport cannot.
+        """
+        outer, inner = self.placements
+        after = (outer, axis.result) if axis is self._inner else (axis.result, inner)
+        adds = after == self.placements
+        by, total, own, target = axis.communicator, self._total, data, None
+        if axis.result is Placement.FLAT:
+            # A sum is written in its dtype; alone, a copy does whatever is asked.
+            fits = by.size == 1 or total is axis.into.dtype
+            own = buffer.part(axis.slices)
+            target = axis.into if fits and not adds else own
+        work = by.reduce(data, target, self._name, average=self._average, total=total)
+        self._flight = axis, own, work, None if buffer is self._accumulator else buffer, adds
+        self.placements = after
+
+    def land(self) -> None:
+        """Wait for what is under way; its result replaces what is in `into`, or is added to it."""
+        if self._flight is None:
+            return
+        axis, own, work, gives, adds = self._flight
+        result = work.wait()
+        if adds:
+            axis.into.add_(result)
+        elif result is not axis.into and (gives is not None or result is not own):
+            axis.into.copy_(result)
+        self._flight, self._is_new = None, True
+        if gives is not None:
+            gives.give()
+        if axis is self._outer:
+            if self._carried is not None and self.reduced is not None:
                 self.reduced.add_(self._carried)
                 self._carried = None
-            self.revision += 1
+            return
+        self._bucket_open = False
+        if "land" in self._events.wanted:
+            by, operation = axis.communicator, "add" if adds else "copy"
+            where = (own.nbytes, by.role, by.size, self._name)
+            self._events.publish(Event("land", operation, self._accumulator.row.dtype, *where))
 
-    def give_back(self) -> bool:
-        """Let the accumulator's memory go, in a cycle without gradients; False where none goes."""
-        if self._spec.pooled or self.reduced is None:
+    def attach(self, unset: set[int], read: Callable[[], None], *, passes: int) -> bool:
+        """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are requested.
+
+        A view of the reduced gradient where its dtype is that of the main weights, or decoupled;
+        else a cast copy that lives until `zero_grad`. What has been attached is left alone until
+        another reduction lands: the caller may have clipped, unscaled or removed it. Hooks of the
+        sharded parameters run on what they are handed.
+
+        unset: parameters, by id of raw, that this rank has not used; `read` attaches the gradients
+        of those that another rank has, once somebody reads them. passes: of the cycle, whose
+        gradients are summed up in this one. Returns whether there was a new one.
+
+        Raises:
+            LifecycleError: a parameter holds another gradient, which would be lost.
+        """
+        if not self._is_new:
             return False
-        self._accumulator.give()
-        self.reduced = None
-        for reduction in (self._inner, self._outer):
-            if reduction is not None:
-                del reduction.into
+        self._once = passes == 1 and not self.is_attached
+        self._is_new, self.is_attached = False, True
+        reduced = self.reduced
+        assert reduced is not None  # a reduction has landed
+        if self._cast is not None:
+            reduced = self._cast.take().copy_(reduced)
+        self._view(reduced)
+        self._version = self._version_of_copy()
+        for managed, shard in zip(self.parameters, self._shards, strict=True):
+            held = self._held(managed.sharded)
+            if held is not None and held is not shard:
+                raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
+            if unset and id(managed.raw) in unset:
+                managed.weight.unread = read
+                continue
+            self._put(managed.sharded, shard)
+            if has_hooks(managed.sharded):
+                run_hooks(managed.sharded, shard, managed.names[0], once=self._once)
         return True
 
-    def reset(self) -> None:
-        """Begin a new cycle: everything accumulated so far is forgotten."""
-        self.land()
-        self.land_outer()
-        self._carried = None
-        self.drop_bucket()
-        self._filled.clear()
-        self._scaled.clear()
-        self._handed_out.clear()
-        self._current.clear()
-        self._landed = self._is_reduced = self._outer_issued = False
+    def reads_at_once(self, unset: set[int]) -> bool:
+        """Whether a gradient of `unset` goes to a hook, or where nobody sees that it is read."""
+        return not unset.isdisjoint(
+            id(managed.raw)
+            for managed in self.parameters
+            if self._attribute != "grad" or has_hooks(managed.sharded)
+        )
 
-    def drop_bucket(self) -> None:
+    def attach_rest(self, unused: set[int]) -> None:
+        """Attach what is unread, but for what no rank has used: its gradient is None."""
+        for managed, shard in zip(self.parameters, self._shards, strict=True):
+            if managed.weight.unread is not None:
+                managed.weight.unread = None
+                if id(managed.raw) not in unused and shard is not None:
+                    self._put(managed.sharded, shard)
+                    if has_hooks(managed.sharded):
+                        run_hooks(managed.sharded, shard, managed.names[0], once=self._once)
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether a parameter has a gradient."""
+        found = any(self._held(managed.sharded) is not None for managed in self.parameters)
+        return found or any(
+            getattr(p.sharded, self._attribute, None) is not None for p in self.parameters
+        )
+
+    def follow_changes(self) -> None:
+        """Add what comes next to the gradients that the user sees: removed ones are zeros."""
+        if self.reduced is None:
+            return
+        if self._viewed is not None and self._version_of_copy() != self._version:
+            self.reduced.copy_(self._viewed)
+        for index, managed in enumerate(self.parameters):
+            if self._held(managed.sharded) is None and managed.weight.unread is None:
+                self._spec.local_view(index, self.reduced).zero_()
+
+    def scale(self, factor: float) -> None:
+        """Multiply the reduced gradient, the cast copy of it that was handed over, and others.
+
+        Others are those that the user has put in the place of what was handed over.
+        """
+        if self.reduced is not None:
+            self.reduced.mul_(factor)
+        if self._is_new:
+            return
+        if self._cast is not None:
+            self._cast.take().mul_(factor)
+            self._version = self._version_of_copy()
+        for managed, shard in zip(self.parameters, self._shards, strict=True):
+            held = self._held(managed.sharded)
+            if held is None or held is shard:
+                continue
+            own = local_tensor(held)
+            if shard is None or own.data_ptr() != local_tensor(shard).data_ptr():
+                own.mul_(factor)
+
+    def abandon(self) -> None:
+        """Drop what a backward pass that raised has left outside of the accumulator."""
+        self._drop_bucket()
+        for managed in self.parameters:
+            managed.raw.grad = None
+
+    def reset(self, *, keeps_zeros: bool = False) -> None:
+        """Begin a new cycle without gradients; keeps_zeros: with zeros where there were some.
+
+        What is attached as `.grad` the module's own zero_grad has made zero, cast copies included.
+        """
+        self.land()
+        self._drop_bucket()
+        self._carried = None
+        self._filled.clear()
+        self._lent.clear()
+        self.placements, self.is_attached, self._is_new = _OPEN, False, True
+        if keeps_zeros and self.reduced is not None and self.holds_gradients:
+            self.reduced.zero_()
+            return
+        for managed in self.parameters:
+            setattr(managed.sharded, self._attribute, None)
+        if self._cast is not None:
+            self._cast.give()
+        gives = self.reduced is not None and not self._spec.pooled
+        if gives:
+            self._accumulator.give()
+            self.reduced = None
+            del self._inner.into
+            if self._outer is not None:
+                del self._outer.into
+        if gives or self._cast is not None:
+            self._forget_memory()
+
+    def _drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
-        self._handed_out.clear()
+        self._lent = dict.fromkeys(self._lent)
         if self._bucket is not None and self.has_open_bucket:
             self._bucket.give()
             self._bucket_open = False
             self._filled.clear()
-            self._current.clear()
-
-    def scale(self, factor: float) -> None:
-        """Multiply the reduced gradient, if there is one."""
-        if self.reduced is not None:
-            self.reduced.mul_(factor)
-            self.revision += 1
+            self._lent.clear()
 
     def _begin(self) -> None:
         """Take the accumulator's memory; its contents are undefined."""
@@ -409,37 +504,35 @@ class GradientBuffers:
                 self._accumulator.zero_gaps()
         return self._accumulator
 
-    def _issue_bucket(self, bucket: DBuffer) -> None:
+    def _bucket_to_reduce(self) -> DBuffer:
+        bucket = self._open_bucket()
         self._zero_missing(bucket)
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
         if self.reduced is None:
             self._begin()
-        elif self._is_reduced:
-            self._carried = self.reduced.clone()
-            self._landed = self._is_reduced = self._outer_issued = False
-        adds = self._axis.landing is Landing.ADD and self._landed
-        self._inner.issue(bucket, bucket.data, self._dtypes.reduce, gives=True, adds=adds)
-        self._filled.clear()
-        if self._current:
-            self._current.clear()
+        elif self.options.reopens and self.placements[0] is not _PARTIAL:
+            self._carried, self.placements = self.reduced.clone(), _OPEN
+        return bucket
 
-    def _issue_whole(self, whole: DBuffer) -> None:
+    def _whole_to_reduce(self) -> DBuffer:
+        whole = self._open_whole()
         self._check_open()
         self._zero_missing(whole)
-        buffer = whole if self._bucket is None else self._bucket
-        gives = buffer is not whole
-        if gives:
+        buffer = self._bucket or whole
+        if buffer is not whole:
             scale = self._scale if self._guard is None else 1.0
-            copy_scaled(self._take_bucket(buffer), whole.data, scale, self._factors)
+            copy_scaled(self._take_bucket(buffer), whole.data, scale, self._allocators.factors)
         if self._guard is not None:
-            self._look_before_reducing(buffer, self._guard, gives=gives)
-        if not gives or self._guard is not None:
+            try:
+                self._guard.check_buffer(buffer, accumulated=True)
+            except NonFiniteGradientError:
+                if buffer is not whole:
+                    buffer.give()
+                raise
+        if buffer is whole or self._guard is not None:
             self._scale_rest(buffer)
-        self._inner.issue(buffer, buffer.data, self._dtypes.reduce, gives=gives)
-        if self._current:
-            self._current.clear()
-        self._is_reduced = True
+        return buffer
 
     def _may_scale(self, gradient: torch.Tensor) -> bool:
         """Whether a gradient may be scaled on its way into the whole accumulator, which travels.
@@ -447,29 +540,21 @@ class GradientBuffers:
         Not where somebody looks at the accumulator first, in its own scale.
         """
         in_place = self._bucket is None and self._guard is None
-        return in_place and self._scale != 1.0 and gradient.dtype == self._dtypes.main_grads
+        return in_place and self._scale != 1.0 and gradient.dtype == self._accumulator.dtype
 
     def _scale_rest(self, buffer: DBuffer) -> None:
         """Scale what was not scaled on its way in."""
         if self._scale == 1.0:
             return
-        if not self._scaled:
+        if self._scale not in self._filled.values():
             buffer.data.mul_(self._scale)
             return
-        for index in range(len(self._layout.slots)):
-            if index not in self._scaled:
+        for index in range(len(self._slots)):
+            if self._filled.get(index) != self._scale:
                 buffer.tensor(index).mul_(self._scale)
 
-    def _look_before_reducing(self, buffer: DBuffer, guard: BucketGuard, *, gives: bool) -> None:
-        try:
-            guard.check_buffer(buffer, accumulated=True)
-        except NonFiniteGradientError:
-            if gives:
-                buffer.give()
-            raise
-
     def _open_bucket(self) -> DBuffer:
-        if self._inner.flight is not None:
+        if self._flight is not None:
             self.land()
         bucket = self._bucket
         assert bucket is not None
@@ -486,15 +571,25 @@ class GradientBuffers:
             pass
         return bucket.take()
 
+    def _refuse_unwritten(self) -> None:
+        unwritten = [index for index, further in self._lent.items() if further is not None]
+        if unwritten:
+            self._lent = dict.fromkeys(self._lent)
+            raise LifecycleError(
+                f"a kernel called get_main_grad() of tensor {min(unwritten)} of {self._name} in "
+                "this backward pass, and no gradient followed. Expected grad_added_to_main_grad = "
+                "True on the parameter, and any tensor of its shape as its gradient."
+            )
+
     def _zero_missing(self, buffer: DBuffer) -> None:
-        if len(self._filled) == len(self._layout.slots):
+        if len(self._filled) == len(self._slots):
             return
-        for index in range(len(self._layout.slots)):
+        for index in range(len(self._slots)):
             if index not in self._filled:
                 buffer.tensor(index).zero_()
 
     def _check_open(self) -> None:
-        if not self._is_reduced or self.options.reopens:
+        if self.placements[self._closing] is _PARTIAL or self.options.reopens:
             return
         message = (
             f"the gradient of {self._name} was already reduced in this cycle, and another backward "
@@ -504,13 +599,44 @@ class GradientBuffers:
             "between passes, or run all but the last microbatch in model.no_sync() and the last "
             "one in model.sync(), which works under all four."
         )
-        if self._strict:
+        if self.options.on_double_reduction == "raise":
             raise GradAlreadyReducedError(message)
         warnings.warn(message, RuntimeWarning, stacklevel=2)
-        self._scaled.clear()
-        self._is_reduced = False
+        if self.holds_whole:
+            self._filled = dict.fromkeys(self._filled, 1.0)
+            self.placements = (self.placements[0], _PARTIAL)
 
-    def _publish_landing(self, operation: str, own_bytes: int) -> None:
-        dtype, by = self._accumulator.row.dtype, self._communicator
-        event = Event("land", operation, dtype, own_bytes, by.role, by.size, self._name)
-        self._events.publish(event)
+    def _version_of_copy(self) -> int:
+        """Grows when a cast copy is changed, as a shard or its rows; 0 where there is none."""
+        if self._cast is None or self._viewed is None:
+            return 0
+        return sum(one._version for one in (self._viewed, *self._shards) if one is not None)
+
+    def _view(self, reduced: torch.Tensor) -> None:
+        """Let the gradients be views of `reduced`, in objects of former cycles if there are any."""
+        if self._viewed is reduced:
+            return
+        self._viewed = reduced
+        for index, shard in enumerate(self._shards):
+            view = self._spec.local_view(index, reduced)
+            if shard is None:
+                self._shards[index] = _gradient_of(self.parameters[index], view)
+            else:
+                shard._local_tensor = view
+
+    def _forget_memory(self) -> None:
+        """Let the memory of gradients go; those that somebody else holds keep theirs."""
+        self._viewed = None
+        shards = self._shards
+        for index in range(len(shards)):
+            if shards[index] is not None and sys.getrefcount(shards[index]) == _ALONE:
+                shards[index]._local_tensor = _NOTHING
+            else:
+                shards[index] = None
+
+
+def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
+    shard: Any = managed.sharded
+    gradient = shard_like(local, shard)
+    name_tensor(gradient, f"gradient of {managed.names[0]}")
+    return gradient

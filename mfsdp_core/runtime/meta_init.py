@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, refuse
 from mfsdp_core.plan.grouping import BucketPlan
-from mfsdp_core.runtime.bucket import ManagedParameter
+from mfsdp_core.runtime.parameters import ManagedParameter
 
 _RESETS = ("reset_parameters", "_reset_parameters")
 _NAMES_SHOWN = 8

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -33,27 +34,19 @@ def all_finite(values: torch.Tensor) -> bool:
     return math.isfinite(float(values.sum())) or bool(torch.isfinite(values).all())
 
 
+@dataclass
 class NanGuard:
-    """Which checks one model wants, and which microbatch of the cycle runs."""
+    """Which checks one model wants, and which microbatch of the cycle runs, from 0 on."""
 
-    def __init__(self, rank: int, *, each_parameter: bool, before_reduction: bool) -> None:
-        self.rank = rank
-        self.each_parameter = each_parameter
-        self.before_reduction = before_reduction
-        self.microbatch = -1
+    rank: int
+    each_parameter: bool
+    before_reduction: bool
+    microbatch: int = 0
 
     def for_bucket(self, names: Sequence[Names]) -> BucketGuard | None:
         """The guard of a bucket whose parameters are called `names`; None if nothing is checked."""
         wanted = self.each_parameter or self.before_reduction
         return BucketGuard(self, names) if wanted else None
-
-    def begin_microbatch(self) -> None:
-        """A backward pass begins."""
-        self.microbatch += 1
-
-    def begin_cycle(self) -> None:
-        """The next backward pass is microbatch 0."""
-        self.microbatch = -1
 
 
 class BucketGuard:

@@ -13,8 +13,9 @@ from torch import nn
 from mfsdp_core.errors import UnitSelectionError
 from mfsdp_core.plan.grouping import ROOT, enclosing_units
 from mfsdp_core.plan.prefetch import Direction, backward_of_nested
-from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
+from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.parameters import ManagedParameter
 
 
 @dataclass
@@ -91,6 +92,11 @@ class Unit:
     def gradients(self) -> list[GradientBuffers]:
         """Gradients of the trainable buckets, in bucket order."""
         return [bucket.gradients for bucket in self.buckets if bucket.gradients is not None]
+
+    @property
+    def reduces_in_place(self) -> bool:
+        """Whether reducing its gradients takes no memory."""
+        return all(buffers.reduces_in_place for buffers in self.gradients)
 
     @cached_property
     def shares_parameters(self) -> bool:

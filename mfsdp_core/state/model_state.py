@@ -21,7 +21,8 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.errors import LifecycleError, Refusal, StateDictError, refuse
-from mfsdp_core.runtime.bucket import Bucket, ManagedParameter
+from mfsdp_core.runtime.bucket import Bucket
+from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.shard.chunk import describe_like, offsets_of
 from mfsdp_core.shard.dtensor import gather_full, name_tensor, without_offset
 from mfsdp_core.shard.uneven_shard import cut_like, cut_of, is_cut_alike, is_cut_by_torch
@@ -257,7 +258,7 @@ def _load_parameter(bucket: Bucket, index: int, value: torch.Tensor) -> None:
         name_tensor(value, f"what is loaded into {managed.names[0]}")
         bucket.load(index, gather_full(value))
         return
-    target = bucket.local_view(index, bucket.weights.main)
+    target = bucket.main_part(index)
     local = value.to_local()
     if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
         target.copy_(local)

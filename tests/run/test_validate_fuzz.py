@@ -63,12 +63,12 @@ def test_a_failure_names_its_part_of_the_program_and_the_last_events(
 ) -> None:
     core = copy_of_core(tmp_path)
     source = (core / "runtime/gradient_buffers.py").read_text()
-    late = source.replace("self.into.add_(result)", "pass")
+    late = source.replace("axis.into.add_(result)", "pass")
     (core / "runtime/gradient_buffers.py").write_text(late)
     program = Program("mfsdp", strategy=2, cycles=(Cycle((Pass("micro", ("r",)),) * 2),))
     with Fuzzer(fork_server, core=tmp_path) as fuzzer:
         lost = fuzzer.outcome(program)
-        dead = source.replace("self.into.add_(result)", "__import__('os')._exit(3)")
+        dead = source.replace("axis.into.add_(result)", "__import__('os')._exit(3)")
         (core / "runtime/gradient_buffers.py").write_text(dead)
         fuzzer._workers.end()
         died = fuzzer.outcome(program)

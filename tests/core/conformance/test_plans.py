@@ -156,15 +156,11 @@ def test_units_are_gathered_ahead_in_order() -> None:
 
 
 def test_strategies_are_a_table() -> None:
-    """What every strategy keeps whole, how an outer stage lands, and who holds which slice."""
+    """What every strategy keeps whole, how an outer stage reduces, and who holds which slice."""
     keeps = [strategy.parse_strategy(number).inner.shards_optimizer for number in range(4)]
     same("shards the optimizer", keeps, [False, True, True, True])
     outer = strategy.parse_strategy(3, 1).outer
-    same(
-        "outer",
-        (outer.reduction, outer.landing),
-        (strategy.Collective.REDUCE_SCATTER, strategy.Landing.COPY),
-    )
+    same("outer", outer.reduction, strategy.Collective.REDUCE_SCATTER)
     for wrong in ((3, 2), (3, "optim_grads")):
         refuses(ConfigurationError, "is not a strategy", strategy.parse_strategy, *wrong)
     refuses(ConfigurationError, "shards it too", lambda: strategy.parse_strategy(0, 1))

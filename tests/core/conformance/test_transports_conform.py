@@ -209,7 +209,7 @@ def test_gloo_exchanges_directly_by_default_where_gradients_are_scattered() -> N
         model, _ = pair(strategy)
         groups = [g for unit in model._context.units for g in unit.buckets]
         kind = PointToPointCommunicator if strategy else Communicator
-        same(f"strategy {strategy}", type(groups[0].gradients._communicator), kind)
+        same(f"strategy {strategy}", type(groups[0].gradients._inner.communicator), kind)
 
 
 def test_a_group_of_several_names_is_registered_once_and_agrees_on_all_ranks() -> None:
