@@ -72,17 +72,17 @@ def prepare_optimizer(
     _refuse_unsharded(optimizer, owners)
     refuse(_unprepared(optimizer, owners))
     refuse_unserved(optimizer)
-    refuse(_unread_gradients(optimizer, owners))
+    needed, name = needs_whole_matrices(optimizer), type(optimizer).__name__
+    is_whole = needed if whole_matrices is None else whole_matrices
+    refuse(_unread_gradients(optimizer, owners, is_whole=is_whole))
     if hasattr(optimizer, _PREPARED):
         return optimizer
     _warn_of_two_main_weights(optimizer)
     setattr(optimizer, _PREPARED, True)
     patched._mfsdp_warned = False
-    needed, name = needs_whole_matrices(optimizer), type(optimizer).__name__
     wrong = f"whole_matrices=False, and {name} computes with rows and columns of whole matrices"
     is_wrong = needed and whole_matrices is False
     refuse([(is_wrong, ConfigurationError, f"{wrong}: leave it out.")])
-    is_whole = needed if whole_matrices is None else whole_matrices
     kind = WholeStep if is_whole and not are_whole(parameters_of(optimizer)) else LocalStep
     base: LocalStep | WholeStep = kind(optimizer, optimizer.step)
     patched.step = MethodType(_step_method(optimizer, owners, base), optimizer)
@@ -110,10 +110,12 @@ def _unprepared(optimizer: torch.optim.Optimizer, owners: Owners) -> Iterator[Re
     )
 
 
-def _unread_gradients(optimizer: torch.optim.Optimizer, owners: Owners) -> Iterator[Refusal]:
-    """An optimizer that looks for gradients where there are none would train nothing."""
-    known = hasattr(optimizer, "use_decoupled_grad") or type(optimizer) in ELEMENTWISE
-    reads = bool(getattr(optimizer, "use_decoupled_grad", False))
+def _unread_gradients(
+    optimizer: torch.optim.Optimizer, owners: Owners, *, is_whole: bool
+) -> Iterator[Refusal]:
+    """Who looks for gradients where there are none would train nothing; whole ones are `grad`."""
+    known = is_whole or hasattr(optimizer, "use_decoupled_grad") or type(optimizer) in ELEMENTWISE
+    reads = not is_whole and bool(getattr(optimizer, "use_decoupled_grad", False))
     places = {True: "decoupled_grad", False: "grad"}
     for owner in owners:
         attaches = owner.decouples_gradients

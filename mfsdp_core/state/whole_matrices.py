@@ -15,11 +15,13 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from operator import itemgetter
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.agreement import from_all
@@ -282,7 +284,7 @@ class WholeStep:
             )
 
     def _find_homes(self) -> dict[torch.Tensor, _Home]:
-        """Of every sharded parameter. Collective when the optimizer has got others."""
+        """Of every sharded parameter."""
         parameters = self._parameters()
         if [*map(id, parameters)] != [*map(id, self._homes)]:
             by_group: dict[dist.ProcessGroup, list[DTensor]] = defaultdict(list)
@@ -331,20 +333,32 @@ def _exchange_group(parameter: DTensor) -> dist.ProcessGroup:
 
 def _homes(group: dist.ProcessGroup, parameters: Sequence[DTensor]) -> list[_Home]:
     """Owners with about equal numbers of elements: the largest first, to who has least."""
-    own = torch.tensor(
-        [((offsets_of(p) or (0,))[0], local_tensor(p).shape[0]) for p in parameters],
-        device=local_tensor(parameters[0]).device,
-    )
-    everyone = [torch.empty_like(own) for _ in range(group.size())]
-    dist.all_gather(everyone, own, group=group)
-    spans = torch.stack(everyone, dim=1).tolist()
     loads, owners = [0] * group.size(), [0] * len(parameters)
     for number in sorted(range(len(parameters)), key=lambda n: -parameters[n].numel()):
         owners[number] = loads.index(min(loads))
         loads[owners[number]] += parameters[number].numel()
+    models = {getattr(parameter, OWNER)() for parameter in parameters}
+    wanted = dict.fromkeys(parameters)
+    spans = {
+        managed.sharded: _spans(bucket.axes.mesh, group, bucket.plan.layout.cuts[index])
+        for model in models
+        for bucket in model._buckets()
+        for index, managed in enumerate(bucket.parameters)
+        if managed.sharded in wanted
+    }
     return [
-        _Home(
-            parameter, group, owners[number], tuple((start, rows) for start, rows in spans[number])
-        )
-        for number, parameter in enumerate(parameters)
+        _Home(parameter, group, owner, spans[parameter])
+        for parameter, owner in zip(parameters, owners, strict=True)
     ]
+
+
+def _spans(
+    mesh: DeviceMesh, group: dist.ProcessGroup, cuts: Sequence[int]
+) -> tuple[tuple[int, int], ...]:
+    """Per rank of `group`, its first row and how many; cuts: rows in each slice of the layout."""
+    ranks = mesh.mesh.movedim(-1, 0).flatten()  # inner-major, as slices are
+    if len(cuts) < len(ranks):  # replicas along the outer axis
+        ranks = mesh.mesh[mesh.get_local_rank(0)]
+    held = zip(ranks.tolist(), accumulate(cuts, initial=0), cuts, strict=False)
+    by_rank = {dist.get_group_rank(group, rank): (start, rows) for rank, start, rows in held}
+    return tuple(by_rank[rank] for rank in range(group.size()))

@@ -125,6 +125,10 @@ def test_who_needs_whole_matrices_cannot_do_without() -> None:
     model, _ = pair(3)
     wrap = partial(mfsdp_core.fully_shard_optimizer, whole_matrices=False)
     refuses(ConfigurationError, "leave it out", lambda: wrap(_OPTIM.Muon(_matrices(model))))
+    model, _ = pair(3, use_decoupled_grad=True)
+    wrap = partial(mfsdp_core.fully_shard_optimizer, whole_matrices=True)
+    for make in (_OPTIM.Muon, LeftAndRight):
+        refuses(ConfigurationError, "would be trained", wrap, make(_matrices(model)))
 
 
 def test_tied_weights_and_uneven_rows() -> None:
