@@ -275,6 +275,15 @@ class FSDPModule(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-any-return]
 
 
+def environment_of_module(module: nn.Module) -> Environment:
+    """Where a sharded module is, with its `events` and the `ledger` of what is held there.
+
+    Raises:
+        ConfigurationError: the module is not sharded.
+    """
+    return _state(module).place.environment
+
+
 def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """Let one more method of `module` run as `forward` does, with all hooks.
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -44,8 +45,12 @@ _RESHARD_AFTER_FORWARD: dict[StrategyName, bool] = {
 class Fsdp2Engine(StockEngine):
     """Sharded weights, gradients and optimizer state, as torch ships it.
 
-    Bytes are counted in the collectives that fully_shard calls.
+    Bytes are counted in the collectives that fully_shard calls. A subclass has another one.
     """
+
+    _fully_shard: Any = staticmethod(fully_shard)
+
+    model: Any
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         part = resolved.engine.setting("reshard_after_forward")
@@ -78,13 +83,17 @@ class Fsdp2Engine(StockEngine):
             cast_forward_inputs=False,
         )
         for layer in units(model):
-            fully_shard(
+            self._fully_shard(
                 layer,
                 mesh=mesh,
                 reshard_after_forward=self._reshard_after_forward,
                 mp_policy=policy,
             )
-        fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        self._fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        self._begin(model, device)
+
+    def _begin(self, model: nn.Module, device: torch.device) -> None:
+        """Give what is on the meta device memory and values, and count what is sent."""
         materialise(model, device)
         for module in model.modules():
             if isinstance(module, FSDPModule):
@@ -95,7 +104,7 @@ class Fsdp2Engine(StockEngine):
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
     ) -> Tensor:
         """Every microbatch reduces into the sharded gradient; see the module's docstring."""
-        if self._gathered_until_last and isinstance(self.model, FSDPModule):
+        if self._gathered_until_last:
             self.model.set_reshard_after_backward(is_last)
         loss = self.model(tokens, targets)
         return scaled_backward(loss, scale)

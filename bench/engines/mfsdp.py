@@ -26,7 +26,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import mfsdp_core
 from bench.engines.dtypes import TORCH_DTYPES, local_tensor
 from bench.engines.mfsdp_inspection import MfsdpInspection
-from bench.engines.optimizer import build_optimizer
+from bench.engines.optimizer import build_optimizer, optimizers_of
 from bench.engines.protocol import LedgerView
 from bench.engines.stock import StockEngine, scaled_backward
 from bench.errors import UnsupportedError
@@ -46,14 +46,85 @@ from bench.models.sharding import (
     tensor_mesh,
     unit_classes,
 )
-from bench.spec import SHARDED, DtypeName, EngineSpec, MfsdpSettings, ResolvedDtypes, ResolvedRun
+from bench.spec import (
+    SHARDED,
+    DtypeName,
+    EngineSpec,
+    MfsdpSettings,
+    ResolvedDtypes,
+    ResolvedRun,
+    TrainSpec,
+)
+
+
+class CoreAccount:
+    """What an engine knows of the core behind it.
+
+    _account: has its `ledger` and its `wire_log`. _prefix: of the names of `model`.
+    """
+
+    model: Any
+    _account: Any
+    _prefix = ""
+
+    def parts(self) -> list[Part]:
+        """Rows of the main weights, where the core says that a checkpoint has them."""
+        found, names = [], {name for name, _ in self.model.named_parameters()}
+        for name, shard in self.model.state_dict().items():
+            local: Any = shard._local_tensor if name in names else None
+            chunks = () if local is None else local.__create_chunk_list__()
+            bare = name.removeprefix(self._prefix)
+            found += [
+                Part(bare, local, tuple(chunk.offsets), tuple(shard.shape)) for chunk in chunks
+            ]
+        return found
+
+    def memory_by_category(self) -> dict[str, int]:
+        """Highest bytes of each category in the core's ledger, which books every allocation.
+
+        Where one whole copy serves as main and compute weights, the ledger calls all of it compute
+        weights. Here the rows that the optimizer updates are main weights, as for other engines.
+        """
+        categories = self._account.ledger.peak_bytes_by_category()
+        if categories["main_weights"]:
+            return categories
+        updated = sum(local_tensor(p.data).nbytes for p in self.model.parameters())
+        compute = categories["compute_weights"] - updated
+        return categories | {"main_weights": updated, "compute_weights": compute}
+
+    def ledger(self) -> LedgerView:
+        """The core's own; see `bench.engines.protocol.LedgerView`."""
+        return self._account.ledger
+
+    def wire_bytes(self) -> int | None:
+        """Sum over the core's log of collectives, padding included."""
+        return self._account.wire_log.sent_bytes
+
+    def gathered_bytes(self) -> dict[str, int] | None:
+        """From the core's log of collectives."""
+        return dict(self._account.wire_log.gathered_bytes)
+
+    def issued(self) -> int:
+        """Collectives so far."""
+        return self._account.wire_log.issued
+
+    def latest_collectives(self, number: int) -> list[tuple[int, str]]:
+        """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
+        return [
+            (index, f"{one.operation} of {one.bucket} ({one.group})")
+            for index, one in self._account.wire_log.latest(number)
+        ]
+
+    def code_path(self) -> str:
+        """The package under test."""
+        return str(mfsdp_core.__file__)
 
 
 @takes_meta
-class MfsdpEngine(StockEngine):
+class MfsdpEngine(CoreAccount, StockEngine):
     """The wrapped model and its optimizer."""
 
-    model: Any
+    _prefix = "module."
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         values = initial_values(model)
@@ -70,7 +141,7 @@ class MfsdpEngine(StockEngine):
         self._per_token = switches.per_token_loss
         self._tokens = 0
         self._shares = resolved.microbatches * resolved.data_parallel
-        self.model = mfsdp_core.fully_shard_model(
+        self.model = self._account = mfsdp_core.fully_shard_model(
             model,
             device=device,
             fsdp_unit_modules=unit_classes(model) or None,
@@ -83,30 +154,18 @@ class MfsdpEngine(StockEngine):
             **switches.arguments(),
         )
         if initial is not None:
-            self.model.load_state_dict({f"module.{k}": v for k, v in initial.items()})
+            self.model.load_state_dict({self._prefix + k: v for k, v in initial.items()})
         if values is not None:
             write_values(values, self.parts())
             self.model.install_optimized_model_weights()
-        self.optimizer = mfsdp_core.fully_shard_optimizer(
-            build_optimizer(
-                self.model.parameters(),
-                resolved.train,
-                capturable_on=device if switches.cuda_graph else None,
-                decoupled=switches.decoupled_grad,
-            )
-        )
 
-    def parts(self) -> list[Part]:
-        """Rows of the main weights, where the core says that a checkpoint has them."""
-        found, names = [], {name for name, _ in self.model.named_parameters()}
-        for name, shard in self.model.state_dict().items():
-            local: Any = shard._local_tensor if name in names else None
-            chunks = () if local is None else local.__create_chunk_list__()
-            bare = name.removeprefix("module.")
-            found += [
-                Part(bare, local, tuple(chunk.offsets), tuple(shard.shape)) for chunk in chunks
-            ]
-        return found
+        def build(own: list[nn.Parameter], train: TrainSpec) -> torch.optim.Optimizer:
+            on, decoupled = device if switches.cuda_graph else None, switches.decoupled_grad
+            optimizer = build_optimizer(own, train, capturable_on=on, decoupled=decoupled)
+            whole = True if switches.matrices == "whole" else None
+            return mfsdp_core.fully_shard_optimizer(optimizer, whole_matrices=whole)
+
+        self.optimizer = optimizers_of(model, self.model.parameters(), resolved.train, build)
 
     def forward_backward(
         self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
@@ -153,19 +212,6 @@ class MfsdpEngine(StockEngine):
         """Take back what was registered with NCCL, before the process group goes."""
         self.model.param_and_grad_buffer.close()
 
-    def memory_by_category(self) -> dict[str, int]:
-        """Highest bytes of each category in the core's ledger, which books every allocation.
-
-        Where one whole copy serves as main and compute weights, the ledger calls all of it compute
-        weights. Here the rows that the optimizer updates are main weights, as for other engines.
-        """
-        categories = self.model.ledger.peak_bytes_by_category()
-        if categories["main_weights"]:
-            return categories
-        updated = sum(local_tensor(p.data).nbytes for p in self.model.parameters())
-        compute = categories["compute_weights"] - updated
-        return categories | {"main_weights": updated, "compute_weights": compute}
-
     def pool_plan(self) -> dict[str, Any] | None:
         """The core's own plan, with the slots that units have now."""
         return self.model.pool_plan
@@ -178,29 +224,6 @@ class MfsdpEngine(StockEngine):
         """What carries the bytes of each group, and why no better transport does."""
         return self.model.transports
 
-    def ledger(self) -> LedgerView:
-        """The core's own; see `bench.engines.protocol.LedgerView`."""
-        return self.model.ledger
-
-    def wire_bytes(self) -> int | None:
-        """Sum over the core's log of collectives, padding included."""
-        return self.model.wire_log.sent_bytes
-
-    def gathered_bytes(self) -> dict[str, int] | None:
-        """From the core's log of collectives."""
-        return dict(self.model.wire_log.gathered_bytes)
-
-    def issued(self) -> int:
-        """Collectives so far."""
-        return self.model.wire_log.issued
-
-    def latest_collectives(self, number: int) -> list[tuple[int, str]]:
-        """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
-        return [
-            (index, f"{one.operation} of {one.bucket} ({one.group})")
-            for index, one in self.model.wire_log.latest(number)
-        ]
-
     def inspection(self) -> MfsdpInspection:
         """For `mfsdp-bench validate`."""
         return MfsdpInspection(self.model)
@@ -210,10 +233,6 @@ class MfsdpEngine(StockEngine):
     ) -> AbstractContextManager[None]:
         """Ranges of units, gathers and reductions (`mfsdp_core.annotate`)."""
         return mfsdp_core.annotated(self.model, begin, end)
-
-    def code_path(self) -> str:
-        """The package under test."""
-        return str(mfsdp_core.__file__)
 
 
 def _policy(dtypes: ResolvedDtypes, engine: MfsdpSettings) -> mfsdp_core.MixedPrecisionPolicy:

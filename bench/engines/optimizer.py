@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES, local_tensor
 from bench.engines.precision_aware_adamw import PrecisionAwareAdamW
+from bench.errors import UnsupportedError
+from bench.models.sharding import units
 from bench.spec import TrainSpec
 
 
@@ -52,13 +54,16 @@ def build_optimizer(
     capturable_on: torch.device | None = None,
     decoupled: bool = False,
 ) -> torch.optim.Optimizer:
-    """AdamW with decoupled decay, its precision-aware forms, or plain SGD (no momentum).
+    """AdamW with decoupled decay, its precision-aware forms, plain SGD (no momentum), or Muon.
 
     capturable_on: keep AdamW's numbers on this device, where a graph reads them. decoupled:
     `fused_adam` reads `decoupled_grad`, as `precision_aware_adamw` does where there is one.
     """
     if train.optimizer == "sgd":
         return torch.optim.SGD(parameters, lr=train.lr, weight_decay=train.weight_decay)
+    if train.optimizer == "muon":  # one learning rate serves it and the AdamW of other weights
+        own = {"lr": train.lr, "weight_decay": train.weight_decay}
+        return torch.optim.Muon(parameters, adjust_lr_fn="match_rms_adamw", **own)  # type: ignore[arg-type]
     shared: dict[str, Any] = train.model_dump(include={"lr", "eps", "weight_decay"})
     shared["betas"] = (train.beta1, train.beta2)
     state_dtype = TORCH_DTYPES[train.state_dtype]
@@ -88,7 +93,66 @@ def build_optimizer(
     return torch.optim.AdamW(parameters, **shared)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+class SeveralOptimizers:
+    """Optimizers that step one after another, as far as an engine knows one."""
+
+    def __init__(self, optimizers: Sequence[torch.optim.Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """Of all."""
+        return [group for one in self._optimizers for group in one.param_groups]
+
+    @property
+    def state(self) -> dict[Tensor, Any]:
+        """Of all."""
+        return {key: value for one in self._optimizers for key, value in one.state.items()}
+
+    def step(self) -> None:
+        """Of each."""
+        for one in self._optimizers:
+            one.step()
+
+    def zero_grad(self) -> None:
+        """Of each."""
+        for one in self._optimizers:
+            one.zero_grad()
+
+
+def optimizers_of(
+    model: nn.Module,
+    parameters: Iterable[nn.Parameter],
+    train: TrainSpec,
+    build: Callable[[list[nn.Parameter], TrainSpec], torch.optim.Optimizer],
+) -> Any:
+    """What steps `parameters` of `model`, wrapped or not.
+
+    Muon is given the 2-D weights of units, and AdamW the rest.
+
+    Raises:
+        UnsupportedError: muon, and no unit has such a weight.
+    """
+    if train.optimizer != "muon":
+        return build(list(parameters), train)
+    of_units = [p for unit in units(getattr(model, "module", model)) for p in unit.parameters()]
+    inside = {p: None for p in of_units if p.ndim == len(("rows", "columns"))}
+    parts: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
+    for parameter in parameters:
+        parts[parameter not in inside].append(parameter)
+    if not parts[0]:
+        raise UnsupportedError(
+            "muon-needs-matrices",
+            "train.optimizer=muon steps the 2-D weights of units, and no unit of the model has one:"
+            " name unit_classes, or use adamw",
+        )
+    adamw = train.model_copy(update={"optimizer": "adamw"})
+    return SeveralOptimizers(
+        [build(own, how) for own, how in zip(parts, (train, adamw), strict=True) if own]
+    )
+
+
+def set_learning_rate(optimizer: Any, lr: float) -> None:
     """Used by the next step."""
     for group in optimizer.param_groups:
         if isinstance(group["lr"], Tensor):
@@ -97,7 +161,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"] = lr
 
 
-def optimizer_state_bytes(optimizer: torch.optim.Optimizer) -> int:
+def optimizer_state_bytes(optimizer: Any) -> int:
     """Bytes of all state tensors on this rank; 0 before the first step."""
     return sum(
         local_tensor(value).nbytes

@@ -13,7 +13,7 @@ from torch import nn
 from bench.engines.protocol import Engine, EngineFactory
 from bench.errors import ConfigError
 from bench.models.initialisation import materialise
-from bench.spec import EngineRow, ResolvedRun, known_engine
+from bench.spec import EngineRow, ResolvedRun
 
 
 def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Engine:
@@ -26,7 +26,7 @@ def build_engine(model: nn.Module, resolved: ResolvedRun, device: torch.device) 
         ConfigError: no engine has this name, or its factory is not where its row says, or takes
             other arguments.
     """
-    row = known_engine(resolved.engine.name)
+    row = resolved.engine.known_row
     factory = engine_factory(row)
     with contextlib.suppress(ValueError):  # of a function that has no signature
         signature = inspect.signature(factory)

@@ -16,7 +16,12 @@ from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from bench.engines.dtypes import TORCH_DTYPES, local_tensor, main_dtype
-from bench.engines.optimizer import build_optimizer, optimizer_state_bytes, set_learning_rate
+from bench.engines.optimizer import (
+    build_optimizer,
+    optimizer_state_bytes,
+    optimizers_of,
+    set_learning_rate,
+)
 from bench.engines.protocol import Engine
 from bench.engines.ring_bytes import RingBytes
 from bench.errors import UnsupportedError
@@ -39,7 +44,12 @@ class StockEngine(Engine):
     def __init__(self, model: nn.Module, resolved: ResolvedRun) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.optimizer = self._optimizer_of(_by_mesh(self.parameters), resolved.train)
+        self.optimizer = optimizers_of(
+            model,
+            self.parameters,
+            resolved.train,
+            lambda own, train: self._optimizer_of(_by_mesh(own), train),
+        )
 
     def _optimizer_of(self, groups: Any, train: TrainSpec) -> Any:
         """The optimizer of these groups of parameters."""

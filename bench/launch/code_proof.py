@@ -21,7 +21,7 @@ from bench.launch.code import OWN_PACKAGES, RANK_PATTERNS, RankCode, named_code
 from bench.launch.command import WORKER_MODULE
 from bench.launch.protocol import Order
 from bench.launch.rank_entry.mfsdp_bench_rank import EXPECTED, PROOFS_GLOB, file_hashes
-from bench.spec import ResolvedRun, known_engine
+from bench.spec import ResolvedRun
 from bench.store import RunFolder
 from bench.store.atomic import reporting_failed_writes, write_json_atomically
 from bench.store.layout import RUNTIME, SPEC
@@ -69,7 +69,7 @@ def expect_code(order: Order) -> None:
     """
     resolved, code = order.resolved, order.code
     # The worker loads these anyway. A stand-in for it in a test may need no torch.
-    engine = known_engine(resolved.engine.name).factory.partition(":")[0]
+    engine = resolved.engine.known_row.factory.partition(":")[0]
     imports = ("bench.worker.rank", engine) if order.worker_module == WORKER_MODULE else ()
     file = order.run_dir / EXPECTED
     with reporting_failed_writes(file):  # of use only while the run goes on: not forced to disk

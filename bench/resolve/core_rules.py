@@ -144,6 +144,7 @@ def _of_the_host(run: ResolvedRun) -> list[str]:
         "nan_check=true (reads every gradient on the host)": core.nan_check,
         f"transport={core.transport} (messages from the host)": core.transport == "point_to_point",
         f"recipe={core.recipe} (never captured)": core.recipe != "none",
+        "matrices=whole (never captured)": core.matrices == "whole",
         f"train.optimizer={run.train.optimizer} (its numbers are the host's; adamw can keep them"
         " on the device)": run.train.optimizer != "adamw",
         "experts whose token counts the host reads (they stay on the device with dtypes.compute"

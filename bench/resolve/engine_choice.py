@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.spec import EngineSpec, MfsdpSettings, RunSpec, known_engine
+from bench.spec import EngineSpec, MfsdpSettings, RunSpec
 from mfsdp_core.plan.recipes import QuantisedWeights, gathers_by_module
 
 #: Optimizers with moments of a dtype of their own, which read decoupled gradients.
@@ -42,7 +42,7 @@ def codec_of(engine: EngineSpec) -> QuantisedWeights | None:
 def adds_up_as_sent(engine: EngineSpec) -> bool:
     """Whether sums over ranks are in the dtype of the wire, unless another one is named."""
     registers = engine.setting("nccl_ub") or engine.setting("cuda_graph")
-    return not known_engine(engine.name).dtypes.sums or bool(registers)
+    return not engine.known_row.dtypes.sums or bool(registers)
 
 
 def resolve_engine(spec: RunSpec) -> EngineSpec:
@@ -51,8 +51,7 @@ def resolve_engine(spec: RunSpec) -> EngineSpec:
     Raises:
         ConfigError: no engine has this name.
     """
-    row = known_engine(spec.engine.name)
-    strategy = spec.engine.strategy or row.strategies[0]
+    strategy = spec.engine.strategy or spec.engine.known_row.strategies[0]
     engine = spec.engine.model_copy(update={"strategy": strategy})
     settings = core_settings(engine)
     if settings is None or settings.fine_grained_gather is not None:

@@ -34,7 +34,7 @@ _PACKAGES: Final = {"fused_adam": ("transformer_engine", "gpu")}
 
 def offers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
     """Device, ranks, strategies and switches, as the row of the engine has them."""
-    engine, row, device = run.engine, known_engine(run.engine.name), run.launch.device
+    engine, row, device = run.engine, run.engine.known_row, run.launch.device
     if found := _strategy_not_offered(run):
         yield "strategy-not-in-engine", found
     if device not in row.devices:
@@ -56,16 +56,17 @@ def offers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
 
 def _strategy_not_offered(run: ResolvedRun) -> str | None:
     """A sharding that the engine does not have."""
-    name, strategy, outer = run.engine.name, run.strategy, run.engine.outer_strategy
-    row = known_engine(name)
+    row, strategy, outer = run.engine.known_row, run.strategy, run.engine.outer_strategy
     if strategy not in row.strategies:
-        return f"engine {name} offers the strategy {' and '.join(row.strategies)}, not {strategy}"
+        return (
+            f"engine {row.name} offers the strategy {' and '.join(row.strategies)}, not {strategy}"
+        )
     if run.engine.outer_size == 1 or row.hybrids is None or (strategy, outer) in row.hybrids:
         return None
     pairs = " or ".join(f"{inner} with {over}" for inner, over in row.hybrids)
     return (
-        f"engine {name} offers {pairs} (strategy with outer_strategy) on two axes, not {strategy}"
-        f" with {outer}"
+        f"engine {row.name} offers {pairs} (strategy with outer_strategy) on two axes, not"
+        f" {strategy} with {outer}"
     )
 
 
@@ -78,14 +79,14 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         for switch, _ in engine.foreign
         if switch in row.settings.model_fields
     }
-    if not known_engine(engine.name).outer_axis:
+    if not engine.known_row.outer_axis:
         changed = changed_settings(engine, EngineSpec(), "outer_strategy", "outer_size")
         unknown = changed + unknown
         owners |= {row.name for row in engine_rows() if changed and row.outer_axis}
     if not unknown:
         return None
     return (
-        f"engine {engine.name} has no {', '.join(unknown)}: these are switches of"
+        f"engine {engine.known_row.name} has no {', '.join(unknown)}: these are switches of"
         f" {' and '.join(sorted(owners))}"
     )
 
@@ -117,7 +118,7 @@ def outer_axis(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
 
 def other_axes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """Tensor and expert parallelism: which engines have them, and models that they cut evenly."""
-    row = known_engine(run.engine.name)
+    row = run.engine.known_row
     for name in ("tensor_parallel", "expert_parallel"):
         size = run.engine.setting(name)
         if size > 1 and name not in row.parallel:
@@ -221,6 +222,8 @@ def optimizers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
             f" {_PRECISION_AWARE_NAMES}, or leave them at their defaults",
         )
+    if found := _no_whole_matrices(run):
+        yield "optimizer-needs-whole-matrices", found
     if train.store_remainders and train.master_weights:
         yield (
             "remainders-need-bf16-weights",
@@ -233,6 +236,27 @@ def optimizers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             "store_remainders keeps what BF16 main weights lack to FP32; found main_params"
             f" {main}: set dtypes.main_params to bf16",
         )
+
+
+def _no_whole_matrices(run: ResolvedRun) -> str | None:
+    """Why an optimizer cannot step on whole matrices, where it has to."""
+    engine, is_muon = run.engine, run.train.optimizer == "muon"
+    if not is_muon and engine.setting("matrices") != "whole":
+        return None
+    what = "train.optimizer=muon" if is_muon else "engine.matrices=whole"
+    if not engine.known_row.whole_matrices:
+        able = [row.name for row in engine_rows() if row.whole_matrices]
+        return (
+            f"{what} needs whole matrices, and engine {engine.known_row.name} is not known to give"
+            f" its optimizer any: use {' or '.join(able)}"
+        )
+    if engine.tensor_parallel > 1:
+        return f"{what}: tensor parallelism cuts matrices as well: set engine.tensor_parallel to 1"
+    if not is_muon and not INNER[run.strategy].shards_optimizer:
+        return f"{what}: {run.strategy} has whole matrices anyway: leave it out"
+    if engine.setting("decoupled_grad"):
+        return f"{what} reads grad, which decoupled_grad leaves empty: set it to false"
+    return None
 
 
 def _those(wanted: Callable[[AxisPlacements], bool]) -> str:

@@ -22,7 +22,6 @@ from bench.spec import (
     ModelSpec,
     ResolvedDtypes,
     ResolvedRun,
-    known_engine,
 )
 from mfsdp_core.plan.dtype_policy import is_wider
 from mfsdp_core.plan.recipes import TWO_PAYLOADS
@@ -192,12 +191,12 @@ def _reason(check: str) -> str | None:
 
 def dtypes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """The first dtype that the engine cannot match, with what it would need to be."""
-    for found in islice(_mismatches(run, known_engine(run.engine.name).dtypes), 1):
+    for found in islice(_mismatches(run, run.engine.known_row.dtypes), 1):
         yield "dtypes-not-in-engine", found
 
 
 def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
-    name, dtypes = run.engine.name, run.dtypes
+    name, dtypes = run.engine.known_row.name, run.dtypes
     main = dtypes.main_params or dtypes.compute
     if offered.main is not None and main not in offered.main:
         yield (
@@ -244,8 +243,9 @@ def _sums_elsewhere(engine: EngineSpec, dtypes: ResolvedDtypes) -> Iterator[str]
     if not is_wider(total, wire):
         yield f"sums over ranks hold at least what is sent, {wire}; {change}"
     elif adds_up_as_sent(engine):
-        by = "with nccl_ub or cuda_graph " if known_engine(engine.name).dtypes.sums else ""
-        yield f"engine {engine.name} {by}adds up in the dtype of the wire, {wire}; {change}"
+        row = engine.known_row
+        by = "with nccl_ub or cuda_graph " if row.dtypes.sums else ""
+        yield f"engine {row.name} {by}adds up in the dtype of the wire, {wire}; {change}"
     elif engine.setting("transport") == "native":
         yield (
             f"transport native adds up in the dtype of the wire, {wire}; {change}, or"

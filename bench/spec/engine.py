@@ -26,6 +26,7 @@ from bench.spec.engine_table import (
     SharedSettings,
     engine_names,
     find_engine,
+    known_engine,
     own_settings,
 )
 
@@ -60,7 +61,7 @@ class EngineSpec(SharedSettings):
             return data
         own, rest = {}, {}
         name = data.get("name", SharedSettings().name)
-        row = _row(name) if isinstance(name, str) else None
+        row = _row(name, data.get("front")) if isinstance(name, str) else None
         model = UnknownSettings if row is None else row.settings
         is_open = model.model_config.get("extra") == "allow"
         for key, value in data.items():
@@ -101,8 +102,17 @@ class EngineSpec(SharedSettings):
 
     @property
     def row(self) -> EngineRow | None:
-        """The engine's row; None where it is not installed."""
-        return _row(self.name)
+        """The engine's row, behind its front; None where it is not installed."""
+        return _row(self.name, self.setting("front"))
+
+    @property
+    def known_row(self) -> EngineRow:
+        """As `row`.
+
+        Raises:
+            ConfigError: no engine has this name.
+        """
+        return self.row or known_engine(self.name)
 
     def setting(self, name: str) -> Any:
         """The value of one setting, shared or the engine's own; None where it has none."""
@@ -131,11 +141,12 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
     return schemas[0] | ({"enum": list(values)} if values else {})
 
 
-def _row(name: str) -> EngineRow | None:
+def _row(name: str, front: object) -> EngineRow | None:
     try:
-        return find_engine(name)
+        row = find_engine(name)
     except ConfigError:
         return None
+    return next((other for key, other in row.fronts if key == front), row) if row else None
 
 
 def _taken(models: tuple[type[EngineSettings], ...], key: str, value: Any) -> Any:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -27,6 +27,7 @@ from bench.spec.names import (
     AllocatorName,
     DeviceType,
     DtypeName,
+    FrontName,
     Frozen,
     GatherPrecisionName,
     OuterStrategyName,
@@ -101,7 +102,8 @@ class EngineRow:
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed with it. colour: in
     figures, as `#0072B2`; None takes the next free one. established: a reference that the
-    numerics of others may be compared with.
+    numerics of others may be compared with. whole_matrices: whether its optimizer can step on whole
+    tensors. fronts: its rows behind other interfaces, by the value of the setting `front`.
     """
 
     name: str
@@ -121,6 +123,8 @@ class EngineRow:
     torch_code: tuple[str, ...] = ()
     colour: str | None = None
     established: bool = False
+    whole_matrices: bool = False
+    fronts: tuple[tuple[FrontName, EngineRow], ...] = ()
 
     def __post_init__(self) -> None:
         if not self.strategies:
@@ -149,7 +153,9 @@ _ARGUMENTS: Final = {
     "cuda_graph": "cuda_graph_mode",
 }
 #: Settings that are not arguments: they say what other arguments are made of.
-_NO_ARGUMENTS: Final = {"separate_gather_group", "recipe", "gather_precision"}
+_NO_ARGUMENTS: Final = {
+    "separate_gather_group", "recipe", "gather_precision", "front", "matrices",
+}  # fmt: skip
 
 
 class MegatronSwitches(EngineSettings):
@@ -191,6 +197,10 @@ class MegatronSwitches(EngineSettings):
 class MfsdpSettings(MegatronSwitches):
     """Switches of `mfsdp_core`, under the names of this harness."""
 
+    front: FrontName = "megatron"
+    """Through fully_shard_model, or through a fully_shard with FSDP2's signature."""
+    matrices: Literal["needed", "whole"] = "needed"
+    """Which optimizers step on whole matrices, each on one rank: those that need to, or all."""
     allocator: AllocatorName = "storage_resize"
     """Who serves the buffers that come and go with a unit."""
     manual_registration: bool = False
@@ -209,6 +219,12 @@ class MfsdpSettings(MegatronSwitches):
     """Capture a whole step as a CUDA graph, once, and replay it."""
     per_token_loss: bool = False
     """Add the gradients of all tokens up and divide once by their number."""
+
+
+class FrontSettings(EngineSettings):
+    """Switches of `mfsdp_core.fsdp2.fully_shard`."""
+
+    front: Literal["fsdp2"] = "fsdp2"
 
 
 class Fsdp2Settings(EngineSettings):
@@ -232,6 +248,33 @@ class MegatronFsdpSettings(MegatronSwitches):
 # and single by autocast, ddp's wire dtype by a communication hook.
 _AUTOCAST = DtypePolicies(main=("fp32", "fp64"), gradients_as_main=True, autocast=("bf16", "fp16"))
 
+_FSDP2: Final = EngineRow(
+    name="fsdp2",
+    factory="bench.engines.fsdp2:Fsdp2Engine",
+    summary="torch's fully_shard",
+    settings=Fsdp2Settings,
+    # reshard_after_forward True and False.
+    strategies=("optim_grads_params", "optim_grads"),
+    outer_axis=True,
+    hybrids=(("optim_grads_params", "no_shard"), ("optim_grads", "no_shard")),
+    parallel=("tensor_parallel",),
+    dtypes=DtypePolicies(_AUTOCAST.main, True),
+    code=("bench/engines/fsdp2.py",),
+    torch_code=("torch/distributed/fsdp/**/*.py",),
+    colour="#0072B2",
+    established=True,
+)
+# What FSDP2 offers, but for tensor parallelism.
+_FRONT: Final = EngineRow(
+    name="mfsdp with front=fsdp2",
+    factory="bench.engines.mfsdp_front:FrontEngine",
+    settings=FrontSettings,
+    strategies=_FSDP2.strategies,
+    outer_axis=True,
+    hybrids=_FSDP2.hybrids,
+    dtypes=_FSDP2.dtypes,
+)
+
 # The most widely used and simplest first: a report compares with the first that it finds.
 TABLE: Final[tuple[EngineRow, ...]] = (
     EngineRow(
@@ -244,6 +287,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         torch_code=("torch/nn/parallel/**/*.py",),
         colour="#E69F00",
         established=True,
+        whole_matrices=True,
     ),
     EngineRow(
         name="single",
@@ -255,23 +299,9 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         code=("bench/engines/single.py",),
         colour="#000000",
         established=True,
+        whole_matrices=True,
     ),
-    EngineRow(
-        name="fsdp2",
-        factory="bench.engines.fsdp2:Fsdp2Engine",
-        summary="torch's fully_shard",
-        settings=Fsdp2Settings,
-        # reshard_after_forward True and False.
-        strategies=("optim_grads_params", "optim_grads"),
-        outer_axis=True,
-        hybrids=(("optim_grads_params", "no_shard"), ("optim_grads", "no_shard")),
-        parallel=("tensor_parallel",),
-        dtypes=DtypePolicies(_AUTOCAST.main, True),
-        code=("bench/engines/fsdp2.py",),
-        torch_code=("torch/distributed/fsdp/**/*.py",),
-        colour="#0072B2",
-        established=True,
-    ),
+    _FSDP2,
     EngineRow(
         name="megatron_fsdp",
         factory="bench.engines.megatron_fsdp:MegatronFsdpEngine",
@@ -315,11 +345,15 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         parallel=("tensor_parallel", "expert_parallel"),
         dtypes=DtypePolicies(sums=True),
         code=(
+            "bench/engines/fsdp2.py",
             "bench/engines/mfsdp.py",
+            "bench/engines/mfsdp_front.py",
             "bench/engines/mfsdp_inspection.py",
             "mfsdp_core/**/*.py",
         ),
         colour="#D55E00",
+        whole_matrices=True,
+        fronts=(("fsdp2", _FRONT),),
     ),
 )
 

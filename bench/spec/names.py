@@ -28,6 +28,8 @@ DeviceType = Literal["cpu", "cuda"]
 AllocatorName = Literal["temporary", "storage_resize", "fixed_pool", "max_pool"]
 #: Allocators whose slots exist from the start.
 POOLS: tuple[AllocatorName, ...] = ("fixed_pool", "max_pool")
+#: Interfaces of the core: `fully_shard_model`, and `fully_shard` of FSDP2.
+FrontName = Literal["megatron", "fsdp2"]
 TransportName = Literal["auto", "native", "point_to_point"]
 #: As `mfsdp_core.plan.options` has it; a test compares the two.
 DEFAULT_TRANSPORT: TransportName = "auto"

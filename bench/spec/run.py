@@ -64,8 +64,8 @@ class TrainSpec(Frozen):
     """Sequences of one forward pass on one rank."""
     seq_len: int = Field(default=64, ge=1)
     """Tokens of a sequence."""
-    optimizer: Literal["adamw", "sgd", "precision_aware_adamw", "fused_adam"] = "adamw"
-    """fused_adam is Transformer Engine's."""
+    optimizer: Literal["adamw", "sgd", "precision_aware_adamw", "fused_adam", "muon"] = "adamw"
+    """fused_adam is Transformer Engine's; muon steps 2-D weights of units, and AdamW the rest."""
     state_dtype: DtypeName = "fp32"
     """Of the moments; precision_aware_adamw and fused_adam alone."""
     master_weights: bool = False

@@ -22,6 +22,7 @@ STEPS = 5
 LAYERS = 2
 TRAIN = TrainSpec(steps=STEPS, global_batch=8, micro_batch=2, seq_len=32, lr=4e-3, warmup_steps=2)
 FP32 = DtypeSpec()
+MUON = {"optimizer": "muon"}
 FP64 = DtypeSpec(compute="fp64", main_params="fp64")
 BF16 = DtypeSpec(compute="bf16", main_grads="fp32", grad_comm="bf16")
 LLAMA = ModelSpec(preset="debug", layers=LAYERS)
@@ -75,6 +76,8 @@ FP32_CELLS = {
     "mfsdp-optim": cell("mfsdp", "optim"),
     "mfsdp-optim_grads": cell("mfsdp", "optim_grads"),
     "mfsdp-optim_grads_params": cell("mfsdp", ZERO3),
+    "mfsdp-front-optim_grads": cell("mfsdp", "optim_grads", front="fsdp2"),
+    "mfsdp-front": cell("mfsdp", ZERO3, front="fsdp2"),
 }
 VARIANTS = {
     "mfsdp-max_pool": cell("mfsdp", allocator="max_pool"),
@@ -94,6 +97,7 @@ BF16_CELLS = {
     "simple_fsdp-bf16": cell(SIMPLE_FSDP, ZERO3, BF16),
     "fsdp2-bf16": cell("fsdp2", ZERO3, BF16),
     "mfsdp-bf16": cell("mfsdp", ZERO3, BF16),
+    "mfsdp-front-bf16": cell("mfsdp", ZERO3, BF16, front="fsdp2"),
     "mfsdp-no_shard-bf16": cell("mfsdp", "no_shard", BF16),
     "mfsdp-hybrid-bf16": cell("mfsdp", ZERO3, BF16, HYBRID),
     **{f"{name}-bf16": cell(DEEPSPEED, name[10:], BF16) for name in DEEPSPEED_CELLS},
@@ -104,6 +108,9 @@ FP64_CELLS = {
     "fsdp2-tp-hsdp": cell("fsdp2", dtypes=FP64, ranks=4, tensor_parallel=2, outer_size=2),
     "ddp_zero-fp64": cell(DDP_ZERO, "optim", dtypes=FP64),
     "simple_fsdp-fp64": cell(SIMPLE_FSDP, ZERO3, dtypes=FP64),
+    "mfsdp-front-hsdp": cell("mfsdp", dtypes=FP64, ranks=4, outer_size=2, front="fsdp2"),
+    "mfsdp-adamw-whole": cell("mfsdp", dtypes=FP64, matrices="whole"),
+    "mfsdp-muon-fp64": cell("mfsdp", dtypes=FP64, train=MUON),
     "fsdp2-tp": cell("fsdp2", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp": cell("mfsdp", dtypes=FP64, tensor_parallel=2),
     "mfsdp-tp-hfsdp": cell("mfsdp", dtypes=FP64, ranks=4, tensor_parallel=2, **HFSDP),
@@ -121,12 +128,13 @@ SINGLE_CELLS = {
     "single": cell("single"),
     "single-fp64": cell("single", dtypes=FP64),
     "single-hybrid": cell("single", dtypes=FP64, model=HYBRID),
+    "single-muon": cell("single", dtypes=FP64, train=MUON),
 }
 #: Variants of engines that are torch's own, and what other daily cells or the cases of `validate`
 #: vary as well.
 NIGHTLY_CELLS = {
     *("fsdp2-reshard_to_2", "fsdp2-hsdp", "fsdp2-tp-hsdp", "fsdp2-tp", "fsdp2-hybrid"),
-    *("fsdp2-optim_grads", "ddp-bf16"),
+    *("fsdp2-optim_grads", "ddp-bf16", "mfsdp-front-optim_grads", "mfsdp-front-hsdp"),
     *("ddp_zero", "ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
     *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),
     *("mfsdp-no_shard-bf16", "mfsdp-hybrid-bf16", "mfsdp-tp-hfsdp", "mfsdp-experts-hfsdp"),

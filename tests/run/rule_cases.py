@@ -91,6 +91,7 @@ def layers(kind: str, name: str = "mfsdp", device: str = "cpu", **model: object)
 
 EXPERTS = ModelSpec(preset="hybrid-tiny", experts=3)
 PRECISION_AWARE = TrainSpec(optimizer="precision_aware_adamw")
+MUON = TrainSpec(optimizer="muon")
 REMAINDERS = PRECISION_AWARE.model_copy(update={"store_remainders": True})
 
 CASES = {
@@ -113,6 +114,11 @@ CASES = {
         engine("fsdp2", allocator="temporary", overlap_param_gather=False),
         engine("fsdp2"),
         "engine fsdp2 has no allocator=temporary, overlap_param_gather=False",
+    ),
+    "optimizer-needs-whole-matrices": Case(
+        engine("mfsdp", front="fsdp2").model_copy(update={"train": MUON}),
+        engine("mfsdp", matrices="whole").model_copy(update={"train": MUON}),
+        "engine mfsdp with front=fsdp2 is not known to give its optimizer any: use ddp or",
     ),
     "parallelism-not-in-engine": Case(
         engine("ddp", tensor_parallel=2),

@@ -14,12 +14,12 @@ import torch
 from optional import param
 
 from bench.engines.fsdp2 import gathered_at_once
-from bench.engines.optimizer import build_optimizer
+from bench.engines.optimizer import build_optimizer, optimizers_of
 from bench.engines.registry import build_engine, engine_factory
 from bench.engines.stock import autocast
 from bench.errors import ConfigError, UnsupportedError
 from bench.launch.code import RankCode
-from bench.spec import DtypeName, LaunchSpec, MfsdpSettings, ResolvedDtypes, TrainSpec
+from bench.spec import DtypeName, EngineSpec, LaunchSpec, MfsdpSettings, ResolvedDtypes, TrainSpec
 from bench.spec.engine_table import TABLE
 from examples.engines import deepspeed
 
@@ -61,7 +61,7 @@ def test_every_engine_of_the_table_has_a_module_that_builds_it(row):
 def test_a_factory_that_takes_other_arguments_is_refused_in_words(tmp_path, monkeypatch):
     (tmp_path / "own_engine.py").write_text("def build(model, device):\n    return model\n")
     monkeypatch.syspath_prepend(tmp_path)
-    resolved = SimpleNamespace(engine=SimpleNamespace(name="own_engine:build"))
+    resolved = SimpleNamespace(engine=EngineSpec(name="own_engine:build"))
     with pytest.raises(ConfigError, match=r"expected own_engine:build\(model, resolved, device\)"):
         build_engine(torch.nn.Linear(1, 1), resolved, torch.device("cpu"))
 
@@ -165,6 +165,12 @@ def test_adamw_takes_every_hyperparameter_from_the_spec():
     (group,) = build_optimizer([torch.nn.Parameter(torch.ones(1))], train).param_groups
     found = (group["lr"], group["weight_decay"], group["betas"], group["eps"])
     assert found == (0.1, 0.5, (0.8, 0.7), 1e-3)
+
+
+def test_muon_is_refused_where_no_unit_has_a_matrix() -> None:
+    model = torch.nn.Linear(2, 2)
+    with pytest.raises(UnsupportedError, match="no unit of the model has one: name unit_classes"):
+        optimizers_of(model, model.parameters(), TrainSpec(optimizer="muon"), build_optimizer)
 
 
 def test_deepspeed_is_refused_where_ranks_share_a_device() -> None:

@@ -49,7 +49,8 @@ def test_fp32_losses_and_norms_agree_with_the_single_process_to_1e_5(cells, name
 
 @pytest.mark.parametrize("name", [*FP64_CELLS, *HYBRID_CELLS])
 def test_fp64_losses_and_norms_agree_with_the_single_process_to_1e_12(cells, name):
-    single = cells["single-hybrid" if name in HYBRID_CELLS else "single-fp64"]
+    kind = "hybrid" if name in HYBRID_CELLS else "muon" if "muon" in name else "fp64"
+    single = cells[f"single-{kind}"]
     assert cells[name].losses == pytest.approx(single.losses, rel=1e-12)
     assert cells[name].norms == pytest.approx(single.norms, rel=1e-11)
 
@@ -109,6 +110,11 @@ ELEMENTS_SENT_PER_STEP = {
     "mfsdp-optim": REDUCE_SCATTER + GATHER,
     "mfsdp-optim_grads": 2 * REDUCE_SCATTER + GATHER,
     "mfsdp-optim_grads_params": 2 * REDUCE_SCATTER + SHARDED_GATHERS + ROOT / 2,
+    # A rank sends half of the gradients and weights that it holds, and half of what it has stepped.
+    "mfsdp-muon-fp64": 2 * REDUCE_SCATTER
+    + SHARDED_GATHERS
+    + ROOT / 2
+    + 3 / 4 * LAYERS * (LAYER - 2 * 128),
 }
 #: Of two bytes: what computes and sends in BF16.
 ELEMENTS_SENT_PER_STEP |= {
@@ -116,13 +122,15 @@ ELEMENTS_SENT_PER_STEP |= {
     "fsdp2-bf16": ELEMENTS_SENT_PER_STEP["fsdp2-optim_grads_params"],
     "mfsdp-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-optim_grads_params"],
     "mfsdp-no_shard-bf16": ELEMENTS_SENT_PER_STEP["mfsdp-no_shard"],
+    "mfsdp-front-bf16": ELEMENTS_SENT_PER_STEP["fsdp2-optim_grads_params"],
+    "mfsdp-front-optim_grads": ELEMENTS_SENT_PER_STEP["mfsdp-optim_grads"],
 }
 
 
 @pytest.mark.parametrize("name", ELEMENTS_SENT_PER_STEP)
 def test_bytes_sent_follow_from_the_schedule(cells, name):
     (sent,) = {sample.wire_bytes for sample in cells[name].samples()[1:]}
-    size = 2 if name.endswith("-bf16") else 4
+    size = {"bf16": 2, "fp64": 8}.get(name[-4:], 4)
     padding = 0.005 if name.startswith("mfsdp") else 0
     assert sent == pytest.approx(size * ELEMENTS_SENT_PER_STEP[name], rel=padding)
 
@@ -135,7 +143,7 @@ def ledger(finished) -> dict[str, int]:
     ("name", "ranks"),
     [
         *((name, 1) for name in ("single", "ddp", "mfsdp-no_shard")),
-        *((name, 2) for name in ("fsdp2-bf16", "mfsdp-bf16")),
+        *((name, 2) for name in ("fsdp2-bf16", "mfsdp-bf16", "mfsdp-front-bf16")),
     ],
 )
 def test_a_replica_holds_all_that_is_persistent_and_a_shard_its_part(cells, name, ranks):
@@ -186,7 +194,7 @@ def test_a_run_leaves_what_it_ran_on_and_what_it_held(cells):
 def test_cells_of_every_engine_begin_with_the_same_bits(cells):
     starts = {name: cells[name].document("runtime.json")["start"] for name in cells}
     llama = {name: start for name, start in starts.items() if start.keys() == starts["ddp"].keys()}
-    assert {"single", "ddp", "fsdp2-bf16", "mfsdp-bf16"} <= llama.keys()
+    assert {"single", "ddp", "fsdp2-bf16", "mfsdp-bf16", "mfsdp-front"} <= llama.keys()
     assert all(start == starts["ddp"] for start in llama.values())
 
 
