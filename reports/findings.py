@@ -115,7 +115,7 @@ def find(
 
 def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[Verdicts, ...]:
     """Every other arm against the first, by the default policy, where any can be compared."""
-    found = []
+    verdicts = []
     for sweep in sweeps:
         for head in sweep.arms:
             base = base_arm(sweep.arms)
@@ -126,10 +126,10 @@ def _arms_judged(store: ResultsStore, sweeps: Sequence[SweepView]) -> tuple[Verd
             except UsageError:  # the plan cannot be read; the section on what is missing says so
                 continue
             try:
-                found.append(judge(sides, calibrations=calibrations(store)))
+                verdicts.append(judge(sides, calibrations=calibrations(store)))
             except UsageError as error:  # a damaged calibration does not cost the report
-                found.append(judge(replace(sides, notes=(*sides.notes, f"{_NOISE}{error}"))))
-    return tuple(judged for judged in found if not judged.nothing_comparable)
+                verdicts.append(judge(replace(sides, notes=(*sides.notes, f"{_NOISE}{error}"))))
+    return tuple(judged for judged in verdicts if not judged.nothing_comparable)
 
 
 def _within_policy(groups: Sequence[ParityGroup], arms: Collection[str]) -> tuple[Change, ...]:
@@ -153,14 +153,14 @@ def _bases(sweeps: Sequence[SweepView]) -> dict[str, Cell | None]:
 
     A sweep with one arm compares nothing by arms: its cells are compared as any others.
     """
-    found: dict[str, Cell | None] = {}
+    bases: dict[str, Cell | None] = {}
     for sweep in sweeps:
         if len(sweep.arms) <= 1:
             continue
         base = base_arm(sweep.arms)
         first = {cell.name_without_arm: cell for cell in sweep.cells if cell.arm == base}
-        found |= {cell.name: first.get(cell.name_without_arm) for cell in sweep.cells if cell.arm}
-    return found
+        bases |= {cell.name: first.get(cell.name_without_arm) for cell in sweep.cells if cell.arm}
+    return bases
 
 
 def _changes(

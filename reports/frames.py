@@ -71,7 +71,7 @@ def read_frames(results: str | Path, sweeps: Sequence[str] = ()) -> Frames:
     damaged: list[DamagedRun] = []
     records = _chosen(store, sweeps, damaged)
     problems = [f"{run.run_id}: {run.problem}" for run in damaged]
-    problems += [f"{one.run_id}: {text}" for one in records for text in one.problems]
+    problems += [f"{record.run_id}: {text}" for record in records for text in record.problems]
     imported = _imported(store, sweeps, problems)
     runs = pd.DataFrame([*map(_run_row, records), *map(_imported_row, imported)])
     rows = [row for record in records for row in _step_rows(record)]
@@ -90,23 +90,23 @@ def _chosen(
     store: ResultsStore, sweeps: Sequence[str], damaged: list[DamagedRun]
 ) -> list[RunRecord]:
     records = list(store.records(damaged=damaged))
-    known = {one.status.sweep for one in records} | {*store.sweeps(), *store.imports.ids()}
+    known = {record.status.sweep for record in records} | {*store.sweeps(), *store.imports.ids()}
     for sweep in sweeps:
         if sweep not in known:
             names = ", ".join(sorted(name for name in known if name)) or "none"
             raise UsageError(f"no sweep {sweep!r} in {store.root}; it holds: {names}")
-    return [one for one in records if not sweeps or one.status.sweep in sweeps]
+    return [record for record in records if not sweeps or record.status.sweep in sweeps]
 
 
 def _imported(store: ResultsStore, names: Sequence[str], problems: list[str]) -> list[ImportedRun]:
-    found = []
-    for one in store.imports.ids():
-        if not names or one in names:
+    runs = []
+    for name in store.imports.ids():
+        if not names or name in names:
             try:
-                found.append(store.imports.read(one))
+                runs.append(store.imports.read(name))
             except DamagedRecordError as error:
-                problems.append(f"{one}: {error}")
-    return found
+                problems.append(f"{name}: {error}")
+    return runs
 
 
 def _imported_row(run: ImportedRun) -> dict[str, Any]:
@@ -173,14 +173,14 @@ def _run_row(record: RunRecord) -> dict[str, Any]:
 
 def _settings(record: RunRecord) -> dict[str, Any]:
     document = record.resolved.model_dump(mode="json")
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for section in _SECTIONS:
         for name, value in document[section].items():
             if name == "env":
-                found |= {f"env.{variable}": text for variable, text in redact(value).items()}
+                settings |= {f"env.{variable}": text for variable, text in redact(value).items()}
             elif not isinstance(value, dict | list):
-                found[f"{section}.{name}"] = value
-    return found
+                settings[f"{section}.{name}"] = value
+    return settings
 
 
 def _step_rows(record: RunRecord) -> Iterator[dict[str, Any]]:

@@ -88,7 +88,7 @@ def next_cell(
 
 
 def budgeted_blocks(
-    budget: BlockBudget, whole: Plan, store: ResultsStore, found: Progressed
+    budget: BlockBudget, plan: Plan, store: ResultsStore, known: Progressed
 ) -> Iterator[MissingBlock]:
     """The next block of each cell that the budget names.
 
@@ -96,26 +96,26 @@ def budgeted_blocks(
 
     Args:
         budget: names the cells.
-        whole: the plan to keep; its numbers of repeats are not looked at.
+        plan: to be kept; its numbers of repeats are not looked at.
         store: the results folder.
-        found: the blocks of the plan with `MOST_BLOCKS` of each cell, by what is known of them.
+        known: the blocks of the plan with `MOST_BLOCKS` of each cell, by what is known of them.
     """
-    numbers = Counter({cell.id: 1 for cell in whole.cells})
+    numbers = Counter({cell.id: 1 for cell in plan.cells})
 
     def keep(*blocks: tuple[str, int]) -> None:
         for cell, number in blocks:
             numbers[cell] = max(numbers[cell], number + 1)
-        cells = tuple(replace(cell, repeats=numbers[cell.id]) for cell in whole.cells)
-        store.write_plan(whole.id, replace(whole, cells=cells).to_document())
+        cells = tuple(replace(cell, repeats=numbers[cell.id]) for cell in plan.cells)
+        store.write_plan(plan.id, replace(plan, cells=cells).to_document())
 
     waiting: dict[str, deque[MissingBlock]] = {}
-    for one in found.missing:
-        waiting.setdefault(one.block.cell.id, deque()).append(one)
-    keep(*((run.cell, run.repeat) for run in (*found.done, *found.failed)))
+    for missing in known.missing:
+        waiting.setdefault(missing.block.cell.id, deque()).append(missing)
+    keep(*((run.cell, run.repeat) for run in (*known.done, *known.failed)))
     while True:
         cell = budget.next_cell({c: MOST_BLOCKS - len(left) for c, left in waiting.items() if left})
         if cell is None:
             return
-        one = waiting[cell].popleft()
-        keep((cell, one.block.number))
-        yield one
+        missing = waiting[cell].popleft()
+        keep((cell, missing.block.number))
+        yield missing

@@ -122,11 +122,11 @@ class Matrix:
     @property
     def labels(self) -> dict[str, list[str]]:
         """Every axis with the labels that cells have on it, included cells too."""
-        found = {axis.name: [value.label for value in axis.values] for axis in self.axes}
+        labels = {axis.name: [value.label for value in axis.values] for axis in self.axes}
         for _, included in self.include:
             for name, label in included.items():
-                found.setdefault(name, []).append(label)
-        return found
+                labels.setdefault(name, []).append(label)
+        return labels
 
     @property
     def size(self) -> int:

@@ -97,12 +97,12 @@ def _as_planned(
 ) -> PlannedCell | PrunedCell:
     """One cell, judged for every arm (under "" for all of them)."""
     by_arm: dict[str, ResolvedRun] = {}
-    for arm, (cell, found) in items.items():
+    for arm, (cell, outcome) in items.items():
         labels = {name: label for name, label in cell.labels.items() if name != ARM}
-        if isinstance(found, UnsupportedError):
-            reason = f"arm {arm}: {found.reason}" if arm else found.reason
-            return PrunedCell(cell.id, labels, found.rule, reason)
-        by_arm[arm] = found
+        if isinstance(outcome, UnsupportedError):
+            reason = f"arm {arm}: {outcome.reason}" if arm else outcome.reason
+            return PrunedCell(cell.id, labels, outcome.rule, reason)
+        by_arm[arm] = outcome
     resolved = next(iter(by_arm.values()))
     return PlannedCell(cell.id, labels, resolved, repeats, {k: v for k, v in by_arm.items() if k})
 

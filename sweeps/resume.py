@@ -107,7 +107,7 @@ class Progressed:
     @property
     def missing_runs(self) -> tuple[PlannedRun, ...]:
         """Of the missing blocks, in their order."""
-        return tuple(run for one in self.missing for run in one.block.runs)
+        return tuple(run for missing in self.missing for run in missing.block.runs)
 
 
 def compare_with_records(
@@ -136,7 +136,7 @@ def compare_with_records(
         complete = next((a for a in reversed(attempts) if _is_complete(block, a)), None)
         if complete is not None:
             runs_of_it = (complete[arm] for arm in block.arms)
-            done += [PastRun.of(one.run_id, one.status, block.cell.id) for one in runs_of_it]
+            done += [PastRun.of(run.run_id, run.status, block.cell.id) for run in runs_of_it]
             continue
         lost = [run for attempt in attempts if (run := _failure(attempt)) is not None]
         final = lost and (
@@ -148,7 +148,7 @@ def compare_with_records(
             faults = 0 if options.retry_failed else len(lost)
             started = _attempts_started(block, known) if block.compares else 0
             missing.append(MissingBlock(block, started + 1, faults))
-    runs = (run for one in missing for run in one.block.runs)
+    runs = (run for left in missing for run in left.block.runs)
     again = _lines_of_repeats(runs, newest(records), code_of)
     return Progressed(tuple(missing), tuple(done), tuple(failed), again)
 
@@ -180,11 +180,11 @@ _Known = Mapping[int, Mapping[str, Sequence[RunOutline]]]
 
 
 def _by_configuration(records: Iterable[RunOutline]) -> _Known:
-    found: dict[int, dict[str, list[RunOutline]]] = {}
+    known: dict[int, dict[str, list[RunOutline]]] = {}
     for record in records:
-        of_repeat = found.setdefault(record.status.repeat, {})
+        of_repeat = known.setdefault(record.status.repeat, {})
         of_repeat.setdefault(record.resolved.config_hash, []).append(record)
-    return found
+    return known
 
 
 def _runs_of(block: Block, known: _Known) -> list[RunOutline]:
@@ -221,12 +221,12 @@ def _attempts_started(block: Block, known: _Known) -> int:
 
 
 def _attempts(
-    block: Block, found: Iterable[RunOutline], code_of: Callable[[PlannedRun], str]
+    block: Block, runs: Iterable[RunOutline], code_of: Callable[[PlannedRun], str]
 ) -> list[Attempt]:
     """The attempts at a block, oldest first, without runs of other code; a single run is one."""
     codes = {run.arm: code_of(run) for run in block.runs}
     attempts: dict[int, Attempt] = {}
-    for count, record in enumerate(found):
+    for count, record in enumerate(runs):
         status = record.status
         if code_now(codes[status.arm], status) == status.code and status.code_proof != "mismatch":
             attempts.setdefault(status.attempt or count, {})[status.arm] = record
@@ -252,13 +252,13 @@ def _lines_of_repeats(
     runs: Iterable[PlannedRun], by_key: Newest, code_of: Callable[[PlannedRun], str]
 ) -> tuple[str, ...]:
     """One line per reason, with the runs that it holds for; runs without any record have none."""
-    found: dict[str, list[str]] = {}
+    by_reason: dict[str, list[str]] = {}
     for run in runs:
         past = by_key.get((run.cell.of(run.arm).config_hash, run.repeat, run.arm))
         past = past or by_key.get((run.cell.id, run.repeat, run.arm))
         if past is not None:
-            found.setdefault(_reason(run, past, code_of), []).append(_name(run))
-    return tuple(f"again: {named(names)}: {reason}" for reason, names in found.items())
+            by_reason.setdefault(_reason(run, past, code_of), []).append(_name(run))
+    return tuple(f"again: {named(names)}: {reason}" for reason, names in by_reason.items())
 
 
 Newest = Mapping[tuple[str, int, str | None], RunOutline]
@@ -267,12 +267,12 @@ Newest = Mapping[tuple[str, int, str | None], RunOutline]
 
 def newest(records: Iterable[RunOutline]) -> Newest:
     """Of records that are ordered from the oldest on."""
-    found: dict[tuple[str, int, str | None], RunOutline] = {}
+    latest: dict[tuple[str, int, str | None], RunOutline] = {}
     for record in records:
         status = record.status
-        found[record.resolved.config_hash, status.repeat, status.arm] = record
-        found[status.cell or "", status.repeat, status.arm] = record
-    return found
+        latest[record.resolved.config_hash, status.repeat, status.arm] = record
+        latest[status.cell or "", status.repeat, status.arm] = record
+    return latest
 
 
 def _reason(run: PlannedRun, past: RunOutline, code_of: Callable[[PlannedRun], str]) -> str:

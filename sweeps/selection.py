@@ -48,7 +48,7 @@ def read_condition(
     patterns: dict[str, tuple[str, ...]] = {}
     for key, value in written.items():
         values = value if isinstance(value, list) else [value]
-        if not values or any(isinstance(one, dict | list) for one in values):
+        if not values or any(isinstance(single, dict | list) for single in values):
             problems.append((key, f"{key}: expected a value or a list of values"))
             continue
         try:
@@ -56,7 +56,7 @@ def read_condition(
         except SettingError as error:
             problems.append((key, str(error)))
             continue
-        patterns[name] = tuple(shown_value(one) for one in values)
+        patterns[name] = tuple(shown_value(single) for single in values)
         known = list(dict.fromkeys(labels.get(name, ())))
         problems += [
             (
@@ -139,8 +139,8 @@ def selected(
             labels.setdefault(name, []).append(label)
     wanted = [_condition("--only", text, labels) for text in only]
     unwanted = [_condition("--skip", text, labels) for text in skip]
-    kept = [cell for cell in cells if any(one.matches(cell) for one in wanted)] if only else cells
-    ids = tuple(cell.id for cell in kept if not any(one.matches(cell) for one in unwanted))
+    kept = [cell for cell in cells if any(rule.matches(cell) for rule in wanted)] if only else cells
+    ids = tuple(cell.id for cell in kept if not any(rule.matches(cell) for rule in unwanted))
     if cells and not ids:
         given = [f"--only {text}" for text in only] + [f"--skip {text}" for text in skip]
         raise UsageError(f"no cell is left by {' '.join(given)}; `plan` lists the cells")
@@ -155,7 +155,7 @@ def _condition(option: str, text: str, labels: Mapping[str, Sequence[str]]) -> C
             raise UsageError(f"{option} {text}: expected KEY=PATTERN, found {part!r}")
         if key.strip() in written:
             raise UsageError(f"{option} {text}: {key.strip()} is given twice; write a|b")
-        written[key.strip()] = [one.strip() for one in patterns.split("|")]
+        written[key.strip()] = [pattern.strip() for pattern in patterns.split("|")]
     condition, problems = read_condition(written, labels)
     if problems:
         raise UsageError(f"{option} {text}: {problems[0][1]}")

@@ -111,11 +111,11 @@ def _environment_value(shown: str, value: Scalar) -> Scalar:
 
 def explain(error: Any) -> str:
     """One pydantic error as expected and found, with a suggestion among fixed choices."""
-    found = error["input"]
-    shown = f"found {found!r}"[:80]
+    given = error["input"]
+    shown = f"found {given!r}"[:80]
     if error["type"] == "literal_error":
         choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-        hint = did_you_mean(found, choices) if isinstance(found, str) else ""
+        hint = did_you_mean(given, choices) if isinstance(given, str) else ""
         return f"expected one of {', '.join(choices)}, {shown}{hint}"
     message = error["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
     if message.startswith(("greater", "less")):

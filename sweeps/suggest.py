@@ -97,9 +97,9 @@ def _leaf(word: str) -> str:
 
 
 def _same_leaf(word: str, known: Collection[str]) -> list[str]:
-    return [one for one in known if one != word and _leaf(one) == _leaf(word)]
+    return [name for name in known if name != word and _leaf(name) == _leaf(word)]
 
 
 def _same_meaning(word: str, known: Collection[str]) -> list[str]:
     plain = _leaf(word).strip().lower().replace("-", "_")
-    return [one for one in _NAMES_HERE.get(plain, ()) if one in known]
+    return [name for name in _NAMES_HERE.get(plain, ()) if name in known]

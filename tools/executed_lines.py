@@ -39,9 +39,9 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self._coverage.stop()
-        found = self._coverage.get_data()
-        for file in found.measured_files():
-            self.add({str(Path(file).relative_to(CORE)): found.lines(file) or []})
+        data = self._coverage.get_data()
+        for file in data.measured_files():
+            self.add({str(Path(file).relative_to(CORE)): data.lines(file) or []})
 
     def add(self, lines: Lines) -> None:
         """Lines of a rank."""
@@ -76,10 +76,10 @@ class _Tracing:
         plain = workers._run
 
         def run(own: Any, call: FunctionCall, *limits: Any) -> list[Any]:
-            found = plain(own, FunctionCall.of(executed, (call,)), *limits)
-            for _, lines in found:
+            answers = plain(own, FunctionCall.of(executed, (call,)), *limits)
+            for _, lines in answers:
                 self._trace.add(lines)
-            return [value for value, _ in found]
+            return [value for value, _ in answers]
 
         workers._run = run
 

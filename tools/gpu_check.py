@@ -221,9 +221,9 @@ def note_line(line: str, findings: Findings) -> None:
     if case := _CASE.fullmatch(line):
         name, word, said = case.groups()
         findings.note(name, _STATES.get(word, "failed"), said or "")
-    elif found := _WHY.fullmatch(line) or _RUN.match(line):
-        findings.keep(name=found[1], said=found[2])
-        print(f"  {found[1]}: {found[2]}", flush=True)
+    elif match := _WHY.fullmatch(line) or _RUN.match(line):
+        findings.keep(name=match[1], said=match[2])
+        print(f"  {match[1]}: {match[2]}", flush=True)
     elif _VALIDATED.match(line):
         findings.keep(said=line)
         print(f"  {line}", flush=True)
@@ -235,8 +235,8 @@ def run_part(name: str, device: Device, ranks: int, out: Path, seconds: float) -
     print(f"{name}: {part.question}", flush=True)
     findings = Findings(name, out, alone=ranks == 1 or "gpu_one" in part.command)
     records = out / name
-    asked = part.on_cpu if device == "cpu" else part.command
-    command = [sys.executable, *(word.format(ranks=ranks) for word in asked)]
+    chosen = part.on_cpu if device == "cpu" else part.command
+    command = [sys.executable, *(word.format(ranks=ranks) for word in chosen)]
     if {"run", "validate"} & {*command}:
         command += ["--results", str(records.resolve())]
     findings.keep(ranks=ranks, device=device, command=command, **origin())
@@ -315,7 +315,7 @@ def losses_apart(one: dict[int, list[Any]], other: dict[int, list[Any]]) -> floa
 def _memory(name: str, samples: Sequence[Any]) -> Iterator[tuple[str, State, str]]:
     """Of a device: what is allocated behind a step stays, and nothing had to be tried again."""
     seen = [sample.device for sample in samples if sample.device]
-    settled = [one["allocated_bytes"] for one in seen[len(seen) // 2 :]]
+    settled = [state["allocated_bytes"] for state in seen[len(seen) // 2 :]]
     if settled:
         grew, retries = max(settled) - settled[0], seen[-1]["allocation_retries"]
         steady: State = "passed" if grew < 1 << 20 and not retries else "failed"

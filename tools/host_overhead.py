@@ -155,12 +155,12 @@ def main() -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
-    found = {case: measure(case, options.units, options.rounds) for case in CASES}
+    measured = {case: measure(case, options.units, options.rounds) for case in CASES}
     dist.destroy_process_group()
     if options.json:
-        print(json.dumps(found, default=asdict))
+        print(json.dumps(measured, default=asdict))
         return
-    for case, costs in found.items():
+    for case, costs in measured.items():
         for name in _ENGINES:
             seconds, calls = costs[name].seconds, costs[name].calls
             print(f"{case:9} {name}: {seconds * 1e6:5.0f} us and {calls:5.0f} calls a unit")

@@ -105,31 +105,31 @@ class Change:
         changed files.
         """
         shares = {}
-        for one, lines in known.items():
+        for name, lines in known.items():
             own = sum(len(lines.get(file, ())) for file in self.lines)
             meets = any(numbers & set(lines.get(f, ())) for f, numbers in self.lines.items())
             if own and (meets or self.is_imported):
-                shares[one] = own / sum(map(len, lines.values()))
+                shares[name] = own / sum(map(len, lines.values()))
         turns, met_before = {}, Counter[str]()
-        for one in sorted(shares, key=lambda each: shares[each], reverse=True):
-            family, file = _family(one), one.partition("::")[0]
-            turns[one] = met_before[family], met_before[file]
+        for name in sorted(shares, key=lambda each: shares[each], reverse=True):
+            family, file = _family(name), name.partition("::")[0]
+            turns[name] = met_before[family], met_before[file]
             met_before.update({family, file})
         return sorted(turns, key=lambda each: turns[each])
 
 
-def _family(one: str) -> str:
+def _family(name: str) -> str:
     """Tests that differ in parameters, cases on the same strategy and mesh."""
-    return one.partition("[")[0] if "::" in one else "/".join(one.split("/")[:3])
+    return name.partition("[")[0] if "::" in name else "/".join(name.split("/")[:3])
 
 
 def of_patch(patch: Path) -> Change:
     """The change that a patch makes."""
     with tempfile.TemporaryDirectory(prefix="core-") as folder:
         core = copy_of_core(Path(folder), patch)
-        found = {str(path.relative_to(core)): path.read_text() for path in core.rglob("*.py")}
+        sources = {str(path.relative_to(core)): path.read_text() for path in core.rglob("*.py")}
     originals = {str(path.relative_to(CORE)): path.read_text() for path in CORE.rglob("*.py")}
-    changed = {file: new for file, new in sorted(found.items()) if originals.get(file) != new}
+    changed = {file: new for file, new in sorted(sources.items()) if originals.get(file) != new}
     return Change.of(patch.stem, True, changed)
 
 
@@ -213,13 +213,13 @@ def on_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Detector:
         return passes[case]
 
     def first_failure(core: Path, ids: list[str]) -> dict[str, str]:
-        chosen = sorted((by_id[one] for one in ids), key=lambda case: case.ranks)
-        with closing(verdicts(server, chosen, workers, core=core)) as found:
-            for one in found:
-                if one.state == "failed" and passes_without(one.case):
-                    failure = one.failures[0]
+        chosen = sorted((by_id[name] for name in ids), key=lambda case: case.ranks)
+        with closing(verdicts(server, chosen, workers, core=core)) as judged:
+            for verdict in judged:
+                if verdict.state == "failed" and passes_without(verdict.case):
+                    failure = verdict.failures[0]
                     said = failure.finding.found if failure.finding else ""
-                    return {"case": one.case, "check": failure.check, "found": said[:160]}
+                    return {"case": verdict.case, "check": failure.check, "found": said[:160]}
         return {}
 
     return first_failure
@@ -242,9 +242,9 @@ def on_tests() -> Detector:
             failed = _failed_test(core, ids)
             if failed is None:
                 return {}
-            test, found = failed
+            test, how = failed
             if passes_without(test) and _failed_test(core, [test]) is not None:
-                return {"case": test, "check": "test", "found": found[:160]}
+                return {"case": test, "check": "test", "found": how[:160]}
             ids = ids[ids.index(test) + 1 if test in ids else len(ids) :]
         return {}
 
@@ -253,7 +253,7 @@ def on_tests() -> Detector:
 
 def _with_tests(core: Path) -> Path:
     """The folder of a core, with all that tests of the core read next to it."""
-    for one in (
+    for path in (
         "tests/core",
         "tests/conftest.py",
         "tests/optional.py",
@@ -261,9 +261,9 @@ def _with_tests(core: Path) -> Path:
         "docs",
         "tools",
     ):
-        copy = shutil.copytree if (ROOT / one).is_dir() else shutil.copy
-        (core / one).parent.mkdir(exist_ok=True)
-        copy(ROOT / one, core / one)
+        copy = shutil.copytree if (ROOT / path).is_dir() else shutil.copy
+        (core / path).parent.mkdir(exist_ok=True)
+        copy(ROOT / path, core / path)
     return core
 
 
@@ -279,8 +279,10 @@ def _failed_test(folder: Path, ids: Sequence[str]) -> tuple[str, str] | None:
     )
     if not done.returncode:
         return None
-    found = _FAILED.search(done.stdout)
-    return (found[1], found[2] or "") if found else (ids[0], (done.stdout + done.stderr)[-160:])
+    failure = _FAILED.search(done.stdout)
+    if failure:
+        return failure[1], failure[2] or ""
+    return ids[0], (done.stdout + done.stderr)[-160:]
 
 
 def executed_by(folder: Path, name: str, trace: Callable[[Path], None]) -> Executed:
@@ -293,7 +295,7 @@ def executed_by(folder: Path, name: str, trace: Callable[[Path], None]) -> Execu
         begun.unlink(missing_ok=True)
         trace(begun.absolute())
         begun.rename(file)
-    return {one["id"]: one["lines"] for one in map(json.loads, file.read_text().splitlines())}
+    return {entry["id"]: entry["lines"] for entry in map(json.loads, file.read_text().splitlines())}
 
 
 def _trace_tests(file: Path) -> None:
@@ -314,8 +316,8 @@ def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Exe
 
     def trace(file: Path) -> None:
         with file.open("w") as out:
-            for one, lines in traced_cases(server, wanted):
-                out.write(json.dumps({"id": one, "lines": lines}) + "\n")
+            for case, lines in traced_cases(server, wanted):
+                out.write(json.dumps({"id": case, "lines": lines}) + "\n")
 
     return on_cases(server, wanted), executed_by(folder, name, trace)
 
@@ -362,7 +364,7 @@ def answers(folder: Path) -> Answers:
     """What is known; of two answers to one question the later."""
     file = folder / "answers.jsonl"
     lines = file.read_text().splitlines() if file.exists() else []
-    return {(one["change"], one["detector"]): one for one in map(json.loads, lines)}
+    return {(entry["change"], entry["detector"]): entry for entry in map(json.loads, lines)}
 
 
 def table(known: Answers, wanted: Sequence[Change]) -> str:
@@ -372,7 +374,7 @@ def table(known: Answers, wanted: Sequence[Change]) -> str:
     """
     names = [*dict.fromkeys(name for _, name in known)]
     lines = [_row("change", names), "|---" * (len(names) + 1) + "|"]
-    lines += [_row(one.id, [_cell(known.get((one.id, name))) for name in names]) for one in wanted]
+    lines += [_row(c.id, [_cell(known.get((c.id, name))) for name in names]) for c in wanted]
     return "\n".join([*summary(known, wanted, names), "", *lines])
 
 
@@ -380,15 +382,13 @@ def summary(known: Answers, wanted: Sequence[Change], names: Sequence[str]) -> l
     """Counts: of patches and mutants, what each detector notices, and notices alone."""
     lines = [_row("", ["changes", *names]), "|---" * (len(names) + 2) + "|"]
     for what, is_patch in (("patches", True), ("mutants", False)):
-        ids = [one.id for one in wanted if one.is_patch == is_patch]
-        whole = [one for one in ids if all((one, name) in known for name in names)]
-        caught = [
-            {name for name in names if known[one, name]["outcome"] == "caught"} for one in whole
-        ]
-        counts = [sum(name in found for found in caught) for name in names]
-        alone = [sum(found == {name} for found in caught) for name in names]
-        nobody = sum(not found for found in caught)
-        lines.append(_row(f"{what} noticed", [f"{len(whole)} of {len(ids)}", *counts]))
+        ids = [change.id for change in wanted if change.is_patch == is_patch]
+        complete = [id_ for id_ in ids if all((id_, name) in known for name in names)]
+        caught = [{n for n in names if known[id_, n]["outcome"] == "caught"} for id_ in complete]
+        counts = [sum(name in by for by in caught) for name in names]
+        alone = [sum(by == {name} for by in caught) for name in names]
+        nobody = sum(not by for by in caught)
+        lines.append(_row(f"{what} noticed", [f"{len(complete)} of {len(ids)}", *counts]))
         lines.append(_row(f"{what} noticed by this one alone", ["", *alone]))
         lines.append(_row(f"{what} that nobody noticed", [nobody, *("" for _ in names)]))
     return lines

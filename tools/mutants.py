@@ -42,7 +42,7 @@ _PAIRS = (
 #: Names that stand for each other's opposite, axis or dtype.
 _EXCHANGED = {
     **dict(_PAIRS),
-    **{other: one for one, other in _PAIRS},
+    **{other: name for name, other in _PAIRS},
     "float32": "bfloat16",
     "float64": "float32",
     "main_grads": "compute",
@@ -91,13 +91,13 @@ def sample(seed: int, count: int) -> list[Mutant]:
         rooms.setdefault(file.partition("/")[0] if "/" in file else "top", []).append(file)
     drawn = []
     for room, files in sorted(rooms.items()):
-        mutants = [one for file in files for one in mutants_of(file, (CORE / file).read_text())]
+        mutants = [m for file in files for m in mutants_of(file, (CORE / file).read_text())]
         Random(f"{seed}:{room}").shuffle(mutants)
         drawn.append([*islice(filter(_compiles, mutants), count)])
     longest = max(map(len, drawn))
-    return [one for index in range(longest) for of_room in drawn for one in of_room[index:][:1]][
-        :count
-    ]
+    return [
+        mutant for index in range(longest) for of_room in drawn for mutant in of_room[index:][:1]
+    ][:count]
 
 
 def _compiles(mutant: Mutant) -> bool:

@@ -72,7 +72,7 @@ def _command(takes: type[Verb]) -> Callable[..., Verb]:
 
     def command(**given: Any) -> Verb:
         values: dict[str, Any] = {
-            n: tuple(one) if isinstance(one, list) else one for n, one in given.items()
+            n: tuple(value) if isinstance(value, list) else value for n, value in given.items()
         }
         return takes(**values)
 

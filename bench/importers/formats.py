@@ -21,11 +21,7 @@ from bench.importers.quantities import units_of
 from bench.spec import Frozen
 from bench.workload import ImportedStep, Workload
 
-OURS = frozenset(field_.name for field_ in dataclasses.fields(ImportedStep)) - {
-    "step",
-    "extra",
-    "lines",
-}
+OURS = frozenset(f.name for f in dataclasses.fields(ImportedStep)) - {"step", "extra", "lines"}
 #: The kind of a line that says one argument.
 ARGUMENT = "argument"
 _ROWS = Path(__file__).parent / "rows"
@@ -147,9 +143,7 @@ class Format(Frozen):
     def _are_targets(cls, value: object) -> object:
         if not isinstance(value, dict):
             return value
-        lists = {
-            name: [target] if isinstance(target, str) else target for name, target in value.items()
-        }
+        lists = {name: [to] if isinstance(to, str) else to for name, to in value.items()}
         for name, targets in lists.items():
             if not isinstance(targets, list | tuple) or not targets:
                 raise ValueError(f"expected where {name!r} goes, found {targets!r}")

@@ -87,7 +87,7 @@ class _CellDocument(BaseModel):
     def of(cls, cell: CellSamples) -> _CellDocument:
         counts: dict[str, dict[str, list[int]]] = {}
         for name, row in by_name(cell.counts.rows if cell.counts else ()).items():
-            counts.setdefault(row.kind, {})[name] = [getattr(row, one) for one in _AMOUNTS]
+            counts.setdefault(row.kind, {})[name] = [getattr(row, amount) for amount in _AMOUNTS]
         kept = {
             "values": {
                 name: [_rounded(value) for value in by_block.values()]

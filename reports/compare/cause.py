@@ -49,7 +49,7 @@ class Cause:
     @property
     def cells(self) -> list[str]:
         """Cells of its rows, each once."""
-        return list(dict.fromkeys(one.cell for one in self.rows))
+        return list(dict.fromkeys(row.cell for row in self.rows))
 
 
 @dataclass
@@ -67,36 +67,36 @@ def causes(result: Verdicts, judgements: Sequence[Judgement] | None = None) -> l
     pairs = {pair.label: pair for pair in result.sides.pairs}
     places: dict[str, _Place] = {}
     rest: list[Judgement] = []
-    for one in result.worse if judgements is None else judgements:
-        site = _put(one, pairs[one.cell], result, places)
+    for row in result.worse if judgements is None else judgements:
+        site = _put(row, pairs[row.cell], result, places)
         if site:
-            places[site].rows.append(one)
+            places[site].rows.append(row)
         else:
-            rest.append(one)
-    found = [_of_place(site, place, pairs) for site, place in places.items()]
-    found.sort(key=lambda cause: -len(cause.rows))
-    return [*found, *_by_metric(rest, len(pairs))]
+            rest.append(row)
+    placed = [_of_place(site, place, pairs) for site, place in places.items()]
+    placed.sort(key=lambda cause: -len(cause.rows))
+    return [*placed, *_by_metric(rest, len(pairs))]
 
 
-def _put(one: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]) -> str:
-    """Note where the rise of `one` comes from, and return the site with most of it."""
-    if one.verdict != "regressed":
+def _put(row: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]) -> str:
+    """Note where the rise of `row` comes from, and return the site with most of it."""
+    if row.verdict != "regressed":
         return ""
     base, head = pair.base, pair.head
-    if one.metric == LIVE_STORAGE.name and base.live is not None and head.live is not None:
-        held = [(row, size) for row, size in risen(base.live, head.live) if row.site]
+    if row.metric == LIVE_STORAGE.name and base.live is not None and head.live is not None:
+        held = [(rise, size) for rise, size in risen(base.live, head.live) if rise.site]
         if not held:
             return ""
         largest, size = held[0]
-        places.setdefault(largest.site, _Place(largest.line)).live[one.cell] = size
+        places.setdefault(largest.site, _Place(largest.line)).live[row.cell] = size
         return largest.site
-    if not one.is_count or base.counts is None or head.counts is None:
+    if not row.is_count or base.counts is None or head.counts is None:
         return ""
-    rises = site_rises(one.metric, base.counts, head.counts, result.policy.allowed)
-    for row in filter(lambda row: row.site, rises):  # a baseline keeps no call sites
-        place = places.setdefault(row.site, _Place(row.line))
-        place.rises.setdefault(one.cell, {})[row.name] = row
-    return max(rises, key=COUNTED[one.metric][1]).site if rises else ""
+    rises = site_rises(row.metric, base.counts, head.counts, result.policy.allowed)
+    for rise in filter(lambda rise: rise.site, rises):  # a baseline keeps no call sites
+        place = places.setdefault(rise.site, _Place(rise.line))
+        place.rises.setdefault(row.cell, {})[rise.name] = rise
+    return max(rises, key=COUNTED[row.metric][1]).site if rises else ""
 
 
 def _of_place(site: str, place: _Place, pairs: Mapping[str, Pair]) -> Cause:
@@ -106,12 +106,12 @@ def _of_place(site: str, place: _Place, pairs: Mapping[str, Pair]) -> Cause:
         for cell, rows in place.rises.items()
         if (counts := pairs[cell].head.counts) is not None
     )
-    cost = max((one for one in costs if one is not None), default=None)
+    cost = max((ms for ms in costs if ms is not None), default=None)
     hits = list(dict.fromkeys([*place.rises, *place.live]))
     amounts = [_amounts([*place.rises.get(cell, {}).values()]) for cell in hits]
     for cell, size in place.live.items():
         amounts[hits.index(cell)]["of live storage"] = (size, True)
-    parts = [_part(noun, amounts) for noun in dict.fromkeys(n for one in amounts for n in one)]
+    parts = [_part(noun, amounts) for noun in dict.fromkeys(n for own in amounts for n in own)]
     where = f"{function or file}, line {place.line}" + (f" of {file}" if function else "")
     text = f"{where}: {quantity.few(parts, _MOST_PARTS, ', ')} more in {_cells(hits, len(pairs))}"
     if cost:
@@ -158,7 +158,7 @@ def _noun(row: CountRow) -> tuple[str, int, bool]:
 
 def _part(noun: str, amounts: Sequence[Mapping[str, tuple[int, bool]]]) -> str:
     """`12 to 78 copies`, of the cells that have any."""
-    known = [one[noun] for one in amounts if noun in one]
+    known = [own[noun] for own in amounts if noun in own]
     ends = dict.fromkeys((min(known)[0], max(known)[0]))
     texts = [quantity.amount(end, "bytes" if known[0][1] else "count") for end in ends]
     return f"{' to '.join(texts)} {noun}"
@@ -176,11 +176,11 @@ def _cells(cells: Sequence[str], of: int) -> str:
 def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
     """What no place explains: each metric with its verdict once."""
     groups: dict[tuple[str, str], list[Judgement]] = {}
-    for one in judgements:
-        groups.setdefault((one.verdict, one.title), []).append(one)
+    for row in judgements:
+        groups.setdefault((row.verdict, row.title), []).append(row)
     return [
         Cause(
-            f"{_cells([one.cell for one in rows], cells)} {verdict}: {metric}{_changes(rows)}",
+            f"{_cells([row.cell for row in rows], cells)} {verdict}: {metric}{_changes(rows)}",
             tuple(rows),
         )
         for (verdict, metric), rows in groups.items()
@@ -189,10 +189,10 @@ def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
 
 def _changes(rows: Sequence[Judgement]) -> str:
     """` +9.9 % to +10.2 %`, of all rows; empty where no change is known."""
-    counts = [one.head - one.base for one in rows if one.base is not None and one.head is not None]
+    counts = [row.head - row.base for row in rows if row.base is not None and row.head is not None]
     if rows[0].is_count and counts:
         return " " + " to ".join(dict.fromkeys(f"{n:+,.0f}" for n in (min(counts), max(counts))))
-    known = [one.change for one in rows if one.change is not None]
+    known = [row.change for row in rows if row.change is not None]
     if not known:
         return ""
     exact = rows[0].time_ratio is None

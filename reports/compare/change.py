@@ -256,7 +256,7 @@ def _speed_against_memory(change: Change) -> Flag | None:
     else:
         return None
     moved = {"throughput": speed} | {m.title: v for m, v in known.items()}
-    texts = {title: quantity.change(one) for title, one in moved.items()}
+    texts = {title: quantity.change(share) for title, share in moved.items()}
     numbers = ", ".join(f"{title} {text}" for title, text in texts.items())
     return Flag(change.head.name, verdict, numbers, change.sample_note, texts)
 

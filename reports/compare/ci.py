@@ -34,7 +34,7 @@ def to_junit(result: Verdicts, *, strict: bool = False) -> str:
     sides = result.sides
     findings = [
         *(Finding(c.file, f"line {c.line}", c.text, "failure", "regressed") for c in placed),
-        *(_case(one, explained.get(id(one)), strict=strict) for one in result.judgements),
+        *(_case(row, explained.get(id(row)), strict=strict) for row in result.judgements),
         *(Finding(name, "measured", why, "error", "failed") for name, why in sides.failed),
         *(
             Finding(name, "comparable", f"not comparable: {why}", "skipped")
@@ -45,38 +45,38 @@ def to_junit(result: Verdicts, *, strict: bool = False) -> str:
     return junit("mfsdp-bench gate", f"mfsdp-bench gate: {sides.head}", findings)
 
 
-def _case(one: Judgement, cause: Cause | None, *, strict: bool) -> Finding:
-    message = sentence(one)
+def _case(row: Judgement, cause: Cause | None, *, strict: bool) -> Finding:
+    message = sentence(row)
     if cause is not None:
         message = f"{message}; see {cause.file}"
-        return Finding(one.cell, one.metric, message, "skipped", one.verdict)
+        return Finding(row.cell, row.metric, message, "skipped", row.verdict)
     worse = ("regressed", "missed", *(("inconclusive",) if strict else ()))
-    if one.verdict in ("equivalent", "improved"):
-        return Finding(one.cell, one.metric, message)
-    if one.required and one.verdict == "unmeasured":
-        return Finding(one.cell, one.metric, message, "error", one.verdict)
+    if row.verdict in ("equivalent", "improved"):
+        return Finding(row.cell, row.metric, message)
+    if row.required and row.verdict == "unmeasured":
+        return Finding(row.cell, row.metric, message, "error", row.verdict)
     state: Literal["failure", "skipped"] = (
-        "failure" if one.required and one.verdict in worse else "skipped"
+        "failure" if row.required and row.verdict in worse else "skipped"
     )
-    return Finding(one.cell, one.metric, message, state, one.verdict)
+    return Finding(row.cell, row.metric, message, state, row.verdict)
 
 
-def sentence(one: Judgement) -> str:
+def sentence(row: Judgement) -> str:
     """The judgement in a sentence; for times all three numbers by name."""
-    parts = [f"{one.cell}: {one.metric} {one.verdict}" + ("" if one.required else " (advisory)")]
-    if one.time_ratio is not None and one.throughput_ratio is not None:
+    parts = [f"{row.cell}: {row.metric} {row.verdict}" + ("" if row.required else " (advisory)")]
+    if row.time_ratio is not None and row.throughput_ratio is not None:
         parts.append(
-            f"time change {quantity.change(one.time_ratio - 1)}, throughput change "
-            f"{quantity.change(one.throughput_ratio - 1)}, throughput ratio "
-            f"{quantity.ratio(one.throughput_ratio)}, interval of the change "
-            f"{interval_text(one.interval)}"
+            f"time change {quantity.change(row.time_ratio - 1)}, throughput change "
+            f"{quantity.change(row.throughput_ratio - 1)}, throughput ratio "
+            f"{quantity.ratio(row.throughput_ratio)}, interval of the change "
+            f"{interval_text(row.interval)}"
         )
-    elif one.change is not None and one.metric not in CURVES:
-        parts.append(f"change {quantity.change(one.change, 2, exact=True)}")
-    if one.tolerance is not None and one.metric not in CURVES:
-        parts.append(f"tolerance {quantity.share(one.tolerance, 1)}")
-    if one.reason:
-        parts.append(one.reason)
+    elif row.change is not None and row.metric not in CURVES:
+        parts.append(f"change {quantity.change(row.change, 2, exact=True)}")
+    if row.tolerance is not None and row.metric not in CURVES:
+        parts.append(f"tolerance {quantity.share(row.tolerance, 1)}")
+    if row.reason:
+        parts.append(row.reason)
     return "; ".join(parts)
 
 

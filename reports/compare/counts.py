@@ -42,7 +42,7 @@ def rises(
 ) -> list[Rise]:
     """Names that add more to a metric than before, the largest first."""
     before = by_name(base.rows)
-    wanted = {one.operation: one for one in allowed}
+    wanted = {rise.operation: rise for rise in allowed}
     grown = []
     for name, row in by_name(head.rows).items():
         more, waiver = less(row, before.get(name)), wanted.get(name)
@@ -69,9 +69,9 @@ def unused(
         for rise in rises(base, head, attrgetter(amount))
     }
     return [
-        f"the policy allows more of {one.operation}, and no cell does more of it"
-        for one in allowed
-        if counted and one.operation not in rose
+        f"the policy allows more of {rise.operation}, and no cell does more of it"
+        for rise in allowed
+        if counted and rise.operation not in rose
     ]
 
 

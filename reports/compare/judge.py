@@ -146,7 +146,7 @@ class Verdicts:
 
     def of_metric(self, name: str) -> list[Judgement]:
         """Its judgements, a cell each."""
-        return [one for one in self.judgements if one.metric == name]
+        return [row for row in self.judgements if row.metric == name]
 
     @property
     def worse(self) -> list[Judgement]:
@@ -261,14 +261,14 @@ def _with_missing_numbers(judgements: Sequence[Judgement], policy: Policy) -> li
     the policy names, must be there: where other cells have it the cell is undecided, and where no
     cell has it nothing was measured.
     """
-    known = {one.metric for one in judgements if one.verdict != "unmeasured"}
+    known = {row.metric for row in judgements if row.verdict != "unmeasured"}
 
-    def decided(one: Judgement) -> Judgement:
-        if one.verdict != "unmeasured" or not one.required:
-            return one
-        if not (policy.rules[one.metric].named or one.metric == STEP_TIME.name):
-            return replace(one, required=False)
-        return replace(one, verdict="inconclusive") if one.metric in known else one
+    def decided(row: Judgement) -> Judgement:
+        if row.verdict != "unmeasured" or not row.required:
+            return row
+        if not (policy.rules[row.metric].named or row.metric == STEP_TIME.name):
+            return replace(row, required=False)
+        return replace(row, verdict="inconclusive") if row.metric in known else row
 
     return [*map(decided, judgements)]
 
@@ -626,10 +626,10 @@ def _against_spread(
 ) -> CurveFinding:
     def gap(base: Curve, head: Curve) -> Gap:
         """A baseline keeps some steps, the last always."""
-        found = Gap.of(base.by_step, head.by_step)
-        if found is None:
+        apart = Gap.of(base.by_step, head.by_step)
+        if apart is None:
             raise ValueError("two curves without a step in common")
-        return found
+        return apart
 
     repeats = [distances.of(gap(b, a)) for a, b in itertools.combinations(base, 2)]
     spread = [max((far[i] for far in repeats), default=0.0) for i in range(2)]

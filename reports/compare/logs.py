@@ -96,7 +96,7 @@ def of_import(run: ImportedRun) -> Shown:
         Pace(run.workload, time, rate, median(flops) if flops else None, counted_tokens),
         len(run.steps),
         losses[-1] if losses else None,
-        max((one.device_peak_bytes for one in run.steps if one.device_peak_bytes), default=None),
+        max((step.device_peak_bytes for step in run.steps if step.device_peak_bytes), default=None),
         run,
     )
 
@@ -141,18 +141,18 @@ def to_data(shown: Sequence[Shown]) -> list[dict[str, object]]:
     """As plain JSON data; null is absent."""
     return [
         {
-            "name": one.name,
-            "origin": one.origin,
-            "workload": one.workload.model_dump(mode="json"),
-            "steps": one.steps,
-            "step_milliseconds_median": one.pace.milliseconds,
-            "tokens_per_second": one.pace.tokens_per_second,
-            "final_loss": one.loss,
-            "device_peak_bytes": one.peak_bytes,
-            "absent": list(one.run.provenance.absent) if one.run else [],
+            "name": run.name,
+            "origin": run.origin,
+            "workload": run.workload.model_dump(mode="json"),
+            "steps": run.steps,
+            "step_milliseconds_median": run.pace.milliseconds,
+            "tokens_per_second": run.pace.tokens_per_second,
+            "final_loss": run.loss,
+            "device_peak_bytes": run.peak_bytes,
+            "absent": list(run.run.provenance.absent) if run.run else [],
         }
-        | ({} if one.run is None else _said(one.run))
-        for one in shown
+        | ({} if run.run is None else _said(run.run))
+        for run in shown
     ]
 
 
@@ -168,17 +168,17 @@ def _said(run: ImportedRun) -> dict[str, object]:
     }
 
 
-def _row(one: Shown) -> tuple[str, ...]:
-    work, pace = one.workload, one.pace
+def _row(run: Shown) -> tuple[str, ...]:
+    work, pace = run.workload, run.pace
     words = (work.engine or work.framework, work.model, work.device)
     numbers: tuple[tuple[float | None, Callable[[float], str]], ...] = (
         *((count, "{:,}".format) for count in (work.ranks, work.global_batch, work.seq_len)),
         *((number, quantity.significant) for number in (pace.milliseconds, pace.tokens_per_second)),
-        (one.peak_bytes, quantity.binary_bytes),
-        (one.loss, quantity.loss),
+        (run.peak_bytes, quantity.binary_bytes),
+        (run.loss, quantity.loss),
     )
     texts = (ABSENT if number is None else text(number) for number, text in numbers)
-    return (one.name, one.origin, *(word or ABSENT for word in words), *texts)
+    return (run.name, run.origin, *(word or ABSENT for word in words), *texts)
 
 
 STEPS_CAPTION = (
@@ -208,7 +208,7 @@ def step_differences(base: ImportedRun, head: ImportedRun) -> dict[str, Gap]:
 
 def step_changes(base: ImportedRun, head: ImportedRun) -> list[NumberChange]:
     """Medians and peaks that both logs tell."""
-    found = []
+    changes = []
     for name, unit, of_step in _CHANGES:
         peak = unit == "bytes"
         before, after = (
@@ -217,8 +217,8 @@ def step_changes(base: ImportedRun, head: ImportedRun) -> list[NumberChange]:
         )
         if before and after:
             of_all = max if peak else median
-            found.append(NumberChange(name, unit, float(of_all(before)), float(of_all(after))))
-    return found
+            changes.append(NumberChange(name, unit, float(of_all(before)), float(of_all(after))))
+    return changes
 
 
 def differences_table(gaps: Mapping[str, Gap]) -> Table:
@@ -237,11 +237,10 @@ def differences_table(gaps: Mapping[str, Gap]) -> Table:
     return Table.of(" | steps in both | largest difference | at step | at the last", rows)
 
 
-def changes_table(found: Iterable[NumberChange]) -> Table:
+def changes_table(numbers: Iterable[NumberChange]) -> Table:
     """One row per number."""
     rows = (
-        (one.name, _amount(one, one.base), _amount(one, one.head), quantity.ratio(one.ratio))
-        for one in found
+        (n.name, _amount(n, n.base), _amount(n, n.head), quantity.ratio(n.ratio)) for n in numbers
     )
     return Table.of(" | base | head | head / base", rows)
 
@@ -264,7 +263,7 @@ class Beside:
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data."""
         return {
-            "not_comparable": [vars(one) for one in self.unlike],
+            "not_comparable": [vars(difference) for difference in self.unlike],
             "differences": [
                 {
                     "name": name,
@@ -277,30 +276,30 @@ class Beside:
                 for name, gap in self.differences.items()
                 for last in (max(gap.apart),)
             ],
-            "changes": [vars(one) | {"ratio": one.ratio} for one in self.changes],
+            "changes": [vars(change) | {"ratio": change.ratio} for change in self.changes],
             "doubts": list(self.doubts),
         }
 
 
 def beside(base: Shown, head: Shown) -> Beside:
     """Both kinds of runs; step by step only two logs."""
-    found = unlike_paces(base.pace, head.pace)
-    rates = tuple(comparable_rates(found, base.pace, head.pace)) if found else ()
+    differing = unlike_paces(base.pace, head.pace)
+    rates = tuple(comparable_rates(differing, base.pace, head.pace)) if differing else ()
     if base.run is None or head.run is None:
-        return Beside(base.name, head.name, found, rates)
+        return Beside(base.name, head.name, differing, rates)
     two = base.run, head.run
-    changes = rates if found else tuple(step_changes(*two))
-    if any(map(is_of_work, found)):
-        return Beside(base.name, head.name, found, changes)
+    changes = rates if differing else tuple(step_changes(*two))
+    if any(map(is_of_work, differing)):
+        return Beside(base.name, head.name, differing, changes)
     return Beside(
-        base.name, head.name, found, changes, step_differences(*two), _doubts(changes, *two)
+        base.name, head.name, differing, changes, step_differences(*two), _doubts(changes, *two)
     )
 
 
 def _doubts(
     changes: Sequence[NumberChange], base: ImportedRun, head: ImportedRun
 ) -> tuple[str, ...]:
-    ratios = {one.name.removesuffix(", median"): one.ratio for one in changes}
+    ratios = {change.name.removesuffix(", median"): change.ratio for change in changes}
     rates = {name: ratio for name, ratio in ratios.items() if "/s" in name}
     losses, norms = (
         (stated_steps(base.steps, name), stated_steps(head.steps, name))
@@ -316,10 +315,10 @@ def _doubts(
     return tuple(filter(None, texts))
 
 
-def _amount(one: NumberChange, value: float) -> str:
-    if one.unit == "bytes":
+def _amount(change: NumberChange, value: float) -> str:
+    if change.unit == "bytes":
         return quantity.binary_bytes(value)
-    return f"{quantity.significant(value)} {one.unit}".rstrip()
+    return f"{quantity.significant(value)} {change.unit}".rstrip()
 
 
 _NAMES: Final[Mapping[str, str]] = {"milliseconds": "step time", "grad_norm": "gradient norm"}
@@ -366,31 +365,31 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
     """One row per metric; differences in per cent."""
     rows = (
         (
-            one.name,
-            f"{one.gap.steps:,}",
-            f"{first:,}" if (first := one.gap.first()) else "-",
-            quantity.change(one.gap.largest, _DIGITS),
-            f"{one.gap.at:,}",
-            quantity.change(one.gap.middle, _DIGITS),
-            one.flag,
+            metric.name,
+            f"{metric.gap.steps:,}",
+            f"{first:,}" if (first := metric.gap.first()) else "-",
+            quantity.change(metric.gap.largest, _DIGITS),
+            f"{metric.gap.at:,}",
+            quantity.change(metric.gap.middle, _DIGITS),
+            metric.flag,
         )
-        for one in metrics
+        for metric in metrics
     )
     titles = "metric | steps | first different | largest difference | at step | median | <flag"
     return Table.of(titles, rows)
 
 
 def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
-    found: dict[str, dict[int, float]] = {}
+    series: dict[str, dict[int, float]] = {}
     timed = {step.step for step in counted(run)}
     for step in run.steps:
-        own = {one.name: getattr(step, one.name) for one in fields(ImportedStep)}
+        own = {known.name: getattr(step, known.name) for known in fields(ImportedStep)}
         told = {name: value for name, value in own.items() if name not in _NOT_VALUES}
         told |= {name: value for name, value in step.extra.items() if isinstance(value, float)}
         for name, value in told.items():
             if value is not None and (name != "milliseconds" or step.step in timed):
-                found.setdefault(name, {})[step.step] = float(value)
-    return found
+                series.setdefault(name, {})[step.step] = float(value)
+    return series
 
 
 def _tolerance(name: str) -> float:
@@ -421,17 +420,17 @@ def flops_doubt(run: Shown, shapes: Mapping[str, ModelShape]) -> str:
         for length in ({work.seq_len} if work.seq_len else _LENGTHS)
         if length
     }
-    found = list(_solutions(exact, work.ranks))
+    solutions = list(_solutions(exact, work.ranks))
     stated = f"{work.model}, global batch {work.global_batch:,}, {rate:g} TFLOP/s per device"
-    if work.seq_len and work.ranks and not found:
+    if work.seq_len and work.ranks and not solutions:
         times = quantity.ratio(exact[work.seq_len] / work.ranks)
         return (
             f"{run.name} contradicts the FLOP formula: sequence length {work.seq_len:,} on"
             f" {quantity.counted(work.ranks, 'device')} would be {times} its rate ({stated})"
         )
-    if len(found) != 1 or (work.seq_len and work.ranks):
+    if len(solutions) != 1 or (work.seq_len and work.ranks):
         return ""
-    length, devices = found[0]
+    length, devices = solutions[0]
     return (
         f"{run.name}: the FLOP formula gives sequence length {length:,} on"
         f" {quantity.counted(devices, 'device')} ({stated})"

@@ -90,11 +90,11 @@ class NoiseCalibration:
 
     def _floors(self) -> list[tuple[str, list[float]]]:
         """Floors by metric, in words; a metric that was not calibrated is left out."""
-        found = []
+        by_metric = []
         for metric, title in _CALIBRATED.items():
             floors = [cell.floor for cell in self.cells if cell.metric == metric.name]
-            found += [(title, floors)] if floors else []
-        return found
+            by_metric += [(title, floors)] if floors else []
+        return by_metric
 
     def to_document(self) -> dict[str, Any]:
         """Plain data for noise/<hardware-key>.json."""

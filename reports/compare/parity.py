@@ -87,17 +87,17 @@ class ParityGroup:
     @property
     def sums(self) -> dict[str, list[str]]:
         """Names of cells by the dtype in which gradients are added up over ranks."""
-        found: dict[str, list[str]] = {}
+        names: dict[str, list[str]] = {}
         for row in self.rows:
             dtypes = row.cell.resolved.dtypes
-            found.setdefault(dtypes.reduce or dtypes.grad_comm, []).append(row.cell.name)
-        return found
+            names.setdefault(dtypes.reduce or dtypes.grad_comm, []).append(row.cell.name)
+        return names
 
     @property
     def observed_spread(self) -> float | None:
         """Largest difference of any compared cell, for comparison with the bound."""
-        found = [r.max_relative for r in self.rows if r.verdict in ("parity", "diverges")]
-        known = [value for value in found if value is not None]
+        differences = [r.max_relative for r in self.rows if r.verdict in ("parity", "diverges")]
+        known = [value for value in differences if value is not None]
         return max(known) if known else None
 
 
@@ -148,7 +148,7 @@ def wire_verdicts(group: ParityGroup) -> list[str]:
         name += f", {_wire(run)}"
         worst[name] = max(worst.get(name, row), row, key=_badness)
     bound = f"(bound {group.tolerance.bound:.1e})"
-    found = []
+    sentences = []
     for name, row in worst.items():
         most = f"{row.max_relative or 0.0:.1e}"
         verdict: str = row.verdict
@@ -158,8 +158,8 @@ def wire_verdicts(group: ParityGroup) -> list[str]:
             verdict = f"{row.verdict}, as of {row.moved}"
         if row.verdict == "diverges":
             verdict = f"{row.moved} differs from step {row.first_divergent_step}, losses by {most}"
-        found.append(f"{name}: {verdict} {bound}")
-    return found
+        sentences.append(f"{name}: {verdict} {bound}")
+    return sentences
 
 
 def _sharding(run: ResolvedRun) -> str:

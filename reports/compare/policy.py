@@ -102,10 +102,10 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
         problems = sorted((line_of(e["loc"]), _message(e)) for e in error.errors())
         lines = [f"{source}:{line}: {text}" for line, text in problems]
         raise PolicyError("\n".join(lines)) from error
-    asked: BaseModel = written.metrics  # type: ignore[attr-defined]  # a model made of METRICS
+    metrics: BaseModel = written.metrics  # type: ignore[attr-defined]  # a model made of METRICS
     rules = default_rules()
-    for name in asked.model_fields_set:
-        rule = getattr(asked, name)
+    for name in metrics.model_fields_set:
+        rule = getattr(metrics, name)
         kept = {key: getattr(rule, key) for key in rule.model_fields_set}
         # Whoever writes a metric down that is off wants it.
         gate = "required" if rules[name].gate == "off" else rules[name].gate
@@ -186,12 +186,12 @@ def _file_model() -> type[BaseModel]:
 
 def _message(error: ErrorDetails) -> str:
     """What is wrong, what was expected, what was found."""
-    where, found = error["loc"], error["input"]
+    where, given = error["loc"], error["input"]
     key = where[-1] if where else ""
     most = {"alpha": 0.5, "improve": 0.99}.get(str(key), 10)
     text = (
         f"{key}: expected a percentage such as 2% or a fraction such as 0.02, from 0 to"
-        f" {100 * most:g}%, found {found!r}"
+        f" {100 * most:g}%, found {given!r}"
     )
     match error["type"]:
         case "extra_forbidden" if key == "tolerance":
@@ -202,7 +202,7 @@ def _message(error: ErrorDetails) -> str:
         case _ if where[:1] == ("allow",):
             text = (
                 "allow: expected a list of {operation: NAME, count: N, reason: WHY} and perhaps "
-                f"bytes: N, found {found!r}"
+                f"bytes: N, found {given!r}"
             )
         case "extra_forbidden":
             text = f"unknown key {key!r}; expected {', '.join(_known(where[:-1]))}"
@@ -213,7 +213,7 @@ def _message(error: ErrorDetails) -> str:
             text = f"{where[1]}: a curve that moves is a change either way"
         case "literal_error":
             expected = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-            text = f"{key}: expected one of {expected}, found {found!r}"
+            text = f"{key}: expected one of {expected}, found {given!r}"
         case "model_type" if key == "metrics":
             text = "expected metrics with their rules, as `step_time: {...}`"
         case "model_type":

@@ -166,15 +166,15 @@ def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metri
 
     A ledger's peak that was measured is not compared with one that is a bound.
     """
-    found = [
-        one
-        for one in metric.alternatives or (metric,)
-        if one is not LEDGER_PEAK
+    options = [
+        option
+        for option in metric.alternatives or (metric,)
+        if option is not LEDGER_PEAK
         or {base.ledger_is_measured, head.ledger_is_measured} != {True, False}
     ]
-    return next((one for one in found if base.of(one) and head.of(one)), None)
+    return next((option for option in options if base.of(option) and head.of(option)), None)
 
 
 def _by_block(runs: Sequence[Run], metric: Metric) -> dict[int, float]:
-    found = {run.record.status.repeat: run.value(metric) for run in runs}
-    return {block: value for block, value in found.items() if value is not None and isfinite(value)}
+    numbers = ((run.record.status.repeat, run.value(metric)) for run in runs)
+    return {block: value for block, value in numbers if value is not None and isfinite(value)}

@@ -78,7 +78,7 @@ class Gap:
 
     def first(self, beyond: float = 0.0) -> int | None:
         """The first step with one of more than `beyond`."""
-        return next((step for step, one in self.apart.items() if abs(one) > beyond), None)
+        return next((step for step, value in self.apart.items() if abs(value) > beyond), None)
 
 
 def largest_of(base: Steps, head: Steps) -> float:

@@ -157,7 +157,7 @@ def sides_of_arms(
         pairs.append(_pair_of_arms(name, blocks[name], before, after))
         if lost := len({r.status.repeat for r in members}) - len(blocks[name]):
             notes.append(f"{name}: {lost} of its blocks are not complete and are left out")
-        there = {(one.status.repeat, one.status.arm) for one in members}
+        there = {(run.status.repeat, run.status.arm) for run in members}
         why = no_number.lost_to_a_failure(members, blocks[name][-1])
         if why := why or no_number.not_run(plan, name, there, (before, after)):
             failed.append((name, why))
@@ -366,7 +366,7 @@ def _pair_of_arms(name: str, blocks: Sequence[Block], base: str, head: str) -> P
         cell_samples(Cell(f"{name} [{arm}]", tuple(Run.of(block[arm]) for block in blocks)))
         for arm in (base, head)
     )
-    differing = tuple(one for one in _unlike(before, after) if not is_of_dtypes(one))  # of arms
+    differing = tuple(why for why in _unlike(before, after) if not is_of_dtypes(why))  # of arms
     return Pair(name, before, after, all(map(is_interleaved, blocks)), differing)
 
 
@@ -378,7 +378,7 @@ def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
     """As far as both say it; without the device, which the hardware says better."""
     if base.workload is None or head.workload is None:
         return ()
-    return tuple(one for one in unlike(base.workload, head.workload) if one.name != "device")
+    return tuple(why for why in unlike(base.workload, head.workload) if why.name != "device")
 
 
 def _no_finished_run(cell: Cell) -> str:
@@ -394,7 +394,7 @@ def _with_plan_of_head(store: ResultsStore, sides: Sides) -> Sides:
     plan = plan_of(store, sides.head)
     runs = [status for _, _, status in store.statuses(sides.head)]
     for cell in () if plan.arms else plan.cells:
-        there = {(one.repeat, one.arm) for one in runs if one.cell == cell.id}
+        there = {(run.repeat, run.arm) for run in runs if run.cell == cell.id}
         why = "" if cell.id in view.not_run else no_number.not_run(plan, cell.id, there, ())
         missing += [(cell.id, why)] if why else []
     return replace(
@@ -474,7 +474,7 @@ class JudgedSweep:
         known |= {name for name, _ in (*sides.failed, *sides.pruned, *sides.not_comparable)}
         missing = {cell for cell, arm in self.runs if arm in arms} - known
         if only:
-            missing = {cell for cell in missing if any(fnmatchcase(cell, one) for one in only)}
+            missing = {cell for cell in missing if any(fnmatchcase(cell, p) for p in only)}
         not_run = tuple((cell, no_number.NOT_RUN) for cell in sorted(missing))
         return replace(sides, failed=sides.failed + not_run)
 
@@ -527,7 +527,7 @@ def match(base: Sequence[Cell], head: Sequence[Cell], ignore: Sequence[str] = ()
     before, after = ([(cell, _settings(cell)) for cell in side] for side in (base, head))
     keys = {key for _, settings in (*before, *after) for key in settings}
     if ignore:
-        under = {k for k in keys if any(k == one or k.startswith(f"{one}.") for one in ignore)}
+        under = {k for k in keys if any(k == path or k.startswith(f"{path}.") for path in ignore)}
         return _paired(before, after, under)
     if len(base) == len(head) == 1:
         return _paired(before, after, set(_differing(before[0][1], after[0][1])))

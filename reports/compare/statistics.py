@@ -50,12 +50,12 @@ def swap_means(base: Sequence[float], head: Sequence[float]) -> np.ndarray:
     """(sum over A - sum over B) / |A| for all A of head, B of base, |A| = |B| > 0; sorted."""
     if math.comb(len(base) + len(head), len(head)) > MOST_EXACT:
         return _drawn_swap_means(np.asarray(base, dtype=float), np.asarray(head, dtype=float))
-    found = []
+    means = []
     for size in range(1, min(len(base), len(head)) + 1):
         out = np.array([sum(c) for c in itertools.combinations(head, size)])
         into = np.array([sum(c) for c in itertools.combinations(base, size)])
-        found.append(np.subtract.outer(out, into).ravel() / size)
-    return np.sort(np.concatenate(found)) if found else np.zeros(0)
+        means.append(np.subtract.outer(out, into).ravel() / size)
+    return np.sort(np.concatenate(means)) if means else np.zeros(0)
 
 
 @dataclass(frozen=True)
@@ -200,9 +200,9 @@ def adjusted(p_values: Sequence[float]) -> list[float]:
     given = np.asarray(p_values, dtype=float)
     falling = np.argsort(-given, kind="stable")
     scaled = given[falling] * (given.size / np.arange(given.size, 0, -1))
-    found = np.empty_like(given)
-    found[falling] = np.minimum(1.0, np.minimum.accumulate(scaled))
-    return [float(value) for value in found]
+    raised = np.empty_like(given)
+    raised[falling] = np.minimum(1.0, np.minimum.accumulate(scaled))
+    return [float(value) for value in raised]
 
 
 def smallest_p(base: int, head: int, *, paired: bool) -> Fraction:

@@ -49,7 +49,7 @@ def headline(result: Verdicts) -> str:
         reasons = dict.fromkeys(why for _, why in result.sides.not_comparable)
         why = quantity.few(list(reasons), _MOST_NAMED) or "no cell of the two sides"
         return f"not comparable: {why}"
-    counts = Counter(one.verdict for one in result.judgements if one.required)
+    counts = Counter(row.verdict for row in result.judgements if row.required)
     counted = ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
     if result.failed:
         word = "FAILED TO MEASURE"
@@ -62,9 +62,9 @@ def headline(result: Verdicts) -> str:
 
 def _without_a_time(result: Verdicts) -> str:
     """`, time not decided`, of all cells or of some; empty where every time is decided."""
-    times = [one for one in result.judgements if one.is_speed]
-    cells = {one.cell for one in times}
-    without = {one.cell for one in times if one.verdict in ("inconclusive", "unmeasured")}
+    times = [row for row in result.judgements if row.is_speed]
+    cells = {row.cell for row in times}
+    without = {row.cell for row in times if row.verdict in ("inconclusive", "unmeasured")}
     some = "" if without == cells else f" in {len(without)} of {len(cells)}"
     return f", time not decided{some}" if without else ""
 
@@ -95,14 +95,14 @@ def verdict_blocks(
     placed = [cause for cause in causes(result) if cause.file]
     of_causes = {id(row) for cause in placed for row in cause.rows}
     shown, folded = (
-        [one for one in result.judgements if (id(one) in of_causes) == is_folded]
+        [row for row in result.judgements if (id(row) in of_causes) == is_folded]
         for is_folded in (False, True)
     )
     sides = f"{result.sides.head} (head) against {result.sides.base} (base)"
     blocks: list[Block] = [Paragraph(sides)]
     if placed and not (below_headline and len(placed) < _MOST_NAMED):
-        blocks.append(Bullets(tuple(("regressed", one.text) for one in placed)))
-    times = Table.of(_TIMES, [_time_row(one) for one in shown if one.is_speed], left=3)
+        blocks.append(Bullets(tuple(("regressed", cause.text) for cause in placed)))
+    times = Table.of(_TIMES, [_time_row(row) for row in shown if row.is_speed], left=3)
     blocks += [TableBlock(table) for table in (times, other_table(shown)) if table.rows]
     if folded:
         rows, of = quantity.counted(len(folded), "row"), quantity.counted(len(placed), "cause")
@@ -116,25 +116,25 @@ def to_data(result: Verdicts) -> dict[str, Any]:
     """Plain data; changes are fractions, not per cent."""
     sides, calibration = result.sides, result.calibration
     rates = [{"cell": cell, **asdict(rate), "ratio": rate.ratio} for cell, rate in result.rates]
-    found = [
+    by_cause = [
         {
-            "text": one.text,
-            "file": one.file or None,
-            "line": one.line or None,
-            "milliseconds": one.milliseconds,
-            "cells": one.cells,
-            "metrics": list(dict.fromkeys(row.metric for row in one.rows)),
+            "text": cause.text,
+            "file": cause.file or None,
+            "line": cause.line or None,
+            "milliseconds": cause.milliseconds,
+            "cells": cause.cells,
+            "metrics": list(dict.fromkeys(row.metric for row in cause.rows)),
         }
-        for one in causes(result)
+        for cause in causes(result)
     ]
     judgements = [
-        asdict(one)
+        asdict(row)
         | {
-            "change": one.change,
-            "time_change": less_one(one.time_ratio),
-            "throughput_change": less_one(one.throughput_ratio),
+            "change": row.change,
+            "time_change": less_one(row.time_ratio),
+            "throughput_change": less_one(row.throughput_ratio),
         }
-        for one in result.judgements
+        for row in result.judgements
     ]
     remarks = _remarks(result, result.judgements)
     return {
@@ -144,7 +144,7 @@ def to_data(result: Verdicts) -> dict[str, Any]:
         "passed": result.passed,
         "policy": result.policy.source,
         "alpha": result.policy.alpha,
-        "causes": found,
+        "causes": by_cause,
         "judgements": judgements,
         "failed": _by_cell(sides.failed),
         "not_comparable": _by_cell(sides.not_comparable),
@@ -171,11 +171,11 @@ def _remarks(result: Verdicts, rows: Sequence[Judgement]) -> list[tuple[str, str
         said.append(("differs in (base, head)", "; ".join(sides.differences)))
     elif sides.set_aside:
         said.append(("set aside when matching", ", ".join(sides.set_aside)))
-    if counts := [one for one in result.judgements if one.is_count]:
-        equal = sum(one.is_equal_count for one in counts)
+    if counts := [row for row in result.judgements if row.is_count]:
+        equal = sum(row.is_equal_count for row in counts)
         said.append(("counts", f"{equal} of {len(counts)} are equal to the digit"))
-    times = [one for one in result.judgements if one.is_speed]
-    if unpaired := sum(one.paired is False for one in times):
+    times = [row for row in result.judgements if row.is_speed]
+    if unpaired := sum(row.paired is False for row in times):
         text = (
             f"{quantity.counted(unpaired, 'comparison')} of runs that were not interleaved: "
             "what the machine did meanwhile counts as change; run both sides as arms "
@@ -183,7 +183,7 @@ def _remarks(result: Verdicts, rows: Sequence[Judgement]) -> list[tuple[str, str
         )
         said.append(("unpaired", text))
     said += [("noise", _noise(result))] if times else []
-    if any(one.verdict == "improved" for one in times):
+    if any(row.verdict == "improved" for row in times):
         said.append(("improved", "a baseline that is compared with should be promoted anew"))
     return [*said, ("policy", result.policy.source)]
 
@@ -191,9 +191,9 @@ def _remarks(result: Verdicts, rows: Sequence[Judgement]) -> list[tuple[str, str
 def _reasons(judgements: Sequence[Judgement]) -> list[tuple[str, str]]:
     """Why each verdict was given; cells with the same reason share a line."""
     cells: dict[tuple[str, str, str], list[str]] = {}
-    for one in judgements:
-        if one.reason:
-            cells.setdefault((one.verdict, one.title, one.reason), []).append(one.cell)
+    for row in judgements:
+        if row.reason:
+            cells.setdefault((row.verdict, row.title, row.reason), []).append(row.cell)
     return [
         (verdict, f"{metric} of {', '.join(names)}: {reason}")
         for (verdict, metric, reason), names in cells.items()
@@ -215,7 +215,7 @@ def _noise(result: Verdicts) -> str:
 
 def other_table(judgements: Sequence[Judgement]) -> Table:
     """Everything but speed, and but counts that are equal, of which there are many."""
-    rows = [_other_row(one) for one in judgements if not (one.is_speed or one.is_equal_count)]
+    rows = [_other_row(row) for row in judgements if not (row.is_speed or row.is_equal_count)]
     return Table.of(_OTHERS, rows, left=3)
 
 
@@ -226,50 +226,50 @@ def interval_text(interval: tuple[float, float] | None) -> str:
     return f"{quantity.change(interval[0] - 1)} to {quantity.change(interval[1] - 1)}"
 
 
-def _time_row(one: Judgement) -> Row:
+def _time_row(row: Judgement) -> Row:
     """The interval is of the judged metric's own change."""
-    sides = (one.base, one.head) if one.metric == STEP_TIME.name else (None, None)
+    sides = (row.base, row.head) if row.metric == STEP_TIME.name else (None, None)
     return _row(
-        one,
-        one.metric,
-        speed_text(less_one(one.time_ratio), one.throughput_ratio),
-        interval_text(one.interval) if one.ratio is not None else quantity.MISSING,
-        _tolerance(one),
-        quantity.MISSING if one.p_adjusted is None else f"{one.p_adjusted:.3g}",
+        row,
+        row.metric,
+        speed_text(less_one(row.time_ratio), row.throughput_ratio),
+        interval_text(row.interval) if row.ratio is not None else quantity.MISSING,
+        _tolerance(row),
+        quantity.MISSING if row.p_adjusted is None else f"{row.p_adjusted:.3g}",
         *map(quantity.milliseconds, sides),
     )
 
 
-def _other_row(one: Judgement) -> Row:
-    metric = judged_metrics()[one.metric]
+def _other_row(row: Judgement) -> Row:
+    metric = judged_metrics()[row.metric]
     if metric.judge == "curve":
-        change = quantity.difference(one.change, signed=True)
-        tolerance = quantity.MISSING if one.tolerance is None else f"{one.tolerance:.1e}"
-    elif metric.judge == "count" and one.base is not None and one.head is not None:
-        more, tolerance = one.head - one.base, "none"
+        change = quantity.difference(row.change, signed=True)
+        tolerance = quantity.MISSING if row.tolerance is None else f"{row.tolerance:.1e}"
+    elif metric.judge == "count" and row.base is not None and row.head is not None:
+        more, tolerance = row.head - row.base, "none"
         in_bytes = metric.unit == "bytes" and more
         size = quantity.binary_bytes(abs(more))
         change = f"{'+' if more > 0 else '-'}{size}" if in_bytes else f"{more:+,.0f}"
     else:
-        change, tolerance = quantity.change(one.change, 2), _tolerance(one)
-        if one.interval is not None:
-            change = f"{change} ({interval_text(one.interval)})"
-    values = (quantity.amount(value, metric.unit) for value in (one.base, one.head))
-    return _row(one, one.title, change, tolerance, *values)
+        change, tolerance = quantity.change(row.change, 2), _tolerance(row)
+        if row.interval is not None:
+            change = f"{change} ({interval_text(row.interval)})"
+    values = (quantity.amount(value, metric.unit) for value in (row.base, row.head))
+    return _row(row, row.title, change, tolerance, *values)
 
 
-def _row(one: Judgement, metric: str, *numbers: str) -> Row:
-    verdict = one.verdict if one.required else f"{one.verdict} (advisory)"
+def _row(row: Judgement, metric: str, *numbers: str) -> Row:
+    verdict = row.verdict if row.required else f"{row.verdict} (advisory)"
     runs = (
-        quantity.counted(one.n_head, "block")
-        if one.paired
-        else f"{one.n_head} against {one.n_base}"
+        quantity.counted(row.n_head, "block")
+        if row.paired
+        else f"{row.n_head} against {row.n_base}"
     )
-    return Row((one.cell, metric, verdict, *numbers, runs), _KINDS.get(one.verdict, "plain"))
+    return Row((row.cell, metric, verdict, *numbers, runs), _KINDS.get(row.verdict, "plain"))
 
 
-def _tolerance(one: Judgement) -> str:
+def _tolerance(row: Judgement) -> str:
     """The tolerance, and whether the noise floor set it."""
-    if one.tolerance is None:
+    if row.tolerance is None:
         return quantity.MISSING
-    return quantity.share(one.tolerance, 1) + (" (noise)" if one.floor else "")
+    return quantity.share(row.tolerance, 1) + (" (noise)" if row.floor else "")

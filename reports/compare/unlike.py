@@ -102,38 +102,38 @@ class NumberChange:
 
 def unlike(base: Workload, head: Workload) -> tuple[Unlike, ...]:
     """Everything that must agree and does not."""
-    found = []
+    differences = []
     for key, name in (_COUNTS | _NAMES | _DTYPES).items():
         before, after = getattr(base, key), getattr(head, key)
         if before is None or after is None or _is_same(key, before, after):
             continue
-        first, second = (f"{one:,}" if key in _COUNTS else str(one) for one in (before, after))
-        found.append(Unlike(name, first, second, _SECTIONS.get(key, "")))
-    if base.framework == head.framework and "model" not in {one.name for one in found}:
-        found += _other_shape(base, head)
-    return tuple(found)
+        first, second = (f"{v:,}" if key in _COUNTS else str(v) for v in (before, after))
+        differences.append(Unlike(name, first, second, _SECTIONS.get(key, "")))
+    if base.framework == head.framework and "model" not in {why.name for why in differences}:
+        differences += _other_shape(base, head)
+    return tuple(differences)
 
 
 def unlike_paces(base: Pace, head: Pace) -> tuple[Unlike, ...]:
     """As `unlike`, and tokens of a step that the runs count themselves."""
-    found = unlike(base.workload, head.workload)
-    if {one.name for one in found} & {"global batch", "sequence length"}:
-        return found
+    differences = unlike(base.workload, head.workload)
+    if {difference.name for difference in differences} & {"global batch", "sequence length"}:
+        return differences
     steps = base.tokens.keys() & head.tokens.keys()
-    if all(abs(head.tokens[one] / base.tokens[one] - 1) <= _LEAST_TOKENS for one in steps):
-        return found
-    texts = (_span([side.tokens[one] for one in steps]) for side in (base, head))
-    return (*found, Unlike(_TOKENS, *texts))
+    if all(abs(head.tokens[step] / base.tokens[step] - 1) <= _LEAST_TOKENS for step in steps):
+        return differences
+    texts = (_span([side.tokens[step] for step in steps]) for side in (base, head))
+    return (*differences, Unlike(_TOKENS, *texts))
 
 
-def is_of_work(found: Unlike) -> bool:
+def is_of_work(difference: Unlike) -> bool:
     """Whether it changes what a step computes, so that losses do not compare."""
-    return found.name not in _SAME_WORK
+    return difference.name not in _SAME_WORK
 
 
-def is_of_dtypes(found: Unlike) -> bool:
+def is_of_dtypes(difference: Unlike) -> bool:
     """Whether it is a dtype."""
-    return found.name in _DTYPES.values()
+    return difference.name in _DTYPES.values()
 
 
 def only_compared(workload: Workload) -> Workload:
@@ -144,25 +144,25 @@ def only_compared(workload: Workload) -> Workload:
     )
 
 
-def text_of(found: Iterable[Unlike]) -> str:
+def text_of(differences: Iterable[Unlike]) -> str:
     """`global batch 8, 16; sequence length 4,096, 2,048`."""
-    return "; ".join(dict.fromkeys(map(str, found)))
+    return "; ".join(dict.fromkeys(map(str, differences)))
 
 
-def comparable_rates(found: Sequence[Unlike], base: Pace, head: Pace) -> list[NumberChange]:
+def comparable_rates(differences: Sequence[Unlike], base: Pace, head: Pace) -> list[NumberChange]:
     """Rates per second, and per device, that both have; none where more than sizes differ."""
-    names = {one.name for one in found}
+    names = {difference.name for difference in differences}
     if names - _NUMBERS:
         return []
-    whole = [("tokens/s", base.tokens_per_second, head.tokens_per_second)]
-    if None in whole[0] and "sequence length" not in names:
-        whole = [("samples/s", base.samples_per_second, head.samples_per_second)]
+    of_all = [("tokens/s", base.tokens_per_second, head.tokens_per_second)]
+    if None in of_all[0] and "sequence length" not in names:
+        of_all = [("samples/s", base.samples_per_second, head.samples_per_second)]
     shared = [
         (f"{name} per device", base.per_device(before), head.per_device(after))
-        for name, before, after in whole
+        for name, before, after in of_all
     ]
     shared.append(("TFLOP/s per device", base.teraflops_per_device, head.teraflops_per_device))
-    rates = shared if "number of devices" in names else whole + shared
+    rates = shared if "number of devices" in names else of_all + shared
     return [
         NumberChange(name, "", before, after) for name, before, after in rates if before and after
     ]
@@ -172,7 +172,7 @@ def _other_shape(base: Workload, head: Workload) -> list[Unlike]:
     for key in _SHAPES:
         before, after = getattr(base, key), getattr(head, key)
         if before is not None and after is not None and before != after:
-            first, second = (f"of {one:,} {key}" for one in (before, after))
+            first, second = (f"of {value:,} {key}" for value in (before, after))
             return [Unlike("model", first, second, _SECTIONS[key])]
     return []
 
@@ -217,16 +217,16 @@ def rate_without_time(time: float | None, rates: Mapping[str, float | None]) -> 
     """
     if time is None or abs(time - 1) >= _SAME_TIME:
         return []
-    found = []
+    texts = []
     for name, rate in rates.items():
         if rate is None or abs(rate - 1) <= _OTHER_RATE:
             continue
         what = "formula, model" if "FLOP" in name else "tokens per step"
-        found.append(
+        texts.append(
             f"{name} {quantity.ratio(rate)} at the same step time"
             f" ({quantity.change(time - 1, 2)}): {what} or device count differ"
         )
-    return found
+    return texts
 
 
 def trade_off(time: float | None, memory: float | None) -> str:
@@ -239,7 +239,7 @@ def trade_off(time: float | None, memory: float | None) -> str:
     if (time < 1) == (memory < 1):
         return ""
     words = "faster, but with more memory" if time < 1 else "less memory, but slower"
-    changes = (quantity.change(one - 1, 2) for one in (time, memory))
+    changes = (quantity.change(ratio - 1, 2) for ratio in (time, memory))
     return "{}: time {}, peak of a device {}".format(words, *changes)
 
 
@@ -263,10 +263,10 @@ def norm_without_loss(
     beyond = [
         factor > 1 + _OTHER_NORM if middle > 1 else factor < 1 - _OTHER_NORM for factor in factors
     ]
-    alike = [one <= _SAME_LOSS for one in apart]
-    if not all(sum(one) >= _MOST_STEPS * len(one) for one in (beyond, alike)):
+    alike = [share <= _SAME_LOSS for share in apart]
+    if not all(sum(flags) >= _MOST_STEPS * len(flags) for flags in (beyond, alike)):
         return ""
-    least, most = (quantity.ratio(one) for one in (min(factors), max(factors)))
+    least, most = (quantity.ratio(factor) for factor in (min(factors), max(factors)))
     span = "" if least == most else f" ({least} to {most})"
     return (
         f"the gradient norm differs steadily and the loss does not: head / base"
@@ -278,7 +278,7 @@ def norm_without_loss(
 def _both(values: tuple[Mapping[int, float], Mapping[int, float]]) -> list[tuple[float, float]]:
     base, head = values
     pairs = [(base[step], head[step]) for step in sorted(base.keys() & head.keys())]
-    return [pair for pair in pairs if all(one > 0 and math.isfinite(one) for one in pair)]
+    return [pair for pair in pairs if all(value > 0 and math.isfinite(value) for value in pair)]
 
 
 def _named(factor: float, devices: int | None) -> str:

@@ -39,7 +39,7 @@ def audit_paths(
     """
     sources, remarks = find_sources(paths)
     unread, times, marks = Unread(), InspectorTimes(), marks or {}
-    streams = [read_source(one, marks.get(one.name, ()), unread, times) for one in sources]
+    streams = [read_source(source, marks.get(source.name, ()), unread, times) for source in sources]
     job = make_job(streams, unread, times)
     job.remarks[:0] = remarks
     by = "marks of the run" if marks else "iteration lines, in the order of the file"
@@ -67,10 +67,10 @@ def audit_run(run: Path) -> Audit:
     logs = ((log, _LOG.fullmatch(log.name)) for log in sorted(folder.glob("rank*.log")))
     ranks = {str(log): int(name[1]) for log, name in logs if name}
     if not ranks:
-        asked = _at(spec, "measure", "nccl") == "evidence"
+        wanted = _at(spec, "measure", "nccl") == "evidence"
         raise NothingMeasuredError(
             "the run was to keep NCCL logs but has none: NCCL wrote nothing"
-            if asked
+            if wanted
             else "the run kept no NCCL logs; measure.nccl: evidence makes a run that does"
         )
     marks = {name: _marks(folder / f"iterations.rank{rank}.jsonl") for name, rank in ranks.items()}
@@ -86,13 +86,13 @@ def _marks(path: Path) -> Marks:
 def _roles(folder: Path) -> list[Role]:
     """Groups that any rank recorded; damaged ones are left out."""
     recorded = (read_json_object(path, []) or {} for path in folder.glob("groups.rank*.json"))
-    found = set()
-    for groups in (one.get("groups") for one in recorded):
+    roles = set()
+    for groups in (document.get("groups") for document in recorded):
         for group in groups if isinstance(groups, list) else ():
             match group:
                 case {"role": str(role), "ranks": [*ranks]} if all(type(r) is int for r in ranks):
-                    found.add((role, frozenset(ranks)))
-    return sorted(found, key=lambda one: (one[0], sorted(one[1])))
+                    roles.add((role, frozenset(ranks)))
+    return sorted(roles, key=lambda role: (role[0], sorted(role[1])))
 
 
 def _at(document: dict[str, Any], section: str, key: str) -> Any:

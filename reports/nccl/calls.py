@@ -278,8 +278,8 @@ class CallEvidence:
     @cached_property
     def registration_line(self) -> str:
         """A REG line of the processes, for whatever communicator; it proves that REG was on."""
-        found = self.about("register") or self.about("classic_registration")
-        return "" if found is None else found.text
+        event = self.about("register") or self.about("classic_registration")
+        return "" if event is None else event.text
 
     def add(self, process: str, seen: Observation, outside: str) -> None:
         """Count what a process printed."""
@@ -425,4 +425,4 @@ def _inside(pointer: bytes, size_bytes: int, ranges: list[range]) -> bool:
     if pointer == b"(nil)":
         return False
     address = int(pointer, 16)
-    return any(one.start <= address and address + size_bytes <= one.stop for one in ranges)
+    return any(span.start <= address and address + size_bytes <= span.stop for span in ranges)

@@ -44,7 +44,7 @@ class Versions(NamedTuple):
         return self.intersection(other) == self
 
     def __str__(self) -> str:
-        low, high = (".".join(map(str, one)) for one in (self.low, self.high))
+        low, high = (".".join(map(str, version)) for version in (self.low, self.high))
         if self.low == self.high:
             return low
         if self == ANY:
@@ -271,19 +271,19 @@ _FORMS: Final = tuple(
 def tuning(message: bytes) -> Choice | None:
     """The choice that a TUNING line states; None if it is another line or an incomplete one."""
     forms = ((kind, of, pattern.match(message)) for kind, of, pattern in _FORMS)
-    kind, versions, match = next((one for one in forms if one[2]), (None, ANY, None))
+    kind, versions, match = next((form for form in forms if form[2]), (None, ANY, None))
     if match is None:
         return None
-    found = {name: text.decode() for name, text in match.groupdict().items() if text is not None}
-    size_bytes, works = int(found["size"]), found.get("works")
+    fields = {name: text.decode() for name, text in match.groupdict().items() if text is not None}
+    size_bytes, works = int(fields["size"]), fields.get("works")
     if size_bytes > _LARGEST_BYTES or (works and int(works) == 0):
         return None
     return Choice(
         kind,
-        found.get("operation"),
+        fields.get("operation"),
         size_bytes,
-        found.get("kernel")
-        or f"{_name(_ALGORITHMS, found['algorithm'])} {_name(_PROTOCOLS, found['protocol'])}",
+        fields.get("kernel")
+        or f"{_name(_ALGORITHMS, fields['algorithm'])} {_name(_PROTOCOLS, fields['protocol'])}",
         versions,
         None if works is None else int(works),
         "total" if versions.all_before((2, 24, 3)) else "per_rank",
@@ -376,8 +376,8 @@ def headless(line: bytes) -> Headless | None:
 
 def pasted(message: bytes, *, marked: bool) -> Stated | None:
     """What a message states that was pasted, with its end or without."""
-    found = fact(message) or _cut(message.rstrip(b"`'\" \r"), marked)
-    return found if found is not None and found[0].operation in COLLECTIVES else None
+    stated = fact(message) or _cut(message.rstrip(b"`'\" \r"), marked)
+    return stated if stated is not None and stated[0].operation in COLLECTIVES else None
 
 
 def _cut(message: bytes, marked: bool) -> Stated | None:

@@ -47,10 +47,10 @@ def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
     return [
         Expectation(text, operations, is_met)
         for requested, text, operations, is_met in (
-            (copied, "copy-engine gathers", both[:1], _is_copied),
-            (symmetric, "symmetric kernels", both[1:] if copied else both, _is_symmetric),
+            (copied, "copy-engine gathers", both[:1], lambda r: r.verdict is Verdict.COPY_ENGINE),
+            (symmetric, "symmetric kernels", both[copied:], lambda r: r.verdict in _OF_WINDOWS),
             (launch.nvls == "on", "NVLS (NVLink SHARP)", both, _uses_nvls),
-            (launch.collnet == "on", "CollNet (SHARP)", both, _uses_collnet),
+            (launch.collnet == "on", "CollNet (SHARP)", both, lambda r: _all_named(r, "COLLNET")),
         )
         if requested
     ]
@@ -58,10 +58,10 @@ def expectations_of(resolved: ResolvedRun) -> list[Expectation]:
 
 def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
     """A sentence for every expectation that the log does not prove; audit None: there is no log."""
-    found = []
+    sentences = []
     for expected in expectations_of(resolved):
         if audit is None:
-            found.append(
+            sentences.append(
                 f"requested {expected.text}, and no log tells whether it got them: add a cell with "
                 "measure.nccl: evidence"
             )
@@ -72,24 +72,25 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
         damaged = set(expected.operations) & audit.job.unread.damaged_until.keys()
         if not rows:
             operations = " or ".join(expected.operations)
-            found.append(f"requested {expected.text}, and the log has no line about {operations}")
+            why = f"the log has no line about {operations}"
+            sentences.append(f"requested {expected.text}, and {why}")
         elif lacking:
-            found.append(f"requested {expected.text} and did not get them: {_named(lacking)}")
+            sentences.append(f"requested {expected.text} and did not get them: {_named(lacking)}")
         elif silent or damaged:
             why = "calls without a line about their kernel"
             if damaged:
                 why = f"damaged lines about {' and '.join(sorted(damaged))}"
-            found.append(f"requested {expected.text}, and the log does not prove it: {why}")
-    return found
+            sentences.append(f"requested {expected.text}, and the log does not prove it: {why}")
+    return sentences
 
 
 def verdict_text(audit: Audit) -> str:
     """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`."""
     rows = steady_rows(audit)
     trains = (*_WEIGHTS_AND_GRADIENTS, "AllReduce")
-    found = bytes_by_verdict(row for row in rows if row.operation in trains)
+    sizes = bytes_by_verdict(row for row in rows if row.operation in trains)
     texts = []
-    for operation, own in sorted(found.items()):
+    for operation, own in sorted(sizes.items()):
         total = sum(own.values())
         if len(own) == 1 or not total:
             texts.append(f"{operation} {'/'.join(map(str, own))}")
@@ -105,22 +106,14 @@ def steady_rows(audit: Audit) -> list[VerdictRow]:
     return after or list(audit.rows)
 
 
-def _is_copied(row: VerdictRow) -> bool:
-    return row.verdict is Verdict.COPY_ENGINE
-
-
-def _is_symmetric(row: VerdictRow) -> bool:
-    return row.verdict in _OF_WINDOWS
-
-
 def _uses_nvls(row: VerdictRow) -> bool:
-    names = [name.upper() for name in row.kernels]
-    multicast = row.verdict is Verdict.SYMMETRIC and all("MC" in n.split("_", 1)[-1] for n in names)
-    return bool(names) and (multicast or all("NVLS" in name for name in names))
+    multicast = all("MC" in kernel.upper().split("_", 1)[-1] for kernel in row.kernels)
+    symmetric = row.verdict is Verdict.SYMMETRIC and multicast and bool(row.kernels)
+    return symmetric or _all_named(row, "NVLS")
 
 
-def _uses_collnet(row: VerdictRow) -> bool:
-    return bool(row.kernels) and all("COLLNET" in name.upper() for name in row.kernels)
+def _all_named(row: VerdictRow, part: str) -> bool:
+    return bool(row.kernels) and all(part in kernel.upper() for kernel in row.kernels)
 
 
 def _named(rows: list[VerdictRow]) -> str:
@@ -174,14 +167,14 @@ def gradient_sums(
     if resolved.launch.device != "cuda" or sent not in _SHORT or resolved.data_parallel == 1:
         return []
     known = None if version is None else exactly(version)
-    found = []
+    sums = []
     for operation, axis, nodes in _reductions(resolved):
         summed, why = _judged(resolved, operation, nodes, None if known is None else known.low)
         if summed == "unknown":
             own = [row for row in rows if row.operation == operation]
             summed, why = _logged(own) or (summed, why)
-        found.append(GradientSum(operation, axis, nodes, sent, summed, why))
-    return found
+        sums.append(GradientSum(operation, axis, nodes, sent, summed, why))
+    return sums
 
 
 def _logged(rows: Sequence[VerdictRow]) -> tuple[SumDtype, str] | None:
@@ -200,15 +193,15 @@ def _reductions(resolved: ResolvedRun) -> list[tuple[str, str, int]]:
     inner = resolved.data_parallel // engine.outer_size
     spanned = inner * engine.tensor_parallel
     on_a_node = max(1, launch.ranks // launch.nodes)
-    whole = not SHARDED[resolved.strategy]
-    found = []
+    unsharded = not SHARDED[resolved.strategy]
+    reductions = []
     if inner > 1:
-        operation = "AllReduce" if whole else "ReduceScatter"
-        found.append((operation, "inner", max(1, -(-spanned // on_a_node))))
+        operation = "AllReduce" if unsharded else "ReduceScatter"
+        reductions.append((operation, "inner", max(1, -(-spanned // on_a_node))))
     if engine.outer_size > 1:
         operation = "ReduceScatter" if SHARDED[engine.outer_strategy] else "AllReduce"
-        found.append((operation, "outer", min(launch.nodes, engine.outer_size)))
-    return found
+        reductions.append((operation, "outer", min(launch.nodes, engine.outer_size)))
+    return reductions
 
 
 def _judged(
@@ -230,6 +223,6 @@ def _judged(
     if version is None:
         return "unknown", f"in FP32 from NCCL {least} on, where symmetric kernels run"
     if version < needed:
-        found = ".".join(map(str, version))
-        return "as sent", f"NCCL {found} is older than {least}, the first with this kernel"
+        stated = ".".join(map(str, version))
+        return "as sent", f"NCCL {stated} is older than {least}, the first with this kernel"
     return "unknown", "in FP32 where symmetric kernels ran, which a log tells"

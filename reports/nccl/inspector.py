@@ -57,14 +57,14 @@ class InspectorTimes:
 
     def read(self, line: bytes) -> bool:
         """Take in the fields of a line; whether it had any."""
-        found = False
+        has_field = False
         for match in _FIELD.finditer(line):
-            found = True
+            has_field = True
             name, text = match.groups()
             if name in self._open:
                 self.close(keep_ranks=name != b"n_ranks")
             self._open[name] = text
-        return found
+        return has_field
 
     def close(self, *, keep_ranks: bool = False) -> None:
         """End the record that is open; one without a time or a size is none."""
@@ -80,7 +80,7 @@ class InspectorTimes:
         if size is None or time is None:
             return
         chosen = (said.get(name, b"").decode() for name in (b"coll_algo", b"coll_proto"))
-        kernel = " ".join(one for one in chosen if one not in ("", "unknown"))
+        kernel = " ".join(word for word in chosen if word not in ("", "unknown"))
         key = (said[b"coll"].decode(), int(size), int(ranks or 0), kernel)
         if key not in self._times and len(self._times) >= _MOST_KEYS:
             self.left_out += 1

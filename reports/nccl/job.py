@@ -49,21 +49,21 @@ class LoggedJob:
 def make_job(streams: Sequence[StreamReader], unread: Unread, times: InspectorTimes) -> LoggedJob:
     """Join the streams in their order, and say what does not fit together."""
     job = LoggedJob(unread, times)
-    for one in streams:
-        _drop_glued(one)
-        for _, process in sorted(one.processes.items()):
+    for stream in streams:
+        _drop_glued(stream)
+        for _, process in sorted(stream.processes.items()):
             _place(job, process)
-        _place_pasted(job, one)
-        job.remarks += one.problems
-        if one.ras:
+        _place_pasted(job, stream)
+        job.remarks += stream.problems
+        if stream.ras:
             job.remarks.append(
-                f"{one.source}: a report of NCCL RAS (ncclras), which says what ranks answer, and"
-                " not which kernel ran"
+                f"{stream.source}: a report of NCCL RAS (ncclras), which says what ranks answer,"
+                " and not which kernel ran"
             )
-        job.bytes_read += one.bytes_read
-        if one.iteration is not None:
-            job.iterations_seen = max(job.iterations_seen or 0, one.iteration)
-        _stray_version(job, one)
+        job.bytes_read += stream.bytes_read
+        if stream.iteration is not None:
+            job.iterations_seen = max(job.iterations_seen or 0, stream.iteration)
+        _stray_version(job, stream)
     job.processes = dict(sorted(job.processes.items()))
     _settle_versions(job)
     _add_loss_remarks(job)
@@ -75,33 +75,33 @@ def is_unknown(process: str) -> bool:
     return process.startswith(UNKNOWN_PROCESS)
 
 
-def _place_pasted(job: LoggedJob, found: StreamReader) -> None:
-    stated = {device: one for device, one in found.pasted.items() if one.items or one.about}
+def _place_pasted(job: LoggedJob, stream: StreamReader) -> None:
+    stated = {name: own for name, own in stream.pasted.items() if own.items or own.about}
     total = sum(process.lines for process in stated.values())
     if not total:
         return
     lines = f"{total} lines" if total > 1 else "1 line"
     job.remarks.append(
-        f"{found.source}: {lines} without the prefix HOST:PID:TID {'are' if total > 1 else 'is'}"
+        f"{stream.source}: {lines} without the prefix HOST:PID:TID {'are' if total > 1 else 'is'}"
         " evidence of an unknown process"
     )
     for device, process in stated.items():
         process.name = UNKNOWN_PROCESS + (f" [{device.decode()}]" if device else "")
-        process.source, process.device = found.source, ""
+        process.source, process.device = stream.source, ""
         known = job.processes.setdefault(process.name, process)
         if known is not process:
             known.continue_with(process)
 
 
-def _drop_glued(found: StreamReader) -> None:
+def _drop_glued(stream: StreamReader) -> None:
     """Remove processes whose host is another one's with a piece of a line in front."""
-    for name, process in list(found.processes.items()):
-        ends = (found.processes.get(name[at:]) for at in range(1, len(name)))
-        if any(one is not None and process.lines * _GLUED_RATIO < one.lines for one in ends):
-            for seen in found.processes.pop(name).observations():
+    for name, process in list(stream.processes.items()):
+        ends = (stream.processes.get(name[at:]) for at in range(1, len(name)))
+        if any(other is not None and process.lines * _GLUED_RATIO < other.lines for other in ends):
+            for seen in stream.processes.pop(name).observations():
                 for line in filter(None, (seen.line, seen.call_line)):
-                    found.unread.add_damaged(line.encode(), found.iteration or 0, 0)
-            found.unread.damaged += process.lines
+                    stream.unread.add_damaged(line.encode(), stream.iteration or 0, 0)
+            stream.unread.damaged += process.lines
 
 
 def _place(job: LoggedJob, process: Process) -> None:
@@ -142,14 +142,14 @@ def _begins_anew(one: Process, other: Process) -> bool:
     return all(any(process.events("version")) for process in (one, other))
 
 
-def _stray_version(job: LoggedJob, found: StreamReader) -> None:
+def _stray_version(job: LoggedJob, stream: StreamReader) -> None:
     """A bare version line speaks for the processes of its stream that state none themselves."""
-    events = list(found.stray.events("version"))
+    events = list(stream.stray.events("version"))
     if len(events) > 1:
         shown = ", ".join(sorted(str(event.values[0]) for event in events))
-        job.remarks.append(f"{found.source}: version lines of several versions: {shown}")
+        job.remarks.append(f"{stream.source}: version lines of several versions: {shown}")
     for process in job.processes.values() if len(events) == 1 else ():
-        if process.source == found.source and not any(process.events("version")):
+        if process.source == stream.source and not any(process.events("version")):
             process.describe(events[0])
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any, Final
 
 from reports.nccl.events import ANY, SAID
@@ -37,31 +37,22 @@ _MOST_REASONS = 40
 _SHOWN_HOSTS = 4
 
 
-@dataclass(frozen=True)
-class ReasonLine:
-    """A reason with the rows that share it."""
-
-    title: str
-    text: str
-    details: tuple[str, ...]
-
-
-def communicator_text(one: CommunicatorRow) -> str:
+def communicator_text(row: CommunicatorRow) -> str:
     """Role, identifier and size of a communicator."""
-    if not one.attributed:
+    if not row.attributed:
         return "unknown"
     sizes = []
-    if one.ranks is not None:
-        sizes.append(f"{one.ranks} ranks")
-    if one.nodes is not None:
-        sizes.append(counted(one.nodes, "node"))
-    if one.nodes is None or one.nodes > 1:
-        shown = ", ".join(one.hosts[:_SHOWN_HOSTS])
-        more = len(one.hosts) - _SHOWN_HOSTS
-        part = "seen on " if len(one.hosts) != one.nodes else ""
-        if len(one.hosts) > 1 or one.nodes:
+    if row.ranks is not None:
+        sizes.append(f"{row.ranks} ranks")
+    if row.nodes is not None:
+        sizes.append(counted(row.nodes, "node"))
+    if row.nodes is None or row.nodes > 1:
+        shown = ", ".join(row.hosts[:_SHOWN_HOSTS])
+        more = len(row.hosts) - _SHOWN_HOSTS
+        part = "seen on " if len(row.hosts) != row.nodes else ""
+        if len(row.hosts) > 1 or row.nodes:
             sizes.append(f"{part}{shown}" + (f" and {more} more" if more > 0 else ""))
-    return f"{one.role} {one.label}".strip() + (f" ({', '.join(sizes)})" if sizes else "")
+    return f"{row.role} {row.label}".strip() + (f" ({', '.join(sizes)})" if sizes else "")
 
 
 def calls_text(row: VerdictRow) -> str:
@@ -97,18 +88,20 @@ def _table_row(row: VerdictRow) -> Row:
     return Row(texts, _KINDS.get(row.verdict, "plain"))
 
 
-def reason_lines(audit: Audit) -> list[ReasonLine]:
-    """Every reason once, with the rows it explains."""
+def reason_lines(audit: Audit) -> Bullets:
+    """Every reason once, behind the rows it explains, with what shows it below."""
     grouped: dict[tuple[object, ...], list[VerdictRow]] = {}
     for row in audit.rows:
         if row.reason is not None:
-            one = row.reason
-            key = (row.operation, one.condition, one.text, one.candidates, one.missing)
+            reason = row.reason
+            key = (row.operation, reason.condition, reason.text, reason.candidates, reason.missing)
             grouped.setdefault(key, []).append(row)
-    return [_reason_line(members) for members in list(grouped.values())[:_MOST_REASONS]]
+    lines = [_reason_line(members) for members in list(grouped.values())[:_MOST_REASONS]]
+    return Bullets(tuple(line[:2] for line in lines), tuple(line[2] for line in lines))
 
 
-def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
+def _reason_line(members: Sequence[VerdictRow]) -> tuple[str, str, tuple[str, ...]]:
+    """Title, sentence and details."""
     first = members[0]
     reason = first.reason
     sizes = sorted({row.size_bytes for row in members if row.bytes_are != "unknown"})
@@ -116,7 +109,7 @@ def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
     verdicts = "/".join(dict.fromkeys(str(row.verdict) for row in members))
     title = f"{first.operation} {verdicts} ({shown + ' bytes' if shown else 'bytes cut off'})"
     if reason is None:
-        return ReasonLine(title, "", ())
+        return title, "", ()
     details = []
     if reason.candidates:
         details.append("may be: " + "; ".join(reason.candidates))
@@ -126,9 +119,7 @@ def _reason_line(members: Sequence[VerdictRow]) -> ReasonLine:
         details.append(f"line: {reason.quote}")
     remarks = dict.fromkeys(remark for row in members for remark in row.remarks)
     details += [f"note: {remark}" for remark in remarks]
-    return ReasonLine(
-        title, f"{reason.condition}: {reason.text}".removeprefix(": "), tuple(details)
-    )
+    return title, f"{reason.condition}: {reason.text}".removeprefix(": "), tuple(details)
 
 
 def bytes_table(audit: Audit) -> Table:
@@ -145,10 +136,10 @@ def results_table(results: Sequence[Result]) -> Table:
     """Requirements and their results."""
     rows = (
         Row(
-            (one.requirement.text, one.state.upper(), one.message),
-            "plain" if one.state == "met" else "bad",
+            (result.requirement.text, result.state.upper(), result.message),
+            "plain" if result.state == "met" else "bad",
         )
-        for one in results
+        for result in results
     )
     return Table.of("requirement | result | detail", rows, left=3)
 
@@ -207,13 +198,13 @@ def said(audit: Audit) -> list[tuple[str, str, str, int]]:
         for key, text in lines.items():
             counts[key] += 1
             first.setdefault(key, (key[0], _WORDS[key[0]], text))
-        asked = copy_engine_policy(process)
-        without = _not_copied(audit, process.label) if asked else []
-        if asked and without:
+        requested = copy_engine_policy(process)
+        without = _not_copied(audit, process.label) if requested else []
+        if requested and without:
             words = f"the copy engine was requested, and not taken by {', '.join(without)}"
             counts["copy_engine", words] += 1
-            first.setdefault(("copy_engine", words), ("copy_engine", words, asked.text))
-    return [(*one, counts[key] - 1) for key, one in first.items()]
+            first.setdefault(("copy_engine", words), ("copy_engine", words, requested.text))
+    return [(*line, counts[key] - 1) for key, line in first.items()]
 
 
 def _not_copied(audit: Audit, process: str) -> list[str]:
@@ -250,8 +241,8 @@ def hints(audit: Audit) -> list[str]:
     if not unknown:
         return []
     known = [row for row in unknown if not any(map(is_unknown, row.processes))]
-    found = [*_version(audit.job), *_brackets(unknown), *_roots(known), *_cascades(known)]
-    return [*found, *_no_multicast(unknown)][:_MOST_HINTS]
+    texts = [*_version(audit.job), *_brackets(unknown), *_roots(known), *_cascades(known)]
+    return [*texts, *_no_multicast(unknown)][:_MOST_HINTS]
 
 
 def _version(job: LoggedJob) -> Iterator[str]:
@@ -326,25 +317,20 @@ def audit_blocks(audit: Audit, results: Sequence[Result] = ()) -> list[Block]:
     if len(verdicts.rows) > _MOST_ROWS:
         read.append(f"{len(verdicts.rows) - _MOST_ROWS} more rows are left out; --json holds all")
     reasons = reason_lines(audit)
-    found: list[tuple[str, Table | Bullets]] = [
+    details = tuple(tuple(map(_cut, below)) for below in reasons.below)
+    parts: list[tuple[str, Table | Bullets]] = [
         ("Requirements", results_table(results)),
         ("Verdicts", replace(verdicts, rows=verdicts.rows[:_MOST_ROWS])),
         ("Bytes by verdict", bytes_table(audit)),
         ("Times per collective (NCCL Inspector)", times_table(audit)),
-        (
-            "Why not symmetric",
-            Bullets(
-                tuple((one.title, one.text) for one in reasons),
-                tuple(tuple(map(_cut, one.details)) for one in reasons),
-            ),
-        ),
+        ("Why not symmetric", replace(reasons, below=details)),
         ("What the lines suggest (no verdict rests on this)", _list(hints(audit))),
         ("Reading", _list(read)),
     ]
     blocks: list[Block] = []
-    for title, one in found:
-        if one.rows if isinstance(one, Table) else one.items:
-            blocks += [Heading(title), TableBlock(one) if isinstance(one, Table) else one]
+    for title, part in parts:
+        if part.rows if isinstance(part, Table) else part.items:
+            blocks += [Heading(title), TableBlock(part) if isinstance(part, Table) else part]
     return blocks
 
 
@@ -381,15 +367,15 @@ def to_data(audit: Audit, results: Sequence[Result] = ()) -> dict[str, Any]:
         "hints": hints(audit),
         "requirements": [
             {
-                "requirement": one.requirement.text,
-                "operation": one.requirement.operation,
-                "state": one.state,
-                "message": one.message,
-                "failing_rows": len(one.failing),
+                "requirement": result.requirement.text,
+                "operation": result.requirement.operation,
+                "state": result.state,
+                "message": result.message,
+                "failing_rows": len(result.failing),
             }
-            for one in results
+            for result in results
         ],
-        "requirements_met": all(one.state == "met" for one in results) if results else None,
+        "requirements_met": all(result.state == "met" for result in results) if results else None,
         "not_understood": {
             "lines": unread.unknown.total(),
             "damaged": unread.damaged,
@@ -426,7 +412,7 @@ def _row(row: VerdictRow) -> dict[str, Any]:
 
 def _fields(record: VerdictRow | CommunicatorRow | Reason) -> dict[str, Any]:
     """By their names in JSON, None for an empty text."""
-    values = ((one.name, getattr(record, one.name)) for one in fields(record))
+    values = ((field.name, getattr(record, field.name)) for field in fields(record))
     return {_NAMES.get(name, name): None if value == "" else value for name, value in values}
 
 
@@ -434,9 +420,9 @@ def to_junit(results: Sequence[Result]) -> str:
     """An XML document; a requirement without evidence is a failure of its own type."""
     kinds = {"no evidence": "NoEvidence", "not met": "RequirementNotMet"}
     findings = (
-        Finding("nccl", one.requirement.text)
-        if one.state == "met"
-        else Finding("nccl", one.requirement.text, one.message, "failure", kinds[one.state])
-        for one in results
+        Finding("nccl", r.requirement.text)
+        if r.state == "met"
+        else Finding("nccl", r.requirement.text, r.message, "failure", kinds[r.state])
+        for r in results
     )
     return junit("mfsdp-bench nccl", "NCCL requirements", findings)

@@ -59,17 +59,17 @@ Known = tuple[Process, bytes, Fact, int]
 def operations_named(text: bytes) -> set[str]:
     """Operations that a piece of a line may be about; its first and last word may be cut."""
     shown = text.decode("ascii", "replace").strip()
-    found: set[str] = set()
+    operations: set[str] = set()
     for match in _WORD.finditer(shown):
         word = match.group()
         long = len(word) >= _SHORTEST_CUT
         first, last = long and match.start() == 0, long and match.end() == len(shown)
-        found |= {
-            one
-            for one in COLLECTIVES
-            if one == word or (first and one.endswith(word)) or (last and one.startswith(word))
+        operations |= {
+            name
+            for name in COLLECTIVES
+            if name == word or (first and name.endswith(word)) or (last and name.startswith(word))
         }
-    return found
+    return operations
 
 
 @dataclass
@@ -149,8 +149,8 @@ class StreamReader:
             self._read(line[:-1])
             return
         *lines, rest = line.split(b"\r") if len(line) > LONGEST_LINE_BYTES else [line]
-        for one in lines:
-            self._read(one)
+        for part in lines:
+            self._read(part)
         self._begun = rest[: LONGEST_LINE_BYTES + 1]
 
     def finish(self) -> StreamReader:
@@ -209,28 +209,28 @@ class StreamReader:
             return
         pieces = events.plain(text).split(b"\r")
         for piece in pieces:
-            if found := list(islice(HEADER.finditer(piece), piece.count(b" NCCL "))):
-                known = self._read_headed(piece, found)
+            if headers := list(islice(HEADER.finditer(piece), piece.count(b" NCCL "))):
+                known = self._read_headed(piece, headers)
             else:
                 self._read_bare(piece)
         if known is not None and pieces == [text] and len(self._known) < _MOST_KNOWN:
             self._known[key] = known
 
-    def _read_headed(self, line: bytes, found: list[re.Match[bytes]]) -> Known | None:
+    def _read_headed(self, line: bytes, headers: list[re.Match[bytes]]) -> Known | None:
         """Each message goes from its prefix to the next one; only the last is not cut.
 
         Behind a fragment, the end of a host counts where it is known from elsewhere. Returns what
         the line always says, if it is one TUNING or COLL line and nothing else.
         """
-        cut = FRAGMENT.search(line, 0, found[0].start()) is not None
+        cut = FRAGMENT.search(line, 0, headers[0].start()) is not None
         if not cut:
-            self.hosts.add(found[0]["host"])
-        hosts = [self._known_host(header["host"]) for header in found]
-        starts = [header.end("host") - len(host) for header, host in zip(found, hosts, strict=True)]
+            self.hosts.add(headers[0]["host"])
+        hosts = [self._known_host(header["host"]) for header in headers]
+        starts = [h.end("host") - len(host) for h, host in zip(headers, hosts, strict=True)]
         if cut:
             self._damage(line[: starts[0]])
         known = None
-        for header, host, end in zip(found, hosts, [*starts[1:], len(line)], strict=True):
+        for header, host, end in zip(headers, hosts, [*starts[1:], len(line)], strict=True):
             text = line[header.start() : end]
             if not host:
                 self._damage(text)
@@ -242,7 +242,7 @@ class StreamReader:
             message, warning = line[header.end() : end], header["warning"] is not None
             fact = self._understand(process, header["tid"], message, text, warning=warning)
             known = None if fact is None else (process, header["tid"], fact, header.start())
-        return None if cut or len(found) > 1 else known
+        return None if cut or len(headers) > 1 else known
 
     def _known_host(self, host: bytes) -> bytes:
         """The longest known name at its end, "" if there is none."""
@@ -301,14 +301,14 @@ class StreamReader:
             self.unread.ignored += 1
         elif _EVIDENCE.search(line) is None:
             self.unread.ignored += 1
-        elif (found := events.headless(line)) is None:
+        elif (bare := events.headless(line)) is None:
             self._damage(line)
         else:
-            process = self.pasted.get(found.device)
+            process = self.pasted.get(bare.device)
             if process is None:
-                process = self.pasted[found.device] = self._begun_now("", found.device)
-            read = partial(events.pasted, marked=found.marked)
-            self._understand(process, b"", found.message, line, warning=found.warning, read=read)
+                process = self.pasted[bare.device] = self._begun_now("", bare.device)
+            read = partial(events.pasted, marked=bare.marked)
+            self._understand(process, b"", bare.message, line, warning=bare.warning, read=read)
 
 
 def _quoted(text: bytes) -> str:

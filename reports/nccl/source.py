@@ -54,15 +54,15 @@ def find_sources(paths: Sequence[str | Path]) -> tuple[list[LogSource], list[str
     Raises:
         UsageError: a path that does not exist, cannot be read, or is a device.
     """
-    found: dict[str, LogSource] = {}
+    sources: dict[str, LogSource] = {}
     remarks: list[str] = []
     for path in paths:
         if str(path) == "-":
-            found.setdefault("-", LogSource("standard input", None))
+            sources.setdefault("-", LogSource("standard input", None))
             continue
         for source in _sources_of(Path(path), remarks):
-            found.setdefault(str(source.path), source)
-    return list(found.values()), remarks
+            sources.setdefault(str(source.path), source)
+    return list(sources.values()), remarks
 
 
 def _sources_of(path: Path, remarks: list[str]) -> Iterator[LogSource]:

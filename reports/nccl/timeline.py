@@ -81,11 +81,11 @@ def matched(
         if not members:
             free.append(((choice, None, False), None, position))
     per_comm = Counter(calls[at].comm for at in chosen)
-    found: list[tuple[Key, int | None, int | None]] = []
+    observed: list[tuple[Key, int | None, int | None]] = []
     for at, call in enumerate(calls):
         own, of = chosen.get(at, (None, None))
-        found.append(((own, call, own is not None and per_comm[call.comm] > 1), at, of))
-    return found + free
+        observed.append(((own, call, own is not None and per_comm[call.comm] > 1), at, of))
+    return observed + free
 
 
 def _members(
@@ -202,7 +202,7 @@ class Process:
     def _close(self, group: CallGroup) -> None:
         calls, choices = group.calls, group.choices
         for key, at, of in matched(
-            tuple(one[0] for one in calls), tuple(one[0] for one in choices)
+            tuple(call[0] for call in calls), tuple(choice[0] for choice in choices)
         ):
             buffers, call_line = (None, b"") if at is None else calls[at][1:]
             self._observe(key, b"" if of is None else choices[of][1], buffers, call_line)
@@ -219,7 +219,7 @@ class Process:
         seen = interval.get(key)
         if seen is None:
             if len(interval) >= MOST_OBSERVATIONS:
-                self.dropped += sum(one is not None for one in key[:2])
+                self.dropped += sum(part is not None for part in key[:2])
                 return
             seen = interval[key] = Observation(*key, _shown(line), _shown(call_line))
         seen.times += 1

@@ -133,7 +133,7 @@ def _merge_key(key: CallKey, evidence: Sequence[CallEvidence]) -> tuple[object, 
 
 
 def _kernels(members: Sequence[CallEvidence]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted({(str(one.kind), what) for one in members for what in one.kernels}))
+    return tuple(sorted({(str(part.kind), what) for part in members for what in part.kernels}))
 
 
 def verdict_of(kinds: Iterable[Kind | None]) -> Verdict:
@@ -146,15 +146,15 @@ def verdict_of(kinds: Iterable[Kind | None]) -> Verdict:
 
 def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictRow:
     key = members[0].key
-    verdict = verdict_of(one.kind for one in members)
-    told = [one for one in members if one.kind is not None] or members
+    verdict = verdict_of(part.kind for part in members)
+    told = [part for part in members if part.kind is not None] or members
     counted = {
         verdict_of([kind]): _counted(told, kind) for kind in dict.fromkeys(o.kind for o in told)
     }
     silent = _without_a_line(members)
     if silent and verdict is not Verdict.NO_EVIDENCE:
         counted[Verdict.NO_EVIDENCE] = silent, silent * key.size_bytes
-    unlike = [one for kind in _EXPLAINED for one in told if one.kind == kind]
+    unlike = [part for kind in _EXPLAINED for part in told if part.kind == kind]
     return VerdictRow(
         communicator=communicator,
         operation=key.operation,
@@ -164,11 +164,11 @@ def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictR
         verdict=verdict,
         calls={verdict: calls for verdict, (calls, _) in counted.items()},
         bytes_by_verdict={verdict: size_bytes for verdict, (_, size_bytes) in counted.items()},
-        at_least=any(one.every_rank for one in members) and not key.attributed,
-        lines=sum(one.lines.total() for one in members),
+        at_least=any(part.every_rank for part in members) and not key.attributed,
+        lines=sum(part.lines.total() for part in members),
         kernels=tuple(dict.fromkeys(what for _, what in _kernels(members))),
-        processes=tuple(sorted({process.label for one in told for process in one.processes})),
-        quote=next((one.line for one in told if one.line), ""),
+        processes=tuple(sorted({process.label for part in told for process in part.processes})),
+        quote=next((part.line for part in told if part.line), ""),
         reason=why_not_symmetric(unlike[0]) if unlike else None,
         remarks=tuple(_remarks(members, verdict)),
     )
@@ -180,13 +180,13 @@ def _without_a_line(members: Sequence[CallEvidence]) -> int:
     Lines and calls are counted, since a line that stands far behind its call is not matched to it.
     """
     printing = {view.process for view in members[0].views if view.rank == 0}
-    printing = printing or {name for one in members if one.kind is not None for name in one.works}
+    printing = printing or {name for m in members if m.kind is not None for name in m.works}
     silent: Counter[str] = Counter()
-    for one in members:
-        if one.kind is None:
-            silent.update(one.works)
+    for part in members:
+        if part.kind is None:
+            silent.update(part.works)
         else:
-            silent.subtract(one.unmatched)
+            silent.subtract(part.unmatched)
     return max((0, *(silent[name] for name in printing))) if members[0].key.attributed else 0
 
 
@@ -198,47 +198,48 @@ def _of_one_rank(per_process: Counter[str], views: Sequence[View]) -> int:
 
 def _counted(members: Sequence[CallEvidence], kind: Kind | None) -> tuple[int, int]:
     """Calls of this kind, and their bytes; a batched line carries the sum of its bytes."""
-    own = [one for one in members if one.kind == kind]
+    own = [part for part in members if part.kind == kind]
     per_process: Counter[str] = Counter()
-    for one in own:
-        per_process += one.works
+    for part in own:
+        per_process += part.works
     lines = calls = per_process.total()
-    if kind is None or any(one.every_rank for one in own):
+    if kind is None or any(part.every_rank for part in own):
         # Lines of an unknown process may be those of several ranks for one call.
         per_process.update({name: 1 - n for name, n in per_process.items() if is_unknown(name)})
         lines = calls = _of_one_rank(per_process, own[0].views)
-    if any(one.batched for one in own):
-        lines = sum(one.lines.total() for one in own)
+    if any(part.batched for part in own):
+        lines = sum(part.lines.total() for part in own)
     return calls, own[0].key.size_bytes * lines
 
 
 def _remarks(members: Sequence[CallEvidence], verdict: Verdict) -> list[str]:
     key = members[0].key
-    found = []
+    remarks = []
     if not key.attributed:
         if verdict is Verdict.MIXED:
-            found.append("more than one communicator may be behind this")
-        if any(one.every_rank for one in members):
-            found.append("2.27 prints this line on every rank of the communicator")
-        if any(is_unknown(str(one.key.group[1])) for one in members):
-            found.append("lines without the prefix of a process: which one printed them is unknown")
-    if any(one.eliminated for one in members):
-        found.append("the only communicator that can have printed it")
-    if any(one.batched for one in members):
-        found.append("bytes are summed over the calls of a launch")
+            remarks.append("more than one communicator may be behind this")
+        if any(part.every_rank for part in members):
+            remarks.append("2.27 prints this line on every rank of the communicator")
+        if any(is_unknown(str(part.key.group[1])) for part in members):
+            text = "lines without the prefix of a process: which one printed them is unknown"
+            remarks.append(text)
+    if any(part.eliminated for part in members):
+        remarks.append("the only communicator that can have printed it")
+    if any(part.batched for part in members):
+        remarks.append("bytes are summed over the calls of a launch")
     if key.bytes_are == "total":
-        found.append("bytes are the larger of input and output, over all ranks")
-    return found
+        remarks.append("bytes are the larger of input and output, over all ranks")
+    return remarks
 
 
 def bytes_by_verdict(rows: Iterable[VerdictRow]) -> dict[str, dict[Verdict, int]]:
     """Bytes per operation and verdict: calls x bytes, over all communicators."""
-    found: dict[str, dict[Verdict, int]] = {}
-    for row in (one for one in rows if one.bytes_are != "unknown"):
-        own = found.setdefault(row.operation, {})
+    sizes: dict[str, dict[Verdict, int]] = {}
+    for row in (known for known in rows if known.bytes_are != "unknown"):
+        own = sizes.setdefault(row.operation, {})
         for verdict, size_bytes in row.bytes_by_verdict.items():
             own[verdict] = own.get(verdict, 0) + size_bytes
-    return found
+    return sizes
 
 
 Role = tuple[str, frozenset[int]]

@@ -105,9 +105,9 @@ def _of_audit(audit: Audit) -> Iterator[Block]:
         yield TableBlock(Table(table.columns, table.rows[:_MOST_ROWS]))
     else:
         yield warning("No line of the logs tells which kernel ran.")
-    if reasons := reason_lines(audit):
-        yield Bullets(tuple((reason.title, reason.text) for reason in reasons))
-        quotes = "\n".join(text for reason in reasons for text in reason.details)
+    if (reasons := reason_lines(audit)).items:
+        yield Bullets(reasons.items)
+        quotes = "\n".join(text for below in reasons.below for text in below)
         yield Details("Lines that prove it, and what is missing", quotes)
     yield Details("What was read", "\n".join(reading_facts(audit)))
 

@@ -113,8 +113,8 @@ class Cell:
 
     def values(self, metric: Metric) -> list[float]:
         """The number of every run that has it."""
-        found = (run.value(metric) for run in self.finished)
-        return [value for value in found if value is not None]
+        numbers = (run.value(metric) for run in self.finished)
+        return [value for value in numbers if value is not None]
 
     def value(self, metric: Metric) -> float | None:
         """Median over runs of the runs' numbers."""

@@ -85,18 +85,18 @@ def _outside(sizes: Mapping[str, Any]) -> str:
 
 def registration_shortfalls(records: Iterable[RunRecord]) -> list[str]:
     """A warning per way in which buffers were not registered with NCCL as a run had requested."""
-    found: Counter[str] = Counter()
+    warnings: Counter[str] = Counter()
     for record in records:
         registration = entries(record.runtime, "buffer_registration")
         wanted = registration.get("wanted")
         for name, group in sorted(entries(registration, "groups").items()):
             if isinstance(group, dict) and group.get("got") != wanted:
                 text = f"group {name} got {group.get('got')} instead: {group.get('reason')}"
-                found[f"Buffers were to be registered with NCCL as {wanted}; {text}."] += 1
+                warnings[f"Buffers were to be registered with NCCL as {wanted}; {text}."] += 1
         if registration.get("grown"):
-            found[
+            warnings[
                 "Memory was allocated for collectives after the registration, which lacks it."
             ] += 1
         if outside := _outside(entries(registration, "outside")):
-            found[f"Collectives had memory that is not registered: {outside}."] += 1
-    return [printable(f"{text} ({count} runs)") for text, count in found.items()]
+            warnings[f"Collectives had memory that is not registered: {outside}."] += 1
+    return [printable(f"{text} ({count} runs)") for text, count in warnings.items()]

@@ -16,7 +16,7 @@ _LOST = ("failed", "damaged")
 
 def not_run(plan: Plan, cell: str, runs: set[tuple[int, str | None]], arms: Sequence[str]) -> str:
     """The first planned run of a cell that has no record among `runs`; empty if all have."""
-    repeats = next((one.repeats for one in plan.cells if one.id == cell), 0)
+    repeats = next((planned.repeats for planned in plan.cells if planned.id == cell), 0)
     for block in range(repeats):
         for arm in arms or (None,):
             if (block, arm) not in runs:

@@ -72,7 +72,7 @@ def alike(buckets: Sequence[PlannedBucket]) -> list[list[PlannedBucket]]:
 
 def seated(plan: PoolPlanDocument, pool: PlannedPool, area: int) -> list[PlannedBucket]:
     """Buckets that use area number `area` of a slot of `pool`, the largest first."""
-    found = [
+    users = [
         bucket
         for bucket in plan.units
         if bucket.role == pool.role
@@ -80,4 +80,4 @@ def seated(plan: PoolPlanDocument, pool: PlannedPool, area: int) -> list[Planned
         and bucket.dtype == pool.areas[area].dtype
         and bucket.offset_bytes == pool.offsets[area]
     ]
-    return sorted(found, key=lambda bucket: -bucket.bytes)
+    return sorted(users, key=lambda bucket: -bucket.bytes)

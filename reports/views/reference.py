@@ -41,13 +41,13 @@ def choose_reference(
         UsageError: `named` is no cell, or has no number to compare with.
     """
     if named is not None:
-        found = [cell for cell in cells if cell.name == named]
-        if not found:
+        same = [cell for cell in cells if cell.name == named]
+        if not same:
             known = ", ".join(cell.name for cell in cells) or "none"
             raise UsageError(f"no cell {named!r} to compare with; expected one of: {known}")
-        if not usable(found[0]):
+        if not usable(same[0]):
             raise UsageError(f"cell {named!r} has no finished, steady run to compare with")
-        return found[0]
+        return same[0]
     candidates = [cell for cell in cells if usable(cell)]
     return min(candidates, key=_rank, default=None)
 

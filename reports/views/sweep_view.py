@@ -97,11 +97,11 @@ def load_side(store: ResultsStore, name: str, codes: Codes | None = None) -> lis
     sweep, colon, cell_name = name.partition(":")
     if colon and (sweep in store.sweeps() or any(store.records(sweep=sweep))):
         cells = load_sweeps(store, [sweep])[0].cells
-        found = [cell for cell in cells if cell.name == cell_name]
-        if not found:
+        same = [cell for cell in cells if cell.name == cell_name]
+        if not same:
             known = ", ".join(cell.name for cell in cells) or "none has run"
             raise UsageError(f"sweep {sweep} has no cell {cell_name!r} that ran; cells: {known}")
-        return found
+        return same
     try:
         record = store.read(name)
     except UsageError as error:
@@ -157,7 +157,7 @@ def _load(
         cells=tuple(cells),
         not_run=tuple(prefix + name for name in _not_run(planned, plan.arm_names, by_cell)),
         pruned=tuple(replace(cell, id=prefix + cell.id) for cell in plan.pruned),
-        merged=tuple((prefix + one.id, prefix + one.same_as) for one in plan.duplicates),
+        merged=tuple((prefix + twin.id, prefix + twin.same_as) for twin in plan.duplicates),
         stale=stale,
         problems=tuple(problems),
     )
@@ -197,18 +197,18 @@ def _name_of(record: RunRecord) -> str:
 
 def _arms(planned: Sequence[str], own: Sequence[RunRecord]) -> tuple[str, ...]:
     """`base` first, then in the order of the plan, then those that only runs have."""
-    found = [record.status.arm for record in own]
-    names = dict.fromkeys(name for name in [*planned, *found] if name)
+    ran = [record.status.arm for record in own]
+    names = dict.fromkeys(name for name in [*planned, *ran] if name)
     return tuple(sorted(names, key=lambda name: name != _BASE))
 
 
 def _not_run(
-    planned: Iterable[str], arms: Sequence[str], found: Container[tuple[str, str]]
+    planned: Iterable[str], arms: Sequence[str], ran: Container[tuple[str, str]]
 ) -> list[str]:
     """Planned cells without a run; of a cell that lacks some of its arms only, these."""
     names = []
     for cell in planned:
-        missing = [arm for arm in arms or ("",) if (cell, arm) not in found]
+        missing = [arm for arm in arms or ("",) if (cell, arm) not in ran]
         if len(missing) == max(1, len(arms)):
             names.append(cell)
         else:

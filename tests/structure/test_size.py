@@ -28,12 +28,12 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1185, ("bench/fit/",)),
-    "bench: importers": (1735, ("bench/importers/",)),
+    "bench: importers": (1729, ("bench/importers/",)),
     "bench: cli": (4021, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
     "sweeps": (2990, ("sweeps/",)),
-    "reports: nccl": (3788, ("reports/nccl/",)),
-    "reports: compare": (5781, (
+    "reports: nccl": (3768, ("reports/nccl/",)),
+    "reports: compare": (5780, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
     "reports: report": (4320, (
