@@ -73,14 +73,19 @@ class InFlight:
         self._observer = observer
         self._number = number
 
-    def wait(self) -> None:
-        """Let the current stream wait for the end of all of them; on a CPU return afterwards."""
+    def wait(self) -> torch.Tensor:
+        """Let the current stream wait for the end of all of them; on a CPU return afterwards.
+
+        The result is the last of the tensors. To be waited for once.
+        """
         for work in self._works:
             work.wait()
+        result = self._tensors[-1]
         self._works = self._tensors = ()
         if self._observer is not None:
             self._observer.waited(self._number)
             self._observer = None
+        return result
 
 
 class CopyIn:

@@ -24,7 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 import torch.distributed as dist
 
-from mfsdp_core.comm.torch_backend import Communicator, Pending, PendingSum, Scratch
+from mfsdp_core.comm.torch_backend import Communicator, Pending, Scratch
 from mfsdp_core.events import EventBus
 from mfsdp_core.streams import InFlight, Streams, Work
 
@@ -89,7 +89,7 @@ class PointToPointCommunicator(Communicator):
         *,
         average: bool,
         total: torch.dtype,
-    ) -> PendingSum:
+    ) -> Pending:
         """As `Communicator.reduce`; `wait` returns the sum of a slice in `total`.
 
         What replaces all of `full` is rounded once to its dtype.
@@ -119,7 +119,7 @@ class PointToPointCommunicator(Communicator):
         average: bool,
         total: torch.dtype,
         out: torch.Tensor | None,
-    ) -> PendingSum:
+    ) -> Pending:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
         block = self._scratch(bucket, (self.size - 1) * mine.numel(), mine.dtype)
@@ -221,7 +221,8 @@ def sum_in_order(
     """
     first, *rest = contributions
     total = out
-    if total is None or total.dtype != dtype or _holds(total, contributions[2:]):
+    later = [contribution.data_ptr() for contribution in contributions[2:]]
+    if total is None or total.dtype != dtype or total.data_ptr() in later:
         total = first.new_empty(first.shape, dtype=dtype)
     if rest and first.dtype == dtype:
         torch.add(first, rest[0], out=total)
@@ -231,7 +232,3 @@ def sum_in_order(
     for contribution in rest:
         total.add_(contribution)
     return total
-
-
-def _holds(memory: torch.Tensor, tensors: Sequence[torch.Tensor]) -> bool:
-    return any(memory.data_ptr() == tensor.data_ptr() for tensor in tensors)

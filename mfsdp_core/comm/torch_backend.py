@@ -42,34 +42,21 @@ def torch_dtype(name: str) -> torch.dtype:
 class Pending(Protocol):
     """A collective that was issued."""
 
-    def wait(self) -> object:
-        """Return once the result may be used on the current stream (CPU: once it is there)."""
+    def wait(self) -> Any:
+        """Return the result once it may be used on the current stream (CPU: once it is there).
 
-
-class PendingSum(Protocol):
-    """A reduction that was issued."""
-
-    def wait(self) -> torch.Tensor:
-        """Return this rank's result: the tensor it was to go to, or one of higher precision."""
+        That is the tensor that the caller named; of a reduction perhaps one of higher precision.
+        """
 
 
 class Done:
     """A collective that needed no communication."""
 
-    def wait(self) -> None:
-        """Return at once."""
-
-
-class Summed:
-    """A reduction whose result goes to a tensor known beforehand."""
-
-    def __init__(self, result: torch.Tensor, pending: Pending) -> None:
+    def __init__(self, result: torch.Tensor | None = None) -> None:
         self._result = result
-        self._pending = pending
 
-    def wait(self) -> torch.Tensor:
-        """That tensor, once the reduction has ended."""
-        self._pending.wait()
+    def wait(self) -> torch.Tensor | None:
+        """Return at once."""
         return self._result
 
 
@@ -143,7 +130,7 @@ class Communicator:
         *,
         average: bool,
         total: torch.dtype,
-    ) -> PendingSum:
+    ) -> Pending:
         """Put the sum (or mean) over ranks of slice `rank` of `full` into `own`.
 
         own None: replace `full` by that of all of it.
@@ -152,7 +139,7 @@ class Communicator:
         if self.size == 1:
             if target.data_ptr() != full.data_ptr():
                 target.copy_(full)
-            return Summed(target, Done())
+            return Done(target)
         if total is not full.dtype:
             if self._wide_sums is None:
                 raise NotImplementedError(
@@ -167,7 +154,7 @@ class Communicator:
             "async_op": True,
         }
         work = dist.all_reduce(full, **how) if own is None else _scatter_flat(own, full, **how)
-        return Summed(target, self._track(work, f"{operation} of {bucket}", full, target))
+        return self._track(work, f"{operation} of {bucket}", full, target)
 
     def all_reduce_max(self, values: torch.Tensor, bucket: str) -> None:
         """Replace `values` by their maximum over ranks, such as absolute maxima for scales."""

@@ -27,10 +27,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.data_parallel import AxisCommunicators
-from mfsdp_core.comm.torch_backend import Communicator, PendingSum
+from mfsdp_core.comm.torch_backend import Communicator, Pending
 from mfsdp_core.errors import GradAlreadyReducedError, LifecycleError, NonFiniteGradientError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -141,7 +140,7 @@ class GradientBuffers:
         self._bucket_open = False
         # This rank's part of what is being reduced, the collective, the buffer to give back, and
         # whether the result is added.
-        self._flight: tuple[_Axis, torch.Tensor, PendingSum, DBuffer | None, bool] | None = None
+        self._flight: tuple[_Axis, torch.Tensor, Pending, DBuffer | None, bool] | None = None
         # What is accumulated now is added to it in the end; see `Options.reopens`.
         self._carried: torch.Tensor | None = None
         # Gradients as the sharded parameters have them, and the memory that they are views of now.
@@ -169,6 +168,9 @@ class GradientBuffers:
         self._spec, self._total = spec, spec.dtypes.reduce
         self._bucket = self._allocators.find(spec.buffers, "grad_bucket")
         self._outer_bucket = self._allocators.find(spec.buffers, "outer_bucket")
+        # Whether a gradient may be scaled on its way into the whole accumulator, which travels: not
+        # where somebody looks at the accumulator first, in its own scale.
+        self._scales_early = self._bucket is None and self._guard is None
         needs = self._bucket or self._outer or self._inner.result is Placement.FLAT
         takes = self._inner.communicator.takes_scratch or spec.dtypes.widens_sums
         #: Whether a reduction takes no memory and nothing follows it: it may land at any time.
@@ -275,7 +277,8 @@ class GradientBuffers:
             if index in self._filled:
                 scale = self._filled[index]
             else:
-                scale = self._scale if is_last and self._may_scale(gradient) else 1.0
+                early = is_last and self._scales_early and gradient.dtype == view.dtype
+                scale = self._scale if early else 1.0
         if index in self._filled:
             view.add_(gradient, alpha=scale)
         elif gradient.dtype == view.dtype and scale != 1.0:
@@ -534,14 +537,6 @@ class GradientBuffers:
             self._scale_rest(buffer)
         return buffer
 
-    def _may_scale(self, gradient: torch.Tensor) -> bool:
-        """Whether a gradient may be scaled on its way into the whole accumulator, which travels.
-
-        Not where somebody looks at the accumulator first, in its own scale.
-        """
-        in_place = self._bucket is None and self._guard is None
-        return in_place and self._scale != 1.0 and gradient.dtype == self._accumulator.dtype
-
     def _scale_rest(self, buffer: DBuffer) -> None:
         """Scale what was not scaled on its way in."""
         if self._scale == 1.0:
@@ -620,7 +615,9 @@ class GradientBuffers:
         for index, shard in enumerate(self._shards):
             view = self._spec.local_view(index, reduced)
             if shard is None:
-                self._shards[index] = _gradient_of(self.parameters[index], view)
+                managed = self.parameters[index]
+                made = self._shards[index] = shard_like(view, managed.weight)
+                name_tensor(made, f"gradient of {managed.names[0]}")
             else:
                 shard._local_tensor = view
 
@@ -633,10 +630,3 @@ class GradientBuffers:
                 shards[index]._local_tensor = _NOTHING
             else:
                 shards[index] = None
-
-
-def _gradient_of(managed: ManagedParameter, local: torch.Tensor) -> DTensor:
-    shard: Any = managed.sharded
-    gradient = shard_like(local, shard)
-    name_tensor(gradient, f"gradient of {managed.names[0]}")
-    return gradient

@@ -100,22 +100,14 @@ class ManagedParameter:
         """Whether the weight was changed in place since the last look."""
         return self._version != self.weight._version + self._local._version
 
-    def check_held(self) -> None:
-        """Refuse a parameter that was put in the place of this one.
-
-        Raises:
-            LifecycleError: a holder has something else.
-        """
-        for module, attribute in self.holders:
-            held = module._parameters.get(attribute)
-            if held is not self.sharded:
-                raise LifecycleError(
-                    f"{self.names[0]}: expected the sharded parameter, found "
-                    f"{'nothing' if held is None else type(held).__name__} in its place, assigned "
-                    "after sharding or by torch.func.functional_call. It would take no part: copy "
-                    "values into the parameter in place, or by load_state_dict(), or assign before "
-                    "fully_shard_model."
-                )
+    def refuse(self, held: object) -> None:
+        """Refuse what was put in the place of this one, with a LifecycleError."""
+        raise LifecycleError(
+            f"{self.names[0]}: expected the sharded parameter, found "
+            f"{'nothing' if held is None else type(held).__name__} in its place, assigned after "
+            "sharding or by torch.func.functional_call. It would take no part: copy values into "
+            "the parameter in place, or by load_state_dict(), or assign before fully_shard_model."
+        )
 
     def show_raw(self) -> None:
         """Let modules see the compute weight."""

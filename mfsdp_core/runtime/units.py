@@ -138,7 +138,7 @@ class Unit:
         for module, attribute, managed in self._faces:
             held = module._parameters.get(attribute)
             if held is not managed.sharded and not (self.shows_raw and held is managed.raw):
-                managed.check_held()
+                managed.refuse(held)
 
     def divide_by(self, divisor: float) -> None:
         """Divide its gradients by something else than the number of ranks."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeGuard
 
 import torch
 from torch import nn
@@ -12,7 +11,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from mfsdp_core.comm.uneven import sum_over_ranks
 from mfsdp_core.shard.dtensor import local_tensor
 from mfsdp_core.shard.experts import ExpertScope, expert_scope
-from mfsdp_core.state.optimizer_parameters import Owners, optimizer_gradient
+from mfsdp_core.state.optimizer_parameters import Owners, are_whole, optimizer_gradient
 
 
 @torch.no_grad()
@@ -53,7 +52,9 @@ def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch
     """
     alike: dict[tuple[ExpertScope | None, object], list[torch.Tensor]] = {}
     for scope, gradient in gradients:
-        key = (gradient.device_mesh, gradient.placements) if _is_sharded(gradient) else None
+        key: object = None
+        if isinstance(gradient, DTensor) and not are_whole([gradient]):
+            key = gradient.device_mesh, gradient.placements
         alike.setdefault((scope, key), []).append(gradient)
     total: torch.Tensor | float = 0.0
     for (scope, _), tensors in alike.items():
@@ -70,12 +71,6 @@ def _norm(gradients: Iterable[tuple[ExpertScope | None, torch.Tensor]]) -> torch
         total = total + squares
     assert isinstance(total, torch.Tensor)
     return total.sqrt()
-
-
-def _is_sharded(tensor: torch.Tensor) -> TypeGuard[DTensor]:
-    return isinstance(tensor, DTensor) and not all(
-        isinstance(placement, Replicate) for placement in tensor.placements
-    )
 
 
 def _sum_of_squares(tensors: list[torch.Tensor]) -> torch.Tensor:

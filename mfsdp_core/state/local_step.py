@@ -109,21 +109,31 @@ class _Swapped:
         self._parameter = parameter
         self._states = optimizer.state
         self._local: torch.Tensor = local_tensor(parameter)
-        self._gradient = _local_gradient(parameter)
         self._before: State | None = self._states.get(parameter)
-        local_state = {name: local_tensor(value) for name, value in (self._before or {}).items()}
+        state = {name: local_tensor(value) for name, value in (self._before or {}).items()}
         self._cut = {
             name: value
-            for name, value in local_state.items()
+            for name, value in state.items()
             if isinstance(value, torch.Tensor) and value.shape == self._local.shape
         }
-        if piece_elements is not None and self._can_be_cut(piece_elements):
-            self.stand_ins = self._pieces(local_state, piece_elements)
-        else:
-            self.stand_ins = [self._local]
-            self._local.grad = self._gradient
-            if self._before is not None:
-                self._states[self._local] = local_state
+        tensors = [self._local, _local_gradient(parameter), *self._cut.values()]
+        is_cut = (
+            piece_elements is not None
+            and bool(self._cut)
+            and self._local.device.type == "cpu"
+            and self._local.numel() > piece_elements
+            and all(tensor.is_contiguous() for tensor in tensors)
+        )
+        cut = [list(t.view(-1).split(piece_elements)) if is_cut else [t] for t in tensors]
+        self.stand_ins, gradients, *pieces = cut
+        of_state = dict(zip(self._cut, pieces, strict=True))
+        for index, (weight, gradient) in enumerate(zip(self.stand_ins, gradients, strict=True)):
+            weight.grad = gradient
+            if self._before is not None:  # what has no shape is each piece's own copy
+                self._states[weight] = {
+                    name: of_state[name][index] if name in of_state else _own(value, index)
+                    for name, value in state.items()
+                }
         self._states.pop(parameter, None)
 
     def restore(self) -> None:
@@ -138,28 +148,6 @@ class _Swapped:
         self._states[self._parameter] = {
             name: self._as_before(name, value) for name, value in after.items()
         }
-
-    def _can_be_cut(self, piece_elements: int) -> bool:
-        tensors = [self._local, self._gradient, *self._cut.values()]
-        return (
-            bool(self._cut)
-            and self._local.device.type == "cpu"
-            and self._local.numel() > piece_elements
-            and all(tensor.is_contiguous() for tensor in tensors)
-        )
-
-    def _pieces(self, local_state: State, elements: int) -> list[torch.Tensor]:
-        """Pieces with their gradients and states; what has no shape is each piece's own copy."""
-        weights = self._local.view(-1).split(elements)
-        gradients = self._gradient.view(-1).split(elements)
-        cut = {name: value.view(-1).split(elements) for name, value in self._cut.items()}
-        for index, (weight, gradient) in enumerate(zip(weights, gradients, strict=True)):
-            weight.grad = gradient
-            self._states[weight] = {
-                name: cut[name][index] if name in cut else _own(value, is_first=not index)
-                for name, value in local_state.items()
-            }
-        return list(weights)
 
     def _joined(self, name: str, values: list[Any]) -> Any:
         """What the pieces have made of one entry of the state; most is changed in place."""
@@ -193,5 +181,5 @@ def _local_gradient(parameter: DTensor) -> torch.Tensor:
     return gradient
 
 
-def _own(value: Any, *, is_first: bool) -> Any:
-    return value.clone() if isinstance(value, torch.Tensor) and not is_first else value
+def _own(value: Any, index: int) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) and index else value

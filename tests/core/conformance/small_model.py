@@ -209,17 +209,16 @@ def on_first(change: Callable[[], Any]) -> None:
 
 @contextmanager
 def counted_pieces(elements: int | None) -> Iterator[list[int]]:
-    """Into how many pieces each step within is cut. elements: of a piece, None is the usual."""
+    """How many pieces each shard is cut into, if it is. elements: of a piece, None is the usual."""
     counts: list[int] = []
-    cut = local_step._Swapped._pieces
+    restore = local_step._Swapped.restore
 
-    def counted(self: Any, *arguments: Any) -> Any:
-        stand_ins = cut(self, *arguments)
-        counts.append(len(stand_ins))
-        return stand_ins
+    def counted(self: Any) -> None:
+        counts.extend([len(self.stand_ins)] if len(self.stand_ins) > 1 else [])
+        restore(self)
 
     with (
         mock.patch.object(local_step, "PIECE_ELEMENTS", elements or local_step.PIECE_ELEMENTS),
-        mock.patch.object(local_step._Swapped, "_pieces", counted),
+        mock.patch.object(local_step._Swapped, "restore", counted),
     ):
         yield counts
