@@ -26,6 +26,8 @@ MAX_DEPTH: Final = 24
 MAX_VALUES: Final = 50_000
 KeyPath = tuple[str | int, ...]
 
+#: With the parser's own slips on damaged input; the file is at fault.
+_ERRORS: Final = (YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 _TAG: Final = "tag:yaml.org,2002:"
 #: Numbers and words that are read as such: the largest, and what is expected.
 _SCALARS: Final = {
@@ -148,13 +150,10 @@ class _Builder:
             line = mark.line + 1 if mark is not None else None
             what = " ".join(str(error.problem or error.context or "cannot be parsed").split())
             raise _refusal(self.source, line, f"not valid YAML: {what}") from None
-        except YAMLError as error:
-            what = " ".join(str(error).split())
-            raise _refusal(self.source, None, f"not valid YAML: {what[:200]}") from None
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            # The parser's own slips on damaged input; the file is at fault.
-            message = f"not valid YAML: {type(error).__name__}"
-            raise _refusal(self.source, None, message) from None
+        except _ERRORS as error:
+            words = str(error) if isinstance(error, YAMLError) else type(error).__name__
+            what = " ".join(words.split())[:200]
+            raise _refusal(self.source, None, f"not valid YAML: {what}") from None
         return root
 
     def _check_events(self, text: str) -> None:

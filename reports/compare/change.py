@@ -51,8 +51,9 @@ class Change:
         return after / before if before and after is not None else None
 
     def of(self, metric: Metric) -> float | None:
-        """Head / base - 1."""
-        return less_one(self.ratio(metric))
+        """(head - base) / |base|."""
+        before, after = self.base.value(metric), self.head.value(metric)
+        return relative(before, after) if before and after is not None else None
 
     @property
     def time_change(self) -> float | None:
@@ -84,20 +85,6 @@ class Change:
     def memory_change(self) -> float | None:
         """Of `memory_metric`."""
         return None if self.memory_metric is None else self.of(self.memory_metric)
-
-    @property
-    def loss_difference(self) -> float | None:
-        """(head - base) / |base| of final losses."""
-        return self._difference(LOSS)
-
-    @property
-    def norm_difference(self) -> float | None:
-        """(head - base) / |base| of final gradient norms."""
-        return self._difference(GRAD_NORM)
-
-    def _difference(self, metric: Metric) -> float | None:
-        before, after = self.base.value(metric), self.head.value(metric)
-        return relative(before, after) if before and after is not None else None
 
     @property
     def sample_note(self) -> str:
@@ -163,8 +150,8 @@ def change_table(changes: Sequence[Change]) -> Table:
             quantity.change(change.memory_change),
             change.memory_metric.title if change.memory_metric else quantity.MISSING,
             *(quantity.change(change.of(metric)) for metric in known),
-            quantity.difference(change.loss_difference, signed=True),
-            quantity.difference(change.norm_difference, signed=True),
+            quantity.difference(change.of(LOSS), signed=True),
+            quantity.difference(change.of(GRAD_NORM), signed=True),
             change.sample_note,
         )
         for change in changes
@@ -271,7 +258,7 @@ def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | N
             apart = f"{first} (relative) at the first step, {middle} in the median"
         why = f"differs from the same dtype policy's reference by {apart}"
         return f"{parity.moved} moved", why
-    moved = change.loss_difference
+    moved = change.of(LOSS)
     # Of two policies, the coarser one's rounding is the yardstick.
     bound = max(tolerance_for(cell.resolved).bound for cell in (change.base, change.head))
     if moved is None or abs(moved) <= bound:

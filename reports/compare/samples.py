@@ -84,8 +84,6 @@ class CellSamples:
             median(values.values()) if (values := self.of(metric)) else None
             for metric in (STEP_TIME, THROUGHPUT)
         )
-        if rate is None and time:
-            rate = self.tokens_per_step / time * 1e3
         return Pace(self.workload or Workload(framework="unknown"), time, rate)
 
 

@@ -57,14 +57,14 @@ def _row(group: ParityGroup, row: ParityRow) -> Row:
     bad = ("diverges", "steps differ", "other start")
     kinds: dict[str, RowKind] = {"reference": "reference", **dict.fromkeys(bad, "bad")}
     bound, norm_bound = (f"{bound:.1e}" for bound in NORMS.bounds(group.tolerance.bound))
-    missing = (quantity.MISSING,) * 3
-    compared = (*missing, quantity.MISSING, quantity.MISSING)
+    missing = quantity.MISSING
+    compared, first = [missing] * 4, missing
     if row.max_relative is not None:
-        worst = str(row.at_step) if row.max_relative else quantity.MISSING
+        worst = str(row.at_step) if row.max_relative else missing
+        compared = [str(row.steps), quantity.difference(row.max_relative), worst, bound]
         first = str(row.first_divergent_step or "none")
-        compared = (str(row.steps), quantity.difference(row.max_relative), worst, bound, first)
-    norms = (*map(quantity.difference, row.norms), norm_bound) if row.norms else missing
-    texts = (row.cell.name, group.label, row.verdict, *compared[:4], *norms, compared[4])
+    norms = [*map(quantity.difference, row.norms), norm_bound] if row.norms else [missing] * 3
+    texts = (row.cell.name, group.label, row.verdict, *compared, *norms, first)
     return Row(texts, kinds.get(row.verdict, "plain"))
 
 

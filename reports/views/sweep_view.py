@@ -71,11 +71,8 @@ def load_sweeps(
     codes: cell and arm -> the code whose runs count, where there are any of it.
 
     Raises:
-        UsageError: no sweep named, or one that has neither a plan nor a run.
+        UsageError: one has neither a plan nor a run.
     """
-    if not sweep_ids:
-        known = ", ".join(store.sweeps()) or "none"
-        raise UsageError(f"no sweep named; expected at least one of: {known}")
     damaged: list[DamagedRun] = []
     records = list(store.records(damaged=damaged))
     lost = [f"{run.run_id}: {run.problem}" for run in damaged]

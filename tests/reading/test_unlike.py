@@ -14,6 +14,7 @@ from bench.spec import TrainSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.baseline import make_baseline
 from reports.compare.judge import judge
+from reports.compare.samples import imported_samples
 from reports.compare.sides import samples_of, sides_of_arms, sides_of_baseline, sides_of_sweeps
 from reports.compare.text import headline, outcome_blocks, to_data
 from reports.compare.unlike import (
@@ -94,7 +95,12 @@ def test_rates_per_second_and_per_device_compare_where_only_sizes_differ(changes
 
 def test_where_no_length_is_known_the_sequences_are_counted():
     base, head = (other(seq_len=None, global_batch=n, ranks=None) for n in (128, 256))
-    (rate,) = comparable_rates(unlike(base, head), Pace(base, 3261.0), Pace(head, 3831.0))
+    logs = [
+        ImportedRun("x", work, Provenance(kind="imported"), (ImportedStep(3, time),))
+        for work, time in ((base, 3261.0), (head, 3831.0))
+    ]
+    paces = (imported_samples(log).pace for log in logs)
+    (rate,) = comparable_rates(unlike(base, head), *paces)
     assert (rate.name, round(rate.ratio, 3)) == ("samples/s", 1.702)
 
 

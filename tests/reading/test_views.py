@@ -93,11 +93,6 @@ def test_a_plan_with_nonsense_in_it_does_not_stop_the_report(store, cells):
     load(store)
 
 
-def test_a_report_on_no_sweep_is_refused(store):
-    with pytest.raises(UsageError, match="no sweep named"):
-        load_sweeps(store, [])
-
-
 RUN = resolved_run("ddp", "no_shard")
 
 

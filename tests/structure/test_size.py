@@ -31,12 +31,12 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: importers": (1729, ("bench/importers/",)),
     "bench: cli": (4021, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (224, ("bench/doctor/",)),
-    "sweeps": (2990, ("sweeps/",)),
+    "sweeps": (2989, ("sweeps/",)),
     "reports: nccl": (3768, ("reports/nccl/",)),
-    "reports: compare": (5780, (
+    "reports: compare": (5762, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4320, (
+    "reports: report": (4311, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
