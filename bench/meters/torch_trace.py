@@ -1,6 +1,7 @@
 """`measure.profile: torch`: a trace of a few steps by torch's profiler, one file per rank.
 
 It names ranges of a step, for that profiler and, where there is one, for NVIDIA's tools.
+`measure.nvtx: true` names them in every step without that profiler: a process has one CUPTI client.
 
     microbatch N, clip, update                      one after the other, of any engine
     forward UNIT, recompute UNIT, backward UNIT     of engines that tell (`annotated`)
@@ -82,6 +83,27 @@ _WARM_UP = 2
 _TRACED = 3
 
 
+class NvtxRanges:
+    """Names the parts of all steps, for a tool that listens."""
+
+    exposed = None
+
+    def __init__(self, engine: Engine, steps: int) -> None:
+        self._ranges = Ranges(engine)
+        self._ranges.begin()
+        self._last_step = steps
+
+    def on_phase(self, name: str) -> None:
+        """A part of a step begins."""
+        self._ranges.mark(name)
+
+    def after_step(self, step: int) -> None:
+        """End the part that is open, and behind the last step all."""
+        if step == self._last_step:
+            self._ranges.close()
+        self._ranges.end()
+
+
 class TorchTrace:
     """Traces steps `_WARM_UP + 1` onwards. exposed: by operation, once the trace has ended."""
 
@@ -99,11 +121,11 @@ class TorchTrace:
     @classmethod
     def of(
         cls, resolved: ResolvedRun, path: Path, device: torch.device, engine: Engine
-    ) -> Self | None:
-        """None for a run without a trace."""
-        if resolved.measure.profile != "torch":
-            return None
-        return cls(path, device, engine, resolved.train.steps)
+    ) -> Self | NvtxRanges | None:
+        """None for a run without named ranges."""
+        if resolved.measure.profile == "torch":
+            return cls(path, device, engine, resolved.train.steps)
+        return NvtxRanges(engine, resolved.train.steps) if resolved.measure.nvtx else None
 
     def on_phase(self, name: str) -> None:
         """A part of a step begins."""

@@ -170,6 +170,7 @@ def _watched(run: ResolvedRun) -> list[str]:
     problems = {
         "measure.counts": measure.counts,
         f"measure.profile={measure.profile}": measure.profile != "none",
+        "measure.nvtx": measure.nvtx,
         f"measure.nccl={measure.nccl}": measure.nccl != "none",
     }
     return [what for what, holds in problems.items() if holds]

@@ -70,6 +70,11 @@ def _of_training(spec: RunSpec, data_parallel: int) -> _Refusals:
         f"train.warmup_steps: a warm-up of {train.warmup_steps} steps is longer than the run of"
         f" {train.steps}; lower it, or raise train.steps",
     )
+    yield (
+        spec.measure.nvtx and spec.measure.profile == "torch",
+        "measure.nvtx: profile torch names the same ranges, and takes CUPTI from the tool that"
+        " reads them; set one of the two back",
+    )
 
 
 def _of_data(spec: RunSpec, shape: ModelShape | None) -> _Refusals:

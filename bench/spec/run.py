@@ -150,6 +150,8 @@ class MeasureSpec(Frozen):
 
     profile: Profile = "none"
     """memory follows what autograd saves; torch writes a trace of three steps per rank."""
+    nvtx: bool = False
+    """Name the parts of all steps for nsys, without torch's profiler: one of the two has CUPTI."""
     nccl: NcclRecord = "none"
     """evidence keeps NCCL's own account of every collective, in a run of a few steps."""
     counts: bool = False
@@ -158,7 +160,7 @@ class MeasureSpec(Frozen):
     @property
     def comparable_in_time(self) -> bool:
         """Whether nothing slows the run down."""
-        return self.profile == "none" and self.nccl == "none"
+        return self.profile == "none" and self.nccl == "none" and not self.nvtx
 
 
 class RunSpec(Frozen):

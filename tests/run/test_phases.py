@@ -8,10 +8,13 @@ from contextlib import contextmanager
 import nvtx
 import pytest
 import torch
+from small_runs import LAPTOP
 from torch import nn
 
 from bench.meters.phases import PhaseMeter, cuda_event
-from bench.meters.torch_trace import Ranges
+from bench.meters.torch_trace import Ranges, TorchTrace
+from bench.resolve import resolve
+from bench.spec import MeasureSpec, RunSpec, TrainSpec
 
 
 class Device:
@@ -167,3 +170,21 @@ def test_an_engine_that_tells_of_its_units_is_listened_to_until_the_end(monkeypa
     ]
     ranges.close()
     assert heard == ["over"]
+
+
+@pytest.mark.parametrize("nvtx_wanted", [False, True])
+def test_ranges_of_all_steps_come_without_torchs_profiler(monkeypatch, tmp_path, nvtx_wanted):
+    def refused(**_):
+        raise AssertionError("the profiler takes CUPTI")
+
+    monkeypatch.setattr("bench.meters.torch_trace.profile", refused)
+    calls = calls_of_nvtx(monkeypatch)
+    spec = RunSpec(measure=MeasureSpec(nvtx=nvtx_wanted), train=TrainSpec(steps=2, warmup_steps=0))
+    run = resolve(spec, LAPTOP)
+    assert run.comparable_in_time is not nvtx_wanted
+    trace = TorchTrace.of(run, tmp_path / "trace.json", torch.device("cpu"), object())
+    for step in (1, 2) if nvtx_wanted else ():
+        trace.on_phase("update")
+        trace.after_step(step)
+    assert [name for name, _ in calls] == ["update", "end"] * 2 * nvtx_wanted
+    assert list(tmp_path.iterdir()) == []

@@ -186,6 +186,7 @@ def test_what_a_node_must_hold_is_its_share_of_the_ranks() -> None:
         (graph().model_copy(update={"model": ModelSpec(preset="hybrid-tiny")}), "token counts"),
         (graph().model_copy(update={"measure": MeasureSpec(counts=True)}), "measure.counts cannot"),
         (graph().model_copy(update={"measure": MeasureSpec(profile="torch")}), "measure.profile="),
+        (graph().model_copy(update={"measure": MeasureSpec(nvtx=True)}), "measure.nvtx"),
     ],
 )
 def test_what_a_graph_would_not_repeat_is_pruned_with_the_reason(run, said):
@@ -193,6 +194,12 @@ def test_what_a_graph_would_not_repeat_is_pruned_with_the_reason(run, said):
         resolve(run, SERVER)
     assert refused.value.rule.startswith("cuda-graph-")
     assert said in refused.value.reason
+
+
+def test_ranges_for_another_tool_are_refused_beside_torchs_profiler():
+    both = MeasureSpec(nvtx=True, profile="torch")
+    with pytest.raises(ConfigError, match=r"measure.nvtx: .* takes CUPTI"):
+        resolve(RunSpec(measure=both), LAPTOP)
 
 
 def test_settings_of_nccl_become_its_variables_and_are_said_once():
