@@ -200,8 +200,8 @@ class CallEvidence:
     """What the log shows of the calls of one key and kind; None: of which no TUNING line tells.
 
     lines: TUNING lines by process. works: calls that they are for; unmatched: those of `works`
-    whose COLL line is not known. kernels: their names. line: one
-    that states the choice. call_line: the COLL line of one of `calls`. grouped: of so many lines
+    whose COLL line is not known. kernels: their names. channels: those of a launch. line: one that
+    states the choice. call_line: the COLL line of one of `calls`. grouped: of so many lines
     the call was launched together with others. outside: as of `buffer_outside`, each distinct
     answer once. eliminated: the communicator is the only one that can have printed the line.
     batched: bytes are summed over calls that are not known.
@@ -214,6 +214,7 @@ class CallEvidence:
     works: Counter[str] = field(default_factory=Counter)
     unmatched: Counter[str] = field(default_factory=Counter)
     kernels: list[str] = field(default_factory=list)
+    channels: set[int] = field(default_factory=set)
     line: str = ""
     call_line: str = ""
     calls: set[CollectiveCall] = field(default_factory=set)
@@ -295,6 +296,8 @@ class CallEvidence:
         self.lines[process] += seen.times
         if choice.what and choice.what not in self.kernels:
             self.kernels.append(choice.what)
+        if choice.channels is not None:
+            self.channels.add(choice.channels)
         self.line = self.line or seen.line
         self.every_rank |= choice.printed_by_every_rank
         if call is None:

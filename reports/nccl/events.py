@@ -93,7 +93,8 @@ class Choice(NamedTuple):
     input of AllGather, output of ReduceScatter, whole buffer of AllReduce; total: the larger of
     input and output; unknown: cut off). what: the kernel, "" where it is cut off. works: calls in
     one symmetric launch, whose bytes are summed; None where the version does not print it.
-    versions: those that print this form.
+    versions: those that print this form. channels: blocks of threads of the kernel, each on an SM
+    of its own; None where the line does not print them.
     """
 
     kind: Kind | None
@@ -103,6 +104,7 @@ class Choice(NamedTuple):
     versions: Versions
     works: int | None = None
     bytes_are: BytesAre = "per_rank"
+    channels: int | None = None
 
     @property
     def cut(self) -> bool:
@@ -231,7 +233,7 @@ _NUMERIC = (
 )
 _NAMED = r"Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})"
 _SYMMETRIC = (
-    rf"{_OP} \[Symmetric\]: {_SIZE}Kernel (?P<kernel>\w{{2,80}}) nchannels \d{{1,6}}"
+    rf"{_OP} \[Symmetric\]: {_SIZE}Kernel (?P<kernel>\w{{2,80}}) nchannels (?P<channels>\d{{1,6}})"
     r" nthreads \d{1,6}"
 )
 # What a collector may append to a complete message. One that ends in a number is complete only
@@ -248,7 +250,8 @@ _FORMS: Final = tuple(
     for kind, low, high, pattern in (
         (
             *("", (2, 24, 3), NEWEST),
-            rf"{_OP}: {_SIZE}{_NAMED} channel\{{Lo\.\.Hi\}}=\{{-?\d+\.\.-?\d+\}}.*\Z",
+            rf"{_OP}: {_SIZE}{_NAMED} channel\{{Lo\.\.Hi\}}="
+            r"\{(?P<low>-?\d{1,6})\.\.(?P<high>-?\d{1,6})\}.*\Z",
         ),
         ("Symmetric", (2, 27, 3), (2, 27, 7), _SYMMETRIC + _END),
         ("Symmetric", (2, 28, 3), NEWEST, _SYMMETRIC + r" nWorks (?P<works>\d{1,6})" + _END),
@@ -275,7 +278,9 @@ def tuning(message: bytes) -> Choice | None:
     if match is None:
         return None
     fields = {name: text.decode() for name, text in match.groupdict().items() if text is not None}
-    size_bytes, works = int(fields["size"]), fields.get("works")
+    size_bytes, works, channels = int(fields["size"]), fields.get("works"), fields.get("channels")
+    if "low" in fields:  # the first and the last
+        channels = str(int(fields["high"]) - int(fields["low"]) + 1)
     if size_bytes > _LARGEST_BYTES or (works and int(works) == 0):
         return None
     return Choice(
@@ -287,6 +292,7 @@ def tuning(message: bytes) -> Choice | None:
         versions,
         None if works is None else int(works),
         "total" if versions.all_before((2, 24, 3)) else "per_rank",
+        None if channels is None else int(channels),
     )
 
 

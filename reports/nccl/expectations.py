@@ -22,7 +22,7 @@ from typing import Final, Literal
 from bench.spec import SHARDED, ResolvedRun
 from reports.nccl.events import Version, exactly
 from reports.nccl.reasons import FIRST_SYMMETRIC, MULTI_NODE_SCATTER
-from reports.nccl.verdicts import Audit, Verdict, VerdictRow, bytes_by_verdict
+from reports.nccl.verdicts import Audit, Verdict, VerdictRow, bytes_by_verdict, channels_text
 from reports.renderers.quantity import share
 
 _WEIGHTS_AND_GRADIENTS = ("AllGather", "ReduceScatter")
@@ -85,19 +85,26 @@ def shortfalls(resolved: ResolvedRun, audit: Audit | None) -> list[str]:
 
 
 def verdict_text(audit: Audit) -> str:
-    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC; AllReduce REGULAR`."""
+    """Per operation, the share of bytes by verdict: `AllGather SYMMETRIC on 4 channels`."""
     rows = steady_rows(audit)
     trains = (*_WEIGHTS_AND_GRADIENTS, "AllReduce")
     sizes = bytes_by_verdict(row for row in rows if row.operation in trains)
     texts = []
     for operation, own in sorted(sizes.items()):
         total = sum(own.values())
+        kinds = {verdict: f"{verdict}{_channels(rows, operation, verdict)}" for verdict in own}
         if len(own) == 1 or not total:
-            texts.append(f"{operation} {'/'.join(map(str, own))}")
+            texts.append(f"{operation} {'/'.join(kinds.values())}")
         else:
-            shares = (f"{share(size / total, 0)} {verdict}" for verdict, size in own.items())
+            shares = (f"{share(size / total, 0)} {kinds[verdict]}" for verdict, size in own.items())
             texts.append(f"{operation} {', '.join(shares)}")
     return "; ".join(texts) or "no line about a kernel"
+
+
+def _channels(rows: Sequence[VerdictRow], operation: str, verdict: Verdict) -> str:
+    """Of the rows of this one kind of kernel."""
+    shown = channels_text(r for r in rows if (r.operation, r.verdict) == (operation, verdict))
+    return shown and f" on {shown} channels"
 
 
 def steady_rows(audit: Audit) -> list[VerdictRow]:

@@ -21,6 +21,7 @@ from reports.nccl.verdicts import (
     Verdict,
     VerdictRow,
     bytes_by_verdict,
+    channels_text,
 )
 from reports.renderers.document import Block, Bullets, Heading, TableBlock
 from reports.renderers.printable import printable
@@ -65,8 +66,9 @@ def calls_text(row: VerdictRow) -> str:
 
 def rows_table(audit: Audit) -> Table:
     """All rows."""
-    titles = "communicator | operation | bytes | phase | verdict | kernel | calls | printed by"
-    return replace(Table.of(titles, map(_table_row, audit.rows), left=2), bad="not symmetric")
+    titles = "communicator | operation | bytes | phase | verdict | kernel | channels | calls"
+    rows = map(_table_row, audit.rows)
+    return replace(Table.of(f"{titles} | printed by", rows, left=2), bad="not symmetric")
 
 
 def _table_row(row: VerdictRow) -> Row:
@@ -82,6 +84,7 @@ def _table_row(row: VerdictRow) -> Row:
         f"{row.phase} registration" if row.phase else "-",
         str(row.verdict),
         kernels,
+        channels_text([row]) or "-",
         calls_text(row),
         printed,
     )

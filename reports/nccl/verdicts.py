@@ -58,7 +58,7 @@ class VerdictRow:
     calls: by verdict, each at least once, counted over the job; with NO_EVIDENCE, calls of rank 0
     that no line tells the kernel of. at_least: the number of calls is a lower bound, because every
     rank prints the line and the communicator is not known. processes: those that printed it.
-    bytes_by_verdict: calls x bytes.
+    bytes_by_verdict: calls x bytes. channels: of a launch, each number once.
     """
 
     communicator: CommunicatorRow
@@ -72,6 +72,7 @@ class VerdictRow:
     at_least: bool
     lines: int
     kernels: tuple[str, ...]
+    channels: tuple[int, ...]
     processes: tuple[str, ...]
     quote: str
     reason: Reason | None
@@ -167,11 +168,18 @@ def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictR
         at_least=any(part.every_rank for part in members) and not key.attributed,
         lines=sum(part.lines.total() for part in members),
         kernels=tuple(dict.fromkeys(what for _, what in _kernels(members))),
+        channels=tuple(sorted({number for part in members for number in part.channels})),
         processes=tuple(sorted({process.label for part in told for process in part.processes})),
         quote=next((part.line for part in told if part.line), ""),
         reason=why_not_symmetric(unlike[0]) if unlike else None,
         remarks=tuple(_remarks(members, verdict)),
     )
+
+
+def channels_text(rows: Iterable[VerdictRow]) -> str:
+    """The fewest and the most channels of a launch, `24` or `1 to 6`; "" if no line says."""
+    found = sorted({number for row in rows for number in row.channels})
+    return " to ".join(map(str, dict.fromkeys(found[:1] + found[-1:])))
 
 
 def _without_a_line(members: Sequence[CallEvidence]) -> int:

@@ -88,11 +88,11 @@ def test_what_was_asked_for_is_shown_by_kernels_alone(tmp_path, asked, told, lac
 @pytest.mark.parametrize(
     ("told", "text"),
     [
-        (REGULAR, "AllGather REGULAR; ReduceScatter REGULAR"),
-        (SYMMETRIC, "AllGather SYMMETRIC; ReduceScatter SYMMETRIC"),
+        (REGULAR, "AllGather REGULAR on 24 channels; ReduceScatter REGULAR on 24 channels"),
+        (SYMMETRIC, "AllGather SYMMETRIC on 9 channels; ReduceScatter SYMMETRIC on 9 channels"),
         (
             ([symmetric("AllGather", "ST", 300), ring("AllGather", 100)], []),
-            "AllGather 25 % REGULAR, 75 % SYMMETRIC",
+            "AllGather 25 % REGULAR on 24 channels, 75 % SYMMETRIC on 9 channels",
         ),
     ],
 )
