@@ -243,7 +243,7 @@ class FSDPModule(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Load whole tensors, shards of this sharding, or shards that torch has cut on one axis.
+        """Load whole tensors, shards of this sharding, or what torch has cut over one dimension.
 
         Values are copied, with `assign` too: that gives memory to parameters on the meta device.
 

@@ -40,6 +40,7 @@ from bench.spec.names import (
     AllocatorName,
     DeviceType,
     DtypeName,
+    FrontName,
     Frozen,
     GatherPrecisionName,
     OuterStrategyName,

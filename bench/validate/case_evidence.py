@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents, LocalRows
-from bench.spec import DtypeName, known_engine
+from bench.spec import DtypeName
 from bench.testing import rounding
 from bench.testing.reference import Named
 from bench.validate import joining
@@ -221,7 +221,10 @@ class CaseEvidence:
         outer = self.case.outer
         # The core adds up as the gradients are; a divisor that is no power of two rounds before.
         scatters = bool(self.case.sharded) and self.case.outer == 1
-        wide = self.case.transport != "native" and known_engine(self.case.engine).dtypes.sums
+        wide = (
+            self.case.transport != "native"
+            and self.case.resolved("cpu").engine.known_row.dtypes.sums
+        )
         wide = wide and torch.finfo(grads).eps < torch.finfo(wire).eps
         exact = wide and scatters and _divides_exactly(self.case)
         further = not self.seen[0].steps[step].stepped

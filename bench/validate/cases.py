@@ -15,6 +15,7 @@ from bench.spec import (
     DataSpec,
     DtypeName,
     EngineSpec,
+    FrontName,
     LaunchSpec,
     MeasureSpec,
     ModelShape,
@@ -92,6 +93,7 @@ class Case:
     """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank.
 
     reshard: ranks of the groups that keep weights between the passes (fsdp2), 0 is not checked.
+    front: by which interface (mfsdp).
     """
 
     engine: str
@@ -112,6 +114,8 @@ class Case:
     per_token: bool = False
     nan_check: bool = False
     reshard: int = 0
+    front: FrontName = "megatron"
+    optimizer: Literal["adamw", "muon"] = "adamw"
 
     @property
     def id(self) -> str:
@@ -126,6 +130,8 @@ class Case:
         parts += [] if self.allocator == "storage_resize" else [self.allocator]
         parts += [] if self.recipe == "none" else [self.recipe]
         parts += [f"reshard{self.reshard}"] if self.reshard else []
+        parts += [] if self.front == "megatron" else [f"front_{self.front}"]
+        parts += [] if self.optimizer == "adamw" else [self.optimizer]
         return "/".join(parts)
 
     @property
@@ -205,6 +211,7 @@ class Case:
                     "separate_gather_group": self.gather_group,
                     "double_buffer": self.allocator in POOLS,
                     **({"reshard_after_forward": self.reshard} if self.reshard else {}),
+                    **({} if self.front == "megatron" else {"front": self.front}),
                 }
             ),
             dtypes=ResolvedDtypes(
@@ -219,6 +226,7 @@ class Case:
                 global_batch=2 * self.data_ranks * self.microbatches,
                 micro_batch=2,
                 seq_len=5,
+                optimizer=self.optimizer,
                 lr=_LEARNING_RATE,
                 clip_norm=CLIP_NORM,
             ),

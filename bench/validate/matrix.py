@@ -127,6 +127,19 @@ def _quick(engine: str) -> Iterator[Case]:
     for allocator in POOLS:
         yield replace(sharded, model="cross_tied", microbatches=2, allocator=allocator)
     yield from _quick_on_two_axes(base)
+    if engine == "mfsdp":
+        front = replace(sharded, front="fsdp2", microbatches=2)
+        yield from (replace(front, model=model) for model in ("stack", "tied", "frozen", "rooted"))
+        yield from (replace(front, policy=policy) for policy in ("fp32", "bf16", "bf16_wire"))
+        yield replace(front, strategy="optim_grads", model="recomputed", microbatches=3)
+        yield replace(front, scenario="reloaded", model="twice")
+        yield replace(front, ranks=4, outer=2, model="uneven")
+        muon = replace(base, optimizer="muon", microbatches=2)
+        yield from (replace(muon, strategy=strategy, policy="fp32") for strategy in STRATEGIES)
+        yield replace(muon, strategy="optim", policy="bf16", model="cross_tied")
+        for outer in ("no_shard", "optim"):
+            both = replace(sharded, ranks=4, outer=2, outer_strategy=outer, model="rows")
+            yield replace(both, optimizer="muon")
     if engine == "fsdp2":
         parts = replace(sharded, ranks=4, microbatches=2, reshard=2)
         yield from (replace(parts, model=model) for model in ("stack", "recomputed"))

@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -137,18 +138,27 @@ class Reference:
 
 
 class ReferenceOptimizer:
-    """Torch's AdamW on whole weights, fed with the gradients that the engine handed over."""
+    """Torch's optimizers on whole weights, fed with the gradients that the engine handed over.
+
+    AdamW; for muon torch's Muon steps the matrices of units.
+    """
 
     def __init__(self, case: Case, weights: Mapping[str, Tensor], trainable: list[str]) -> None:
         train = case.resolved("cpu").train
         self._parameters = {name: nn.Parameter(weights[name].clone()) for name in trainable}
-        self._optimizer = torch.optim.AdamW(
-            self._parameters.values(),
-            lr=train.lr,
-            betas=(train.beta1, train.beta2),
-            eps=train.eps,
-            weight_decay=train.weight_decay,
-        )
+        matrices = _unit_matrices(case) if case.optimizer == "muon" else frozenset()
+        shared: dict[str, Any] = {"lr": train.lr, "weight_decay": train.weight_decay}
+        self._optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(
+                [p for name, p in self._parameters.items() if name not in matrices],
+                betas=(train.beta1, train.beta2),
+                eps=train.eps,
+                **shared,
+            )
+        ]
+        if matrices:
+            own = [p for name, p in self._parameters.items() if name in matrices]
+            self._optimizers += [torch.optim.Muon(own, adjust_lr_fn="match_rms_adamw", **shared)]
 
     def step(self, gradients: Mapping[str, Tensor | None], weights: Mapping[str, Tensor]) -> Named:
         """Weights after a step from `weights`; a parameter whose gradient is None stays."""
@@ -156,8 +166,17 @@ class ReferenceOptimizer:
             gradient = gradients.get(name)
             parameter.data.copy_(weights[name])
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
-        self._optimizer.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
         return {name: p.detach().clone() for name, p in self._parameters.items()}
+
+
+def _unit_matrices(case: Case) -> frozenset[str]:
+    """Names of the 2-D weights in units of a case's model."""
+    model: Any = build_toy_model(case.model, torch.float64, torch.device("cpu"))
+    units = [module for module in model.modules() if isinstance(module, model.unit_classes)]
+    inside = {id(p) for unit in units for p in unit.parameters() if p.dim() > 1}
+    return frozenset(name for name, p in model.named_parameters() if id(p) in inside)
 
 
 def norm_of(case: Case, gradients: Mapping[str, Tensor | None]) -> float:

@@ -75,6 +75,8 @@ class WireTap(TorchDispatchMode):
         tensors = [leaf for leaf in tree_iter(list(args)) if isinstance(leaf, Tensor)]
         # Of input and output the full buffer is the larger; lists of parts have all of it in one.
         full = max(_groups(args), key=lambda group: sum(t.numel() for t in group), default=tensors)
+        if name.startswith("alltoall"):  # where ranks send unlike parts, the input is what is sent
+            full = [*_groups(args)][1]
         if not full:
             return
         elements = sum(tensor.numel() for tensor in full)

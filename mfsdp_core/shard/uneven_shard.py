@@ -225,11 +225,11 @@ def is_cut_alike(shard: DTensor, own: DTensor) -> bool:
 
 
 def is_cut_by_torch(shard: DTensor) -> bool:
-    """Whether `gather_full` puts it together: a shard over one axis with the rows torch gives it.
+    """Whether `gather_full` puts it together: cut over one axis at most, with torch's rows.
 
     As `distribute_tensor` and `set_model_state_dict(full_state_dict=True)` make them.
     """
-    if cut_of(shard) is not None or shard.device_mesh.ndim > 1:
+    if cut_of(shard) is not None or sum(not p.is_replicate() for p in shard.placements) > 1:
         return False
     size, _ = compute_local_shape_and_global_offset(
         shard.shape, shard.device_mesh, shard.placements

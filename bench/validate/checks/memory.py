@@ -25,6 +25,8 @@ def at_rest(evidence: CaseEvidence) -> str:
         raise NotApplicableError(EXPERTS_APART)
     if evidence.case.recipe == "mxfp8":
         raise NotApplicableError("scales of a shard take as many bytes as its rows need")
+    if evidence.case.optimizer == "muon":
+        raise NotApplicableError("state of whole matrices is with their owners")
     evidence.require("ledger", "buckets")
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     buffers += pools_bytes(evidence)

@@ -9,6 +9,7 @@ from itertools import zip_longest
 import torch
 
 from bench.engines.dtypes import TORCH_DTYPES
+from bench.engines.inspection import WireEntry
 from bench.spec import DtypeName
 from bench.validate.case_evidence import CaseEvidence, NotApplicableError, wrong
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
@@ -45,9 +46,13 @@ def dtypes(evidence: CaseEvidence) -> str | None:
         weights, sums = compute, wire
         if evidence.case.recipe != "none":
             weights, sums = f"{compute} or {CODES}", f"{wire} or {_MAXIMA}"
-        wanted = _by_operator(payloads(one.sent), weights, sums)
+        exchanged = f"{weights} or {sums}"
+        if evidence.case.optimizer == "muon":  # whole matrices: main weights and main gradients
+            exchanged += "".join(f" or {_torch_name(dtype)}" for dtype in of_policy[1:3])
+        wanted = _by_operator(payloads(one.sent), weights, sums, exchanged)
         for entry in one.log:
             expected = compute if entry.operation in _GATHERS else wire
+            expected = exchanged if entry.operation == "all_to_all" else expected
             if entry.bucket in coded and entry.operation == "all_gather":
                 expected = CODES
             elif entry.bucket in coded and entry.operation == "all_reduce":
@@ -82,12 +87,14 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
     return f"{CODES} on the wire"
 
 
-def _by_operator(sent: Sequence[Sent], compute: str, wire: str) -> list[tuple[str, str, str]]:
+def _by_operator(
+    sent: Sequence[Sent], compute: str, wire: str, exchanged: str
+) -> list[tuple[str, str, str]]:
     found = []
     for message in sent:
         expected = wire if any(word in message.operation for word in _REDUCING) else compute
         if message.operation in ("send", "alltoall_", "alltoall_base_"):
-            expected = f"{compute} or {wire}"
+            expected = exchanged
         found.append((message.operation, message.dtype, expected))
     return found
 
@@ -106,7 +113,8 @@ def order(evidence: CaseEvidence) -> str | None:
             continue
         first = evidence.seen[0].steps[step]
         sent = [_in_order(message.sent) for message in (first, other)]
-        for ours, theirs in ((first.log, other.log), sent):
+        logs = [_in_order(watched.log) for watched in (first, other)]
+        for ours, theirs in (logs, sent):
             count += len(ours)
             for index, (one, same) in enumerate(zip_longest(ours, theirs, fillvalue="nothing")):
                 if one != same:
@@ -123,9 +131,12 @@ def order(evidence: CaseEvidence) -> str | None:
     return f"{count} entries alike on {len(evidence.seen)} ranks"
 
 
-def _in_order(sent: Sequence[Sent]) -> list[object]:
-    """What is the same on all ranks: of a message, which is a rank's own rows, not the size."""
-    return [(s.operation, s.dtype, s.ranks) if s.operation == "send" else s for s in sent]
+def _in_order(sent: Sequence[Sent | WireEntry]) -> list[object]:
+    """What is the same on all ranks: not the size of what holds a rank's own rows."""
+    own = ("send", "all_to_all", "alltoall_base_")
+    return [
+        (s.operation, s.dtype, getattr(s, "ranks", 0)) if s.operation in own else s for s in sent
+    ]
 
 
 def accounts(evidence: CaseEvidence) -> str | None:

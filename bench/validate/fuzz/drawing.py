@@ -107,19 +107,33 @@ SCOPES |= {
         (1, 2, 3), ("flat",), _OUTSIDE_PASSES, loads=False, mixed=0.0, dtypes=("float32",)
     ),
 }
+#: Of `mfsdp` every eighth program goes through FSDP2's interface.
+FRONT = Scope(
+    (2, 3),
+    ("flat", "flat", "hsdp"),
+    _PASSES,
+    options=(("sync_every_pass", (True,)),),
+    refuses=frozenset({"tie root", "tie unit"}),
+)
+_FRONT_EVERY = 8
 #: An engine given by its import path is driven through the methods that all engines have.
 OUTSIDE = Scope((0, 2, 3), ("flat",), _OUTSIDE_PASSES, mixed=0.0)
 
 
 def draw(engine: str, seed: int, number: int) -> Program:
     """Program `number` of `seed`: the same for ever, whatever was drawn before."""
-    scope = SCOPES.get(engine, OUTSIDE)
+    through_front = engine == "mfsdp" and number % _FRONT_EVERY == _FRONT_EVERY - 1
+    scope = FRONT if through_front else SCOPES.get(engine, OUTSIDE)
     for attempt in range(_ATTEMPTS):
         random = Random(f"{seed}:{number}:{attempt}")
         program = _drawn(engine, scope, random)
         if not program.features() & scope.refuses or random.random() < _REFUSED_ANYWAY:
             break
-    return program
+    return (
+        replace(program, options=(*program.options, ("front", "fsdp2")))
+        if through_front
+        else program
+    )
 
 
 def _drawn(engine: str, scope: Scope, random: Random) -> Program:

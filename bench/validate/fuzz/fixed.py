@@ -165,6 +165,15 @@ _PROGRAMS: dict[str, Program] = {
         mode="hfsdp",
         cycles=(_cycle("r", "r", scale=0.5), _cycle("r", scale=3.0, clip=0.05)),
     ),
+    "behind the calls of FSDP2": Program(
+        "mfsdp",
+        ranks=4,
+        mode="hsdp",
+        options=(("front", "fsdp2"),),
+        root="tied",
+        units=(UnitShape("Gain"), UnitShape("Table", frozen="part"), UnitShape("Outer")),
+        cycles=(_cycle("rtp", "crk", clip=0.05), _cycle("rsr", kind="pair", loads=True)),
+    ),
     "modules that nobody calls": Program(
         "mfsdp",
         options=(("enable_fine_grained_param_gather", True),),

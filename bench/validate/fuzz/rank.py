@@ -25,9 +25,10 @@ _CORE_ERRORS = "mfsdp_core.errors"
 _CONNECT_SECONDS, _LONGEST_SECONDS = 3.0, 300.0
 
 
-def driver_name(engine: str) -> str:
-    """Name of the module in `drivers`."""
-    return engine if engine in DRIVEN else "outside"
+def driver_name(program: Program) -> str:
+    """Name of the module in `drivers`: that of the interface, where the engine has several."""
+    name = str(dict(program.options).get("front", program.engine))
+    return name if name in DRIVEN else "outside"
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ def run(program: Program) -> Refused | Differed | None:
     """
     say("building the model")
     try:
-        name = driver_name(program.engine)
+        name = driver_name(program)
         module = importlib.import_module(f"bench.validate.fuzz.drivers.{name}")
         driver: Driver = module.DRIVER(program)
         trial = Trial(program, driver, say)

@@ -40,7 +40,7 @@ def script(program: Program, title: str = "A training program compared with plai
 
     It is run on `program.ranks` ranks.
     """
-    driver = driver_name(program.engine)
+    driver = driver_name(program)
     files = ("program.py", "units.py", "drivers/driver.py", f"drivers/{driver}.py", "trial.py")
     imports: dict[str, None] = {}
     bodies = []
@@ -51,7 +51,9 @@ def script(program: Program, title: str = "A training program compared with plai
     head = _HEAD.format(
         title=title.replace("\\", "/").replace('"""', "'''"),
         ranks=program.ranks,
-        needs={"mfsdp": "torch and mfsdp_core", "outside": "mfsdp-bench"}.get(driver, "torch"),
+        needs={"mfsdp": "torch and mfsdp_core", "outside": "mfsdp-bench"}.get(
+            program.engine if driver == "fsdp2" else driver, "torch"
+        ),
     )
     return "\n".join(
         [head + "\n".join(sorted(imports)), *bodies, _END.format(program=text(program))]

@@ -253,6 +253,11 @@ def test_two_dimensions_replicate_and_shard() -> None:
             _step(optimizer, reference)
             compare_weights(model, plain)
     same("placements", str(next(model.parameters()).placements), "(Replicate(), Shard(dim=0))")
+    full = {name: value + 1 for name, value in plain.state_dict().items()}
+    whole = of_dcp.StateDictOptions(full_state_dict=True)
+    of_dcp.set_model_state_dict(model, dict(full), options=whole)
+    plain.load_state_dict(full)
+    compare_weights(model, plain)
 
 
 class _Casts(Small):

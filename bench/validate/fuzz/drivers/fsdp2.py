@@ -1,17 +1,18 @@
-"""How a program drives torch's `fully_shard`."""
+"""How a program drives `fully_shard`: torch's, or the core's with the option `front`."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from bench.validate.fuzz.drivers.driver import Driver
+from bench.validate.fuzz.program import Program
 
 _FULL_SHARD = 3
 
@@ -19,14 +20,21 @@ _FULL_SHARD = 3
 class Fsdp2(Driver):
     """Every unit, then the root."""
 
+    def __init__(self, program: Program) -> None:
+        super().__init__(program)
+        own = "front" in self.options
+        self.library: Any = importlib.import_module(
+            "mfsdp_core.fsdp2" if own else "torch.distributed.fsdp"
+        )
+
     def shard(self, module: Any) -> tuple[Any, Any]:
         """In place."""
         mesh = self.mesh()
         whole = self.program.strategy == _FULL_SHARD
         reshard = self.options.get("reshard_after_forward", whole)
         for unit in module.units:
-            fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
-        model = fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
+            self.library.fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
+        model = self.library.fully_shard(module, mesh=mesh, reshard_after_forward=reshard)
         if self.options.get("reduce_scatter_unused_params"):
             model.set_reduce_scatter_unused_params(True)
         return model, self.sgd(model.parameters())
@@ -41,7 +49,7 @@ class Fsdp2(Driver):
     def sharded(self, model: Any) -> dict[str, Any]:
         """DTensors; the root keeps whole weights after an evaluation."""
         for module in model.modules():
-            if isinstance(module, FSDPModule):
+            if isinstance(module, self.library.FSDPModule):
                 module.reshard()
         return dict(model.named_parameters())
 
