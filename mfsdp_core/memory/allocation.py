@@ -17,7 +17,7 @@ from mfsdp_core.memory.allocators import Allocator, DBuffer, KeepingAllocator, R
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import (
-    POOLED_ROLES,
+    POOL_OF_ROLE,
     BucketBuffers,
     PooledRole,
     plan_pools,
@@ -75,35 +75,36 @@ class Allocators:
 
     def _buffer(self, row: Buffer, layout: Layout | None = None) -> DBuffer:
         if row not in self._made:
-            pool, allocator = self.pools.get(row.role), self.by_role.get(row.role, self.fresh)
-            if row.lifetime in ("model", "version") or row.role == "payload" or not row.elements:
+            allocator = self.by_role.get(row.role, self.fresh)
+            if row.lifetime in ("model", "version") or not row.elements:
                 allocator = self.lasting
-            elif pool is not None and row.bucket in pool.plan.area_of:
+            elif (pool := self._pool_of(row)) is not None:
                 allocator = pool
             self._made[row] = DBuffer(row, allocator, layout)
         return self._made[row]
+
+    def _pool_of(self, row: Buffer) -> SlotPool | None:
+        return next((pool for pool in self.pools.values() if row in pool.plan.area_of), None)
 
     def plan_document(self) -> dict[str, Any]:
         """The pools and every bucket that units ask for, as plain data; see `mfsdp_core/README`."""
         return {
             "allocator": self.config.allocator,
             "pools": [_pool_entry(pool) for pool in self.pools.values()],
-            "units": [
-                self._unit_entry(role, row) for role, rows in self.requests.items() for row in rows
-            ],
+            "units": [self._unit_entry(row) for rows in self.requests.values() for row in rows],
         }
 
-    def _unit_entry(self, role: PooledRole, row: Buffer) -> dict[str, Any]:
-        pool = self.pools.get(role)
-        area = pool.plan.area_of.get(row.bucket) if pool is not None else None
-        placement, slot, offset, waste = self._elsewhere(role), None, None, 0
-        if pool is not None and area is not None:
+    def _unit_entry(self, row: Buffer) -> dict[str, Any]:
+        pool = self._pool_of(row)
+        placement, slot, offset, waste = self._elsewhere(row.role), None, None, 0
+        if pool is not None:
+            area = pool.plan.area_of[row]
             placement, slot = "pool", pool.assigned_slot(row.unit)
             slot = pool.plan.homes[row.unit] if slot is None else slot
             offset = pool.plan.offsets_bytes[area]
             waste = pool.plan.areas[area].size_bytes - row.size_bytes
         return {
-            "role": role,
+            "role": row.role,
             "unit": row.unit,
             "bucket": row.bucket,
             "dtype": row.dtype,
@@ -119,7 +120,8 @@ class Allocators:
         """Where buckets of `role` go that no slot serves."""
         if self.config.pool is not None:
             return "persistent" if self.config.persistent_fallback else "storage_resize"
-        return self.config.allocator if role == "compute_weights" else "temporary"
+        named = {"compute_weights": self.config.allocator, "payload": "storage_resize"}
+        return named.get(role, "temporary")
 
 
 def build_allocators(
@@ -133,13 +135,13 @@ def build_allocators(
     _keep_freed_memory(streams)
     lasting = ResizingAllocator(streams, ledger, lasts=True)
     fresh, requests = Allocator(streams, ledger), transient_rows(tables)
-    by_role: dict[Role, Allocator] = {}
+    by_role: dict[Role, Allocator] = {"payload": lasting}
     if config.pool is not None:
         # Never fresh: autograd may hold views of what no slot serves (R12).
         fallback = by_role["peer_slices"] = ResizingAllocator(streams, ledger)
         if config.persistent_fallback:
             fallback = KeepingAllocator(streams, ledger, lasts=True)
-        by_role |= dict.fromkeys(POOLED_ROLES, fallback)
+        by_role |= dict.fromkeys(POOL_OF_ROLE, fallback)
     elif config.allocator == "storage_resize":
         by_role["compute_weights"] = lasting
     pools: dict[Role, SlotPool] = {
@@ -167,7 +169,12 @@ def _pool_entry(pool: SlotPool) -> dict[str, Any]:
         "role": pool.role,
         "slots": plan.slots,
         "areas": [
-            {"dtype": area.dtype, "elements": area.elements, "bytes": area.size_bytes}
+            {
+                "role": area.role,
+                "dtype": area.dtype,
+                "elements": area.elements,
+                "bytes": area.size_bytes,
+            }
             for area in plan.areas
         ],
         "offsets": list(plan.offsets_bytes),

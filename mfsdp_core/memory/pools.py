@@ -25,7 +25,7 @@ from mfsdp_core.streams import Streams
 
 
 class SlotPool(Allocator):
-    """The slots of one role, for the buckets of `plan`."""
+    """The slots of the pool `role`, for the buffers of `plan`."""
 
     recycles = True
 
@@ -44,7 +44,9 @@ class SlotPool(Allocator):
                 ]
                 for _ in range(plan.slots)
             ]
-        ledger.add(CATEGORY_OF_ROLE[role], plan.size_bytes, bucket=POOL, role=role)
+        for area in plan.areas:
+            size = plan.slots * area.size_bytes
+            ledger.add(CATEGORY_OF_ROLE[area.role], size, bucket=POOL, role=area.role)
         self._assigned: dict[str, int] = {}
         self._holders: dict[int, str] = {}
         self._held: dict[str, set[DBuffer]] = {}
@@ -82,7 +84,7 @@ class SlotPool(Allocator):
         return slot not in self._holders
 
     def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
-        """The area of the buffer's bucket in the slot of its unit.
+        """The area of the buffer in the slot of its unit.
 
         Raises:
             PoolExhaustedError: no slot is idle, or, with `in_place`, not the one that it had.
@@ -96,7 +98,7 @@ class SlotPool(Allocator):
         slot = self._assigned[unit]
         view = self._views.get((buffer, slot))
         if view is None:  # one object per slot, so that holders can tell whether it has moved
-            area = self._slots[slot][self.plan.area_of[row.bucket]]
+            area = self._slots[slot][self.plan.area_of[row]]
             view = self._views[buffer, slot] = area[: buffer.elements]
         buffer.data = view
         size = buffer.size_bytes

@@ -57,7 +57,13 @@ Category = Literal[
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 
 PooledRole = Literal["compute_weights", "grad_bucket", "outer_bucket"]
-POOLED_ROLES: tuple[PooledRole, ...] = get_args(PooledRole)
+#: What is gathered sits in the slot of the weights that it becomes.
+POOL_OF_ROLE: Mapping[Role, PooledRole] = {
+    "compute_weights": "compute_weights",
+    "payload": "compute_weights",
+    "grad_bucket": "grad_bucket",
+    "outer_bucket": "outer_bucket",
+}
 
 CATEGORY_OF_ROLE: Mapping[Role, Category] = {
     "main_weights": "main_weights",
@@ -154,9 +160,8 @@ class _Extents:
 
     def payload(self, role: Role, slices: range, of: Payload, lifetime: Lifetime) -> Buffer:
         held = (slices, of.slice_elements)
-        is_sent = role == "payload_shard"
         where = (self.plan.unit, self.plan.name, role, of.dtype)
-        return Buffer(*where, *held, lifetime, of.name, is_sent=is_sent)
+        return Buffer(*where, *held, lifetime, of.name)
 
 
 def _weights(
@@ -200,30 +205,21 @@ def _gradients(
 
 
 def transient_rows(tables: Iterable[BucketBuffers]) -> dict[PooledRole, list[Buffer]]:
-    """What units take while they are at work, by role, in the order of `tables`."""
+    """What units take while they are at work, by pool, in the order of `tables`."""
     found: dict[PooledRole, list[Buffer]] = {}
-    for table in tables:
-        for role in POOLED_ROLES:
-            row = table.find(role)
-            if row is not None and row.lifetime != "model" and row.elements:
-                found.setdefault(role, []).append(row)
+    for row in (row for table in tables for row in table.rows):
+        if row.role in POOL_OF_ROLE and row.lifetime != "model" and row.elements:
+            found.setdefault(POOL_OF_ROLE[row.role], []).append(row)
     return found
 
 
 def plan_pools(
     config: AllocationConfig, requests: Mapping[PooledRole, Sequence[Buffer]]
 ) -> dict[PooledRole, PoolPlan]:
-    """The pool of every role that has one: none where the allocator is no pool.
-
-    The root's buckets are requested once per pass: no slot is planned for them.
-    """
+    """The pool of every role that has one: none where the allocator is no pool."""
     if config.pool is None:
         return {}
-    found = {}
-    for role in POOLED_ROLES:
-        slots = MOST_SLOTS.get(role, config.slots)
-        of_units = [row for row in requests.get(role, ()) if row.unit != ROOT]
-        plan = plan_pool(config.pool, of_units, slots)
-        if plan.areas:
-            found[role] = plan
-    return found
+    return {
+        role: plan_pool(config.pool, rows, MOST_SLOTS.get(role, config.slots))
+        for role, rows in requests.items()
+    }

@@ -26,7 +26,8 @@ class Payload:
     dtype: torch's name, of the array and on the wire. slice_elements: in one slice of the bucket's
     layout. directions: the passes that gather it; activations that are recomputed read what a
     forward pass reads. lifetime: `gather` frees it once it is decoded, `use` keeps it with the
-    weights, for modules that compute with it. Its tensor is the same object at every gather.
+    weights, for modules that compute with it. Its tensor is another one at the next gather only
+    where a pool has given the unit another slot.
     """
 
     name: str

@@ -1,7 +1,7 @@
 """Planning of buffer pools: how many slots, of which areas, and who sits where. Pure.
 
 A pool has `slots` equal slots that units use one after another. A slot is a row of areas; the
-j-th largest bucket of a unit (per dtype) sits in area j of that dtype:
+j-th largest buffer of a unit (per role and dtype) sits in area j of that role and dtype:
 
     areas of a slot      bfloat16[0]         bfloat16[1]   float32[0]
     slot 0             |################|  |#########|    |####|
@@ -9,9 +9,9 @@ j-th largest bucket of a unit (per dtype) sits in area j of that dtype:
     unit "attention"    ##########......    ######...      ####       . waste
     unit "mamba"        ################    #########
 
-[Note: smallest pool] With area j as large as the largest j-th largest bucket of any unit, every
+[Note: smallest pool] With area j as large as the largest j-th largest buffer of any unit, every
 unit fits and no pool that every unit fits is smaller: sorted by size, its j-th area has to take the
-j-th largest bucket of each unit.
+j-th largest buffer of each unit.
 
 Sizes are padded sizes, those of the buffers themselves: two units with equal parameters may differ
 in padding, and an area must never have to grow (1.7 of the specification).
@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Literal, NamedTuple
 
 from mfsdp_core.plan.dtype_policy import element_bytes
@@ -78,17 +78,17 @@ class Buffer(NamedTuple):
 
 @dataclass(frozen=True)
 class PoolPlan:
-    """Where every bucket of the pooled units sits.
+    """Where every buffer of the pooled units sits.
 
     areas: of every slot, each as the largest buffer that it is for. homes: unit -> slot that it
-    takes first (unit k takes slot k modulo `slots`). area_of: bucket -> index of its area. What is
+    takes first (unit k takes slot k modulo `slots`). area_of: buffer -> index of its area. What is
     in neither no slot serves.
     """
 
     slots: int
     areas: tuple[Buffer, ...]
     homes: dict[str, int]
-    area_of: dict[str, int]
+    area_of: dict[Buffer, int]
 
     @property
     def slot_bytes(self) -> int:
@@ -103,17 +103,15 @@ class PoolPlan:
     @property
     def offsets_bytes(self) -> tuple[int, ...]:
         """Where each area would begin if a slot's areas lay one after the other."""
-        return tuple(
-            sum(area.size_bytes for area in self.areas[:index]) for index in range(len(self.areas))
-        )
+        return tuple(accumulate((area.size_bytes for area in self.areas), initial=0))[:-1]
 
 
 def plan_pool(kind: PoolKind, requests: Sequence[Buffer], slots: int) -> PoolPlan:
     """Plan a pool for the `requests` of units, given in registration order of the units.
 
     `max_pool` serves every unit. `fixed_pool` serves the units of the most frequent signature (the
-    sorted dtypes and sizes of a unit's buckets; of equally frequent ones that with the most bytes,
-    then the first) and leaves the others outside. There are never more slots than units served.
+    sorted roles, dtypes and sizes of a unit's buffers; of equally frequent ones that with the most
+    bytes, then the first) and leaves the others outside. There are no more slots than units served.
     """
     by_unit: dict[str, list[Buffer]] = {}
     for request in requests:
@@ -121,40 +119,34 @@ def plan_pool(kind: PoolKind, requests: Sequence[Buffer], slots: int) -> PoolPla
     served = by_unit if kind == "max_pool" else _largest_class(by_unit)
     slots = min(slots, len(served))
     homes = {unit: index % slots for index, unit in enumerate(served)}
-    areas, area_of = _areas_by_bucket(served.values())
+    areas, area_of = _areas(served.values())
     return PoolPlan(slots, areas, homes, area_of)
 
 
 def _largest_class(by_unit: dict[str, list[Buffer]]) -> dict[str, list[Buffer]]:
-    classes: dict[tuple[tuple[str, int], ...], list[str]] = {}
+    classes: dict[tuple[tuple[str, str, int], ...], list[str]] = {}
     for unit, requests in by_unit.items():
-        signature = tuple(sorted((r.dtype, r.elements) for r in requests))
+        signature = tuple(sorted((r.role, r.dtype, r.elements) for r in requests))
         classes.setdefault(signature, []).append(unit)
-    if not classes:
-        return {}
 
     def weight(units: list[str]) -> tuple[int, int]:
         return len(units), sum(r.size_bytes for r in by_unit[units[0]])
 
-    best = max(classes.values(), key=weight)
+    best = max(classes.values(), key=weight, default=[])
     return {unit: by_unit[unit] for unit in best}
 
 
-def _areas_by_bucket(
-    units: Iterable[list[Buffer]],
-) -> tuple[tuple[Buffer, ...], dict[str, int]]:
-    """Areas by [Note: smallest pool], and the area of every bucket."""
-    largest: dict[tuple[str, int], Buffer] = {}
-    ranks: dict[str, tuple[str, int]] = {}
+def _areas(units: Iterable[list[Buffer]]) -> tuple[tuple[Buffer, ...], dict[Buffer, int]]:
+    """Areas by [Note: smallest pool], and the area of every buffer."""
+    largest: dict[tuple[str, str, int], Buffer] = {}
+    ranks: dict[Buffer, tuple[str, str, int]] = {}
     for requests in units:
         # Sorting is stable, so equal sizes keep the order of the buckets on every rank.
-        ordered = sorted(requests, key=lambda r: (r.dtype, -r.elements))
-        for dtype, same in groupby(ordered, key=lambda r: r.dtype):
+        ordered = sorted(requests, key=lambda r: (r.role, r.dtype, -r.elements))
+        for (role, dtype), same in groupby(ordered, key=lambda r: (r.role, r.dtype)):
             for rank, request in enumerate(same):
-                ranks[request.bucket] = (dtype, rank)
-                area = largest.get((dtype, rank))
-                if area is None or area.elements < request.elements:
-                    largest[dtype, rank] = request
+                key = ranks[request] = (role, dtype, rank)
+                largest[key] = max(largest.get(key, request), request, key=lambda r: r.elements)
     order = sorted(largest)
     index = {key: position for position, key in enumerate(order)}
     return tuple(largest[key] for key in order), {b: index[key] for b, key in ranks.items()}

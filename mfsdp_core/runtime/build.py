@@ -290,6 +290,7 @@ class BucketFactory:
         self._specs = {plan.name: self._spec(plan, members[plan.name]) for plan in plans}
         _warn_of_narrow({spec.dtypes for spec in self._specs.values()})
         self.user_buffers = _user_buffers(options, environment)
+        # The root asks once per pass: no slot is planned for it.
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
         self.allocators = build_allocators(
             options.allocation,
@@ -312,8 +313,8 @@ class BucketFactory:
             return
         for spec in self._specs.values():
             for row in spec.buffers.rows:
-                if row.role in {"grad_bucket", "outer_bucket"}:
-                    buffer = self.allocators.buffer(spec.buffers, row.role)
+                if row.lifetime in {"gather", "reduction"}:
+                    buffer = self.allocators.buffer(spec.buffers, row.role, row.payload)
                     buffer.take()
                     buffer.give()
 

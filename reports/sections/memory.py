@@ -24,6 +24,7 @@ from reports.views.pool_plan import PoolPlanDocument, alike, read_pool_plan, sea
 
 _ROLES = {
     "compute_weights": "weights",
+    "payload": "encoded weights",
     "grad_bucket": "gradient bucket",
     "outer_bucket": "outer bucket",
     "peer_slices": "slices from peers",
@@ -42,9 +43,8 @@ _PADDING = (
     "equal), who provides it, and for pools the part of its area that it leaves unused."
 )
 _POOLS = (
-    "A slot has one area per row; each unit's j-th largest buffer of a dtype sits in the j-th "
-    "area of that dtype, which is as large as the largest of them. Mean waste is what a unit "
-    "leaves unused of its area, on average over the units seated in it."
+    "A slot has one area per row; each unit's j-th largest buffer of a role and dtype sits in the "
+    "j-th such area, as large as the largest in it. Mean waste: what its units leave unused of it."
 )
 _Rows = Iterator[tuple[str, ...]]
 
@@ -164,7 +164,7 @@ def _pool_rows(cell: Cell, plan: PoolPlanDocument) -> _Rows:
             largest = [bucket.unit for bucket in users if bucket.bytes == area.bytes]
             unused = sum(bucket.waste_bytes for bucket in users) / max(1, len(users))
             yield (
-                _ROLES.get(pool.role, pool.role),
+                _ROLES.get(area.role, area.role),
                 f"{number} ({area.dtype})",
                 unit_names(largest, cell.resolved.shape) or quantity.MISSING,
                 str(pool.slots),

@@ -28,8 +28,9 @@ class PlannedBucket(_Read):
 
 
 class PlannedArea(_Read):
-    """A stretch of every slot of a pool."""
+    """A stretch of every slot of a pool, for buffers in one role."""
 
+    role: str
     dtype: str
     bytes: int
 
@@ -52,11 +53,8 @@ class PoolPlanDocument(_Read):
 
 def read_pool_plan(memory: Mapping[str, Any] | None) -> PoolPlanDocument | None:
     """None where there is no plan that can be understood."""
-    document = (memory or {}).get("pool_plan")
-    if document is None:
-        return None
     try:
-        return PoolPlanDocument.model_validate(document)
+        return PoolPlanDocument.model_validate((memory or {}).get("pool_plan"))
     except ValidationError:
         return None
 
@@ -75,7 +73,7 @@ def seated(plan: PoolPlanDocument, pool: PlannedPool, area: int) -> list[Planned
     users = [
         bucket
         for bucket in plan.units
-        if bucket.role == pool.role
+        if bucket.role == pool.areas[area].role
         and bucket.placement == "pool"
         and bucket.dtype == pool.areas[area].dtype
         and bucket.offset_bytes == pool.offsets[area]

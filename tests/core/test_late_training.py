@@ -76,6 +76,7 @@ def test_weights_after_clipping_are_the_oracles(strategy: str, outer: str, seed:
 def test_weights_in_other_dtypes_are_those_of_work_in_time(
     strategy: str, policy: str, outer: str, seed: int
 ) -> None:
-    options, dtype = {"mixed_precision_policy": POLICIES[policy][0]}, POLICIES[policy][1]
-    case = Case(strategy, outer, "aligned_stack", options, dtype=dtype)
+    allocator = "max_pool" if policy == "scaled_blocks" else None
+    options = {"mixed_precision_policy": POLICIES[policy][0], "allocator": allocator}
+    case = Case(strategy, outer, "aligned_stack", options, dtype=POLICIES[policy][1])
     assert from_punctual(case, seed) == 0.0

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mfsdp_core.plan.buffers import (
     CATEGORIES,
     CATEGORY_OF_ROLE,
-    POOLED_ROLES,
+    POOL_OF_ROLE,
     BucketBuffers,
     plan_buffers,
     transient_rows,
@@ -132,11 +132,10 @@ def gradients_have_room_where_the_bucket_is_trained_and_only_there(
 
 def pools_are_asked_for_what_comes_and_goes_and_nothing_else(table: BucketBuffers) -> None:
     requests = transient_rows([table])
-    asked = {(role, r.dtype, r.elements) for role, found in requests.items() for r in found}
-    assert asked == {
-        (row.role, row.dtype, row.elements)
+    assert {(pool, row) for pool, found in requests.items() for row in found} == {
+        (POOL_OF_ROLE[row.role], row)
         for row in table.rows
-        if row.role in POOLED_ROLES and row.lifetime != "model"
+        if row.role in POOL_OF_ROLE and row.lifetime != "model"
     }
 
 

@@ -41,7 +41,7 @@ def test_every_bucket_of_a_max_pool_has_an_area_of_its_own_that_is_large_enough(
     assert len(plan.homes) == len(units)
     assert plan.slots == min(slots, len(units))
     for u, buckets in enumerate(units):
-        areas = [plan.area_of[f"u{u}/{b}"] for b in range(len(buckets))]
+        areas = [plan.area_of[row(f"u{u}", b, *bucket)] for b, bucket in enumerate(buckets)]
         assert len(set(areas)) == len(areas)
         for (dtype, elements), area in zip(buckets, areas, strict=True):
             assert plan.areas[area].dtype == dtype
@@ -70,10 +70,10 @@ def test_a_fixed_pool_serves_the_most_frequent_signature_without_waste(units, sl
     served = set(plan.homes)
     assert len(served) == max(signatures.count(s) for s in signatures)
     assert len({signatures[int(unit[1:])] for unit in served}) == 1
-    assert {bucket.partition("/")[0] for bucket in plan.area_of} == served
+    assert {request.unit for request in plan.area_of} == served
     for request in requests(units):
         if request.unit in served:
-            assert plan.areas[plan.area_of[request.bucket]].elements == request.elements
+            assert plan.areas[plan.area_of[request]].elements == request.elements
 
 
 @settings(max_examples=40, deadline=None)
@@ -86,22 +86,19 @@ def test_neighbouring_units_have_different_homes(units, slots):
         assert len(set(window)) == len(window)
 
 
+def test_codes_have_areas_of_their_own_in_the_slot_of_the_weights_that_they_become():
+    rows = []
+    for unit, elements in zip("abc", (8, 6, 8), strict=True):
+        rows.append(row(unit, 0, "bfloat16", 8)._replace(role="compute_weights"))
+        codes = row(unit, 0, "uint8", elements)
+        rows.append(codes._replace(role="payload", payload="codes"))
+    assert plan_pool("max_pool", rows, 2).size_bytes == 2 * (8 * 2 + 8)
+    assert [*plan_pool("fixed_pool", rows, 2).homes] == ["a", "c"]
+
+
 def test_a_tie_of_fixed_signatures_goes_to_the_larger_one_then_to_the_first():
     units = [[("float32", 2)], [("float32", 8)], [("bfloat16", 16)]]
     assert [*plan_pool("fixed_pool", requests(units), 2).homes] == ["u1"]
-
-
-def test_two_units_of_equal_parameters_and_unequal_padding_do_not_share_a_fixed_pool():
-    same = [
-        row("a", 0, "float32", 12)._replace(padding_elements=2),
-        row("b", 0, "float32", 10),
-    ]
-    assert [*plan_pool("fixed_pool", same, 2).homes] == ["a"]
-
-
-def test_a_pool_of_nothing_is_empty():
-    plan = plan_pool("max_pool", [], 2)
-    assert (plan.slots, plan.areas, plan.size_bytes) == (0, (), 0)
 
 
 @pytest.mark.parametrize(

@@ -230,10 +230,14 @@ def losses_of(recipe: str, recomputes: bool = False, **options: Any) -> tuple[li
 
 @pytest.mark.parametrize("recipe", ["block", "mxfp8"])
 def test_recomputed_activations_read_rows_again(recipe: str) -> None:
+    """Also where codes are in slots."""
     with te.installed():
         plain, _ = losses_of(recipe)
         again, _ = losses_of(recipe, recomputes=True, enable_fine_grained_param_gather=True)
-    assert plain == again
+        pooled, model = losses_of(recipe, allocator="max_pool")
+    assert plain == again == pooled
+    codes = [one for one in model.pool_plan["units"] if one["role"] == "payload"]
+    assert {one["placement"] for one in codes} == {"pool"}
 
 
 @pytest.mark.parametrize("recipe", ["current", "mxfp8"])

@@ -275,7 +275,7 @@ class WithRoot(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding = nn.Parameter(torch.ones(8))
+        self.embedding = nn.Parameter(torch.ones(2, 8))
         self.units = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 32))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -287,11 +287,10 @@ SAME = MixedPrecisionPolicy(None, None, None)
 FP8 = MixedPrecisionPolicy(
     torch.float32, torch.float32, torch.bfloat16, weight_codec=Float8Reference("current")
 )
-CODES = {
-    f"{operation} of units.{index}/0"
-    for operation in ("all_gather", "all_reduce of maxima")
-    for index in range(3)
+MAXIMA = {
+    f"all_reduce of maxima of {name}/0" for name in ("(root)", "units.0", "units.1", "units.2")
 }
+UNSERVED = {"reduce_scatter of (root)/0", "all_gather of units.2/0", "reduce_scatter of units.2/0"}
 PERSISTENT = {"fsdp_db_use_persist_buf_on_alloc_fail": True}
 
 
@@ -300,17 +299,15 @@ PERSISTENT = {"fsdp_db_use_persist_buf_on_alloc_fail": True}
     [
         (BF16, PERSISTENT, set()),
         (SAME, PERSISTENT, set()),
+        (BF16, {}, UNSERVED),
+        (FP8, PERSISTENT, MAXIMA),
         (
-            BF16,
+            FP8,
             {},
-            {
-                "reduce_scatter of (root)/0",
-                "all_gather of units.2/0",
-                "reduce_scatter of units.2/0",
-            },
+            MAXIMA
+            | UNSERVED
+            | {"all_gather of (root)/0", "all_gather of units.2/1", "reduce_scatter of units.2/1"},
         ),
-        # Codes come and go, and scales are small.
-        (FP8, PERSISTENT, CODES),
     ],
 )
 def test_the_record_names_every_collective_whose_memory_is_not_in_the_pool(

@@ -36,9 +36,11 @@ def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_lossless_codec_trains_to_the_bit_like_none_where_modules_gather(name: str) -> None:
-    """The cases of `validate` train on codes that units gather."""
-    make = partial(shard, name, 3, 2, enable_fine_grained_param_gather=True)
+@pytest.mark.parametrize("allocator", [None, "max_pool", "fixed_pool"])
+def test_a_lossless_codec_trains_to_the_bit_like_none(name: str, allocator: str | None) -> None:
+    """The cases of `validate` train on codes that units gather without a pool."""
+    options = {"allocator": allocator, "enable_fine_grained_param_gather": allocator is None}
+    make = partial(shard, name, 1 if allocator == "fixed_pool" else 3, 2, **options)
     plain, coded = make(), make(mixed_precision_policy=policy(TwoPayloads()))
     same("training", coded.trained(2), plain.trained(2))
 

@@ -62,7 +62,7 @@ PLAN = {
         {
             "role": "compute_weights",
             "slots": 2,
-            "areas": [{"dtype": "float32", "bytes": 4 * MIB}],
+            "areas": [{"role": "compute_weights", "dtype": "float32", "bytes": 4 * MIB}],
             "offsets": [0],
         }
     ],

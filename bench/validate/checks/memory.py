@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from itertools import pairwise
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import BucketContents
-from bench.spec import POOLS, AllocatorName, MfsdpSettings
+from bench.spec import POOLS, MfsdpSettings
 from bench.validate.case_evidence import CaseEvidence, NotApplicableError, wrong
 from bench.validate.cases import EXPERT_PARALLEL, POLICIES
 from bench.validate.checks.collectives import EXPERTS_APART, is_root
 from bench.validate.scenario import NOISE_BYTES
 
 _STATE_SCALAR_BYTES = 4
+_SLOTS = MfsdpSettings().pool_slots
 
 
 def at_rest(evidence: CaseEvidence) -> str:
@@ -43,12 +45,9 @@ def at_rest(evidence: CaseEvidence) -> str:
         ):
             if found != expected:
                 raise wrong(
-                    step,
-                    rank=rank,
-                    expected=f"{expected} B of {what}",
-                    found=f"{found} B",
+                    step, rank=rank, expected=f"{expected} B of {what}", found=f"{found} B",
                     evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
-                )
+                )  # fmt: skip
     return f"{buffers} B per rank besides the optimizer's, to the byte"
 
 
@@ -86,9 +85,9 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
 def pools_bytes(evidence: CaseEvidence) -> int:
     """Bytes of all pools of a case: weights, gradients, and the outer reduction's buckets.
 
-    A pool serves what comes and goes: weights that are gathered for every use, gradients that are
-    reduced per microbatch or change dtype for the wire, and outer reductions that change it. One
-    outer reduction is under way at a time, so its pool has one slot.
+    A pool serves what comes and goes: weights that are gathered for every use, gathered codes,
+    gradients that are reduced per microbatch or change dtype for the wire, and outer reductions
+    that change it. One outer reduction is under way at a time, so its pool has one slot.
     """
     case = evidence.case
     if case.allocator not in POOLS:
@@ -96,42 +95,41 @@ def pools_bytes(evidence: CaseEvidence) -> int:
     compute, _, _, wire = (TORCH_DTYPES[name].itemsize for name in POLICIES[case.policy])
     changes_dtype = POLICIES[case.policy][2] != POLICIES[case.policy][3]
     buckets = [bucket for bucket in evidence.seen[0].buckets if not is_root(bucket)]
-    trainable = [bucket for bucket in buckets if bucket.parameters[0] in evidence.trainable]
-    slots, found = MfsdpSettings().pool_slots, 0
-    if "weights" in case.sharded:
-        found += pool_elements(case.allocator, buckets, slots) * compute
+    sent = [(bucket, wire) for bucket in buckets if bucket.parameters[0] in evidence.trainable]
+    gathered = [(bucket, compute) for bucket in buckets if "weights" in case.sharded]
+    gathered += [(bucket, 1) for bucket in buckets if case.sharded and evidence.is_encoded(bucket)]
+    found = pool_bytes(case.allocator, gathered, _SLOTS)
     if evidence.reduces_every_microbatch or changes_dtype:
-        found += pool_elements(case.allocator, trainable, slots) * wire
+        found += pool_bytes(case.allocator, sent, _SLOTS)
     if case.outer > 1 and changes_dtype:
-        parts = 1 if not case.sharded else case.inner
-        found += pool_elements(case.allocator, trainable, 1) // parts * wire
+        found += pool_bytes(case.allocator, sent, 1) // (case.inner if case.sharded else 1)
     return found
 
 
-def pool_elements(allocator: AllocatorName, buckets: Sequence[BucketContents], slots: int) -> int:
-    """Elements of a pool: `slots` times the largest j-th largest bucket of a unit, over all j.
+def pool_bytes(kind: str, buffers: Sequence[tuple[BucketContents, int]], slots: int) -> int:
+    """Bytes of a pool: `slots` times the largest j-th largest buffer of a unit, over all j.
 
-    A fixed pool serves the units of the most frequent sizes only: of equally frequent ones those
-    with the most elements, then those that come first.
+    buffers: buckets, and bytes of an element, which have areas of their own. A fixed pool serves
+    the units of the most frequent sizes only: of equally frequent ones those with the most bytes.
     """
-    units: dict[str, list[int]] = {}
-    for bucket in buckets:
-        units.setdefault(bucket.name.rpartition("/")[0], []).append(bucket.elements)
-    sizes = [sorted(unit)[::-1] for unit in units.values()]
-    if allocator == "fixed_pool" and sizes:
-        best = max(sizes, key=lambda unit: (sizes.count(unit), sum(unit)))
-        sizes = [unit for unit in sizes if unit == best]
-    longest = max((len(unit) for unit in sizes), default=0)
-    slot = sum(max(unit[j] for unit in sizes if len(unit) > j) for j in range(longest))
-    return min(slots, len(sizes)) * slot
+    units: dict[str, Counter[tuple[int, int]]] = defaultdict(Counter)
+    for bucket, item in sorted(buffers, key=lambda buffer: -buffer[0].elements):
+        sizes = units[bucket.name.rpartition("/")[0]]
+        sizes[item, sum(other == item for other, _ in sizes)] = item * bucket.elements
+    served, areas = [*units.values()], Counter[tuple[int, int]]()
+    if kind == "fixed_pool" and served:
+        best = max(served, key=lambda unit: (served.count(unit), unit.total()))
+        served = [unit for unit in served if unit == best]
+    for unit in served:
+        areas |= unit
+    return min(slots, len(served)) * areas.total()
 
 
 def no_growth(evidence: CaseEvidence) -> str:
     """Tensors that exist at rest do not become more in every step.
 
-    Once they may: a busy machine has once shown 400 B more on one of four ranks after the second
-    step (`no_shard`, experts). It did not come back, and what held them is not known. So a leak
-    that happens in a single step passes here; `freed` sees it if it outlives the engine.
+    Once they may: 400 B on one of four ranks were seen once (`no_shard`, experts), and never again.
+    So a leak in a single step passes here; `freed` sees it if it outlives the engine.
     """
     for rank, watched in enumerate(evidence.seen):
         held = [step.live_bytes for step in watched.steps]
