@@ -62,7 +62,7 @@ class _CellDocument(BaseModel):
     schema_version: int
     code: str
     commit: str
-    tokens_per_step: float
+    tokens_per_step: float | None = None
     values: dict[str, list[Annotated[float, Field(allow_inf_nan=False)]]]
     not_steady: int
     loss_bound: float

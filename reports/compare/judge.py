@@ -380,7 +380,9 @@ def _of_interval(
     if verdict == "inconclusive":
         noise = f", give or take {quantity.share(tolerance)} of noise" if floor else ""
         reason = _why_open(estimate, rule, test, noise)
-    mirrored = pair.head.tokens_per_step / pair.base.tokens_per_step / estimate.ratio
+    before, after = pair.base.tokens_per_step, pair.head.tokens_per_step
+    # What a side does not say is no difference.
+    mirrored = (after / before if before and after else 1.0) / estimate.ratio
     speeds = {
         STEP_TIME.name: (estimate.ratio, mirrored),
         THROUGHPUT.name: (mirrored, estimate.ratio),

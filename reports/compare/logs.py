@@ -226,7 +226,7 @@ def differences_table(gaps: Mapping[str, Gap]) -> Table:
     rows = (
         (
             name,
-            f"{gap.steps:,}",
+            f"{len(gap.apart):,}",
             quantity.difference(gap.largest, signed=True),
             f"{gap.at:,}",
             f"{quantity.difference(gap.apart[last], signed=True)} (step {last:,})",
@@ -267,7 +267,7 @@ class Beside:
             "differences": [
                 {
                     "name": name,
-                    "steps": gap.steps,
+                    "steps": len(gap.apart),
                     "largest": gap.largest,
                     "at": gap.at,
                     "last": gap.apart[last],
@@ -345,8 +345,8 @@ class Refreshed:
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data; changes are fractions."""
         gap = self.gap
-        numbers = {"steps": gap.steps, "first": gap.first(), "largest": gap.largest, "at": gap.at}
-        about = {"middle": gap.middle, "tolerance": self.tolerance, "flag": self.flag}
+        numbers = {"steps": len(gap.apart), "first": gap.first(), "largest": gap.largest}
+        about = {"at": gap.at, "middle": gap.middle, "tolerance": self.tolerance, "flag": self.flag}
         return {"name": self.name} | numbers | about
 
 
@@ -366,7 +366,7 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
     rows = (
         (
             metric.name,
-            f"{metric.gap.steps:,}",
+            f"{len(metric.gap.apart):,}",
             f"{first:,}" if (first := metric.gap.first()) else "-",
             quantity.change(metric.gap.largest, _DIGITS),
             f"{metric.gap.at:,}",

@@ -278,7 +278,7 @@ def _compared(cell: Cell, head: RunRecord, base: RunRecord, bound: float) -> Par
     row = ParityRow(
         cell,
         "parity" if len(ours) == len(theirs) else "steps differ",
-        gap.steps,
+        len(gap.apart),
         abs(gap.largest),
         gap.at,
         NORMS.of(of_norms) if of_norms else None,

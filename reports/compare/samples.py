@@ -43,7 +43,7 @@ class CellSamples:
     why_not_steady: reasons of those, each once.
     counts: what a step of one of the runs did, None if none counted. live: what one of the runs
     held between two steps. nodes: of a cluster, of all runs. inputs: as of a status, of one run.
-    workload: what ran; None if a file does not say.
+    tokens_per_step, workload: None if a file does not say.
     ledger_is_measured: whether the peak of the ledger is of one moment, and no bound; None where
     an older baseline does not say.
     """
@@ -55,7 +55,7 @@ class CellSamples:
     hardware: HardwareKey = _STATED
     code: str = ""
     commit: str = ""
-    tokens_per_step: float = 1.0
+    tokens_per_step: float | None = None
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     curves: Mapping[str, tuple[Curve, ...]] = field(default_factory=dict)
     loss_bound: float = 0.0
@@ -147,7 +147,7 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         slug=run.id,
         config_hash=hashlib.sha256(config.encode()).hexdigest()[:12],
         hardware=HardwareKey(STATED, work.device or UNKNOWN, work.ranks or 1),
-        tokens_per_step=float(work.tokens_per_step or 1),
+        tokens_per_step=work.tokens_per_step,
         values={name: {0: value} for name, value in numbers.items() if value is not None},
         curves={
             name: (Curve.of(stated),) if (stated := stated_steps(run.steps, name)) else ()

@@ -52,11 +52,6 @@ class Gap:
         return cls({step: measure(base[step], head[step]) for step in both}) if both else None
 
     @property
-    def steps(self) -> int:
-        """How many."""
-        return len(self.apart)
-
-    @property
     def sizes(self) -> list[float]:
         """Without their signs."""
         return [*map(abs, self.apart.values())]

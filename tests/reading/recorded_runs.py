@@ -453,7 +453,7 @@ def interleaved(cell: str, base: Iterable[float], head: Iterable[float], **chang
     """A pair of which every number is known of blocks 0, 1, ...: times, CPU times and rates."""
     names = ("step_time", "cpu_time", "throughput")
     sides = (
-        CellSamples(cell, values={name: dict(enumerate(numbers)) for name in names})
+        CellSamples(cell, tokens_per_step=1.0, values={n: dict(enumerate(numbers)) for n in names})
         for numbers in (base, head)
     )
     return Pair(cell, *sides, **{"paired": True, **changes})

@@ -234,12 +234,11 @@ def imported(store, name: str, **changes) -> ImportedRun:
     return store.imports.write(run)
 
 
-def judged(store, sweep: str, baseline: str) -> dict[str, str]:
-    answer = GateVerb(sweep=sweep, baseline=baseline, results=store.root).run()
-    document = answer.data
-    return {one["metric"]: one["verdict"] for one in document["judgements"]} | {
-        "code": document["exit_code"]
-    }
+def judged(store, sweep: str, baseline: str) -> dict:
+    data = GateVerb(sweep=sweep, baseline=baseline, results=store.root).run().data
+    rows = {row["metric"]: row for row in data["judgements"]}
+    verdicts = {name: row["verdict"] for name, row in rows.items()}
+    return verdicts | {"code": data["exit_code"], "time": rows["step_time"]}
 
 
 def test_a_run_is_gated_against_a_file_and_against_a_baseline_of_it(store):
@@ -266,10 +265,8 @@ def test_two_files_are_gated_without_a_results_folder(store):
     out = store.root.parent / "out"
     base, worse = (str(out / f"golden_values_{name}.json") for name in ("base", "worse"))
     for head, code in ((base, 0), (worse, 1)):
-        assert (
-            GateVerb(sweep=head, baseline=base, results=store.root.parent / "none").run().code
-            == code
-        )
+        nowhere = store.root.parent / "none"
+        assert GateVerb(sweep=head, baseline=base, results=nowhere).run().code == code
     SaveVerb(name="gold", sweep=base, results=store.root).run()
     assert GateVerb(sweep=worse, baseline="gold", results=store.root).run().code == 1
     with pytest.raises(UsageError, match="compare it alone, with --baseline"):
@@ -281,6 +278,10 @@ def test_a_measured_cell_is_gated_against_golden_values_of_its_own(measured):
     file = str(measured.root.parent / "out" / name)
     found = judged(measured, "night", file)
     assert (found["loss"], found["code"]) == ("equivalent", 0)
+    time, *_ = (
+        GateVerb(sweep="night", baseline=file, results=measured.root).run().data["judgements"]
+    )
+    assert time["throughput_ratio"] == pytest.approx(1 / time["time_ratio"])
     text = json.loads((measured.root.parent / "out" / name).read_text())
     values = text["lm loss"]["values"]
     text["lm loss"]["values"] = {step: value * 1.1 for step, value in values.items()}
@@ -306,9 +307,9 @@ def test_the_refresh_says_per_metric_what_moved_where_and_what_to_look_at(store)
     head = replace(head, steps=(*head.steps[:3], moved, *head.steps[4:]))
     found = {one.name: one for one in refreshed(base, head)}
     loss, time, peak = (found[name] for name in ("loss", "step time", "device peak bytes"))
-    assert (loss.gap.steps, loss.gap.first(), loss.gap.at, loss.flag) == (8, 4, 4, "review")
+    assert (len(loss.gap.apart), loss.gap.first(), loss.gap.at, loss.flag) == (8, 4, 4, "review")
     assert loss.gap.largest == pytest.approx(1e-6, rel=1e-3)
-    assert (time.gap.steps, time.flag) == (6, "within tolerance")  # the first two warm up
+    assert (len(time.gap.apart), time.flag) == (6, "within tolerance")  # the first two warm up
     assert time.gap.middle == pytest.approx(10 / 2490)
     assert (peak.flag, peak.gap.largest) == ("review", pytest.approx(0.025))
     assert (found["num-zeros"].gap.first(), found["num-zeros"].flag) == (None, "equal")

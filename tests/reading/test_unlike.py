@@ -99,8 +99,7 @@ def test_where_no_length_is_known_the_sequences_are_counted():
         ImportedRun("x", work, Provenance(kind="imported"), (ImportedStep(3, time),))
         for work, time in ((base, 3261.0), (head, 3831.0))
     ]
-    paces = (imported_samples(log).pace for log in logs)
-    (rate,) = comparable_rates(unlike(base, head), *paces)
+    (rate,) = comparable_rates(unlike(base, head), *(imported_samples(log).pace for log in logs))
     assert (rate.name, round(rate.ratio, 3)) == ("samples/s", 1.702)
 
 
