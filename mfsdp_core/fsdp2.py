@@ -13,9 +13,7 @@ gradients that were removed begin a new cycle then.
 from __future__ import annotations
 
 import functools
-import gc
 import itertools
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -473,7 +471,6 @@ def _context(module: nn.Module) -> ShardedContext:
     }
     _name_parameters(top)
     refuse(_wrong_model(named))
-    _warn_of_outside_holders(named.values())
     for name, state in named.items():
         state.unit.name = name
     if root.is_auto:
@@ -651,27 +648,3 @@ def _wrong_model(states: dict[str, _Sharded]) -> Rows:
                 "nobody would average its gradients over ranks. Call fully_shard for the module "
                 "around them as well, or pass it in ignored_params.",
             )
-
-
-def _warn_of_outside_holders(states: Iterable[_Sharded]) -> None:
-    """Of modules in this process that hold a sharded weight and no unit of `states` runs.
-
-    Such a module may be a leftover (a traced copy, a list) or part of what is trained.
-    """
-    parameters = [member for state in states for member in state.parameters]
-    names = {id(member.raw): member.names[0] for member in parameters}
-    inside = {id(holder._parameters) for member in parameters for holder, _ in member.holders}
-    gc.collect()  # a model of before may have held them
-    for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
-        # Modules of others may have no dict yet, or answer every attribute themselves.
-        held = object.__getattribute__(module, "__dict__").get("_parameters") or {}
-        shared = [names[id(p)] for p in held.values() if id(p) in names]
-        if shared and id(held) not in inside:
-            warnings.warn(
-                f"{shared[0]} is also held by a {type(module).__name__} outside of what was "
-                "sharded. If that module runs, it computes with memory that comes and goes: call "
-                "fully_shard for a module around both, or give each a parameter of its own.",
-                UserWarning,
-                stacklevel=4,
-            )
-            return

@@ -17,6 +17,7 @@ from typing import Any, Literal
 from bench.errors import BenchError
 from bench.launch.code import installed_version
 from bench.resolve import Machine
+from bench.spec import known_engine
 from bench.store.file_lock import FileLock, is_locked
 
 _MINIMUM_PYTHON = (3, 11)
@@ -27,7 +28,7 @@ _NEEDED = (
 _EXTRAS = (
     ("gpu", "nvidia-ml-py", "names, memory, clocks and power caps of GPUs in every record"),
     ("gpu", "transformer-engine", "FP8 layers and quantised weights of Transformer Engine"),
-    ("", "megatron-fsdp", "the engine megatron_fsdp, on CUDA"),
+    ("", "megatron-fsdp", "the engines megatron_fsdp and megatron_fsdp_v2, by 0.6, on CUDA"),
     ("parquet", "pyarrow", "export --format parquet"),
     ("tensorboard", "tensorboard", "event files of TensorBoard: import, baseline save"),
     ("safetensors", "safetensors", "checkpoints in the safetensors format"),
@@ -71,10 +72,13 @@ def package_findings() -> list[DoctorFinding]:
         found.append(DoctorFinding("problem", "mfsdp_core", "missing", "the engine mfsdp", again))
     for group, name, gives in _EXTRAS:
         had = installed_version(name)
-        pip = f"'mfsdp-bench[{group}]'" if group else f"--no-deps {name}==0.6.1 einops"
+        remedy, is_other = f"pip install 'mfsdp-bench[{group}]'", False
+        if not group:
+            engine = known_engine(name.replace("-", "_"))
+            remedy, is_other = engine.install, engine.other_release() is not None
         found.append(
-            DoctorFinding("note", name, "not installed", gives, f"pip install {pip}")
-            if had is None
+            DoctorFinding("note", name, had or "not installed", gives, remedy)
+            if had is None or is_other
             else DoctorFinding("ok", name, had)
         )
     return found

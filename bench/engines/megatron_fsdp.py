@@ -29,6 +29,7 @@ from bench.engines.optimizer import (
 )
 from bench.engines.protocol import UNREPORTED
 from bench.engines.stock import StockEngine, scaled_backward
+from bench.errors import UnsupportedError
 from bench.models.initialisation import (
     GivenValues,
     Part,
@@ -38,7 +39,13 @@ from bench.models.initialisation import (
     write_values,
 )
 from bench.models.sharding import DATA, OUTER, mesh_of, unit_classes
-from bench.spec import EngineSpec, MegatronFsdpSettings, ResolvedDtypes, ResolvedRun
+from bench.spec import (
+    EngineSpec,
+    MegatronFsdpSettings,
+    ResolvedDtypes,
+    ResolvedRun,
+    known_engine,
+)
 
 
 @takes_meta
@@ -49,6 +56,7 @@ class MegatronFsdpEngine(StockEngine):
         self, model: nn.Module, resolved: ResolvedRun, device: torch.device, package: Any = None
     ) -> None:
         self._package = package or importlib.import_module("megatron_fsdp")
+        refuse_other_release(resolved.engine.name)
         values = initial_values(model)
         given = GivenValues(model) if values is None else values
         model = model.to(TORCH_DTYPES[resolved.dtypes.compute])
@@ -154,6 +162,16 @@ class MegatronFsdpInspection(StockInspection):
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Not offered."""
         raise lacks(f"loads sharded checkpoints, not {len(weights)} whole tensors")
+
+
+def refuse_other_release(engine: str) -> None:
+    """For an arm with packages of its own, which no plan has seen.
+
+    Raises:
+        UnsupportedError: the package is here in a release that takes other arguments.
+    """
+    if other := known_engine(engine).other_release():
+        raise UnsupportedError("engine-not-here", other)
 
 
 def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from bench.engines.dtypes import TORCH_DTYPES
 from bench.engines.inspection import StockInspection
-from bench.engines.megatron_fsdp import MegatronFsdpEngine, dtype_policy
+from bench.engines.megatron_fsdp import MegatronFsdpEngine, dtype_policy, refuse_other_release
 from bench.engines.optimizer import build_optimizer
 from bench.errors import UnsupportedError
 from bench.models.initialisation import (
@@ -44,6 +44,7 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
 
     def __init__(self, model: nn.Module, resolved: ResolvedRun, device: torch.device) -> None:
         self._package = importlib.import_module("megatron_fsdp")
+        refuse_other_release("megatron_fsdp_v2")
         self.v2 = importlib.import_module("megatron_fsdp.experimental")
         self.settings = MegatronFsdpSettings()
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]

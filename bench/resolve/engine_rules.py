@@ -296,5 +296,7 @@ def _why_not_here(engine: str, _folder: Path) -> str | None:
         remedy = f": {row.install}" if row.install else ""
         what = " and ".join(missing)
         return f"engine {row.name} needs {what}, which is not installed here{remedy}"
+    if other := row.other_release():
+        return other
     problem = None if row in TABLE else problem_of(row.factory)
     return None if problem is None else f"engine {row.name} cannot be loaded: {problem}"

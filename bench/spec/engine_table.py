@@ -98,7 +98,8 @@ class EngineRow:
     hybrids: the strategies on both axes that it offers then; None is every pair. parallel: the ways
     to split a model that it shards as well. one_process: it has no process group, and one rank
     consumes the whole global batch. devices: what it runs on.
-    needs: modules that must be installed. install: the command that does it. code: files that are
+    needs: modules that must be installed. install: the command that does it. release: a package and
+    the beginning of the versions that the engine calls rightly, as 0.6. code: files that are
     the engine, as patterns below a checkout of this repository; a factory elsewhere is found by its
     package. torch_code: those of torch, and of packages that are installed with it. colour: in
     figures, as `#0072B2`; None takes the next free one. established: a reference that the
@@ -119,6 +120,7 @@ class EngineRow:
     dtypes: DtypePolicies = DtypePolicies()
     needs: tuple[str, ...] = ("torch",)
     install: str = ""
+    release: tuple[str, str] | None = None
     code: tuple[str, ...] = ()
     torch_code: tuple[str, ...] = ()
     colour: str | None = None
@@ -139,6 +141,20 @@ class EngineRow:
                 raise ValueError(
                     f"engine {self.name}: its setting {name!r} has no default: give it one"
                 )
+
+    def other_release(self) -> str | None:
+        """What to say if another release of its package is installed here."""
+        package, wanted = self.release or ("", "")
+        try:
+            found = metadata.version(package) if package else wanted
+        except metadata.PackageNotFoundError:
+            return None
+        if f"{found}.".startswith(f"{wanted}."):
+            return None
+        return (
+            f"engine {self.name} calls {package} {wanted}, and other releases may take other "
+            f"arguments; found {found}: {self.install}"
+        )
 
 
 #: Settings as `fully_shard_model` calls them, where it has another name.
@@ -316,6 +332,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         devices=("cuda",),
         needs=("torch", "einops", "megatron_fsdp"),
         install="pip install --no-deps megatron-fsdp==0.6.1 einops",
+        release=("megatron-fsdp", "0.6"),
         code=("bench/engines/megatron_fsdp.py",),
         torch_code=("megatron_fsdp/**/*.py",),
         colour="#009E73",
@@ -331,6 +348,7 @@ TABLE: Final[tuple[EngineRow, ...]] = (
         devices=("cuda",),
         needs=("torch", "einops", "megatron_fsdp"),
         install="pip install --no-deps megatron-fsdp==0.6.1 einops",
+        release=("megatron-fsdp", "0.6"),
         code=("bench/engines/megatron_fsdp_v2.py", "bench/engines/megatron_fsdp.py"),
         torch_code=("megatron_fsdp/**/*.py",),
         colour="#999999",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 import torch
 from torch import nn
@@ -158,6 +160,7 @@ def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedC
     # A unit without parameters of its own is no unit: nothing to gather, release or prefetch.
     units = [unit for unit in units if unit.buckets]
     buckets = [bucket for unit in (root, *units) for bucket in unit.buckets]
+    _warn_of_outside_holders(p for bucket in buckets for p in bucket.parameters)
     of_root = [
         Unit(ROOT, root.module, -1 - number, [bucket], sync=root.sync)
         for number, bucket in enumerate(bucket for bucket in root.buckets if bucket.is_trainable)
@@ -251,6 +254,36 @@ def _user_buffers(options: Options, environment: Environment) -> UserBuffers | N
     # Of all groups the outer ones last, on every rank alike.
     groups.sort(key=lambda named: named[0].endswith("outer"))
     return user_buffers(groups, environment.streams, symmetric=options.registers_windows)
+
+
+def _warn_of_outside_holders(parameters: Iterable[ManagedParameter]) -> None:
+    """Of modules in this process that hold a sharded weight and no unit runs.
+
+    Such a module may be a leftover (a traced copy, a list) or part of what is trained.
+    """
+    members = list(parameters)
+    names = {id(member.raw): member.names[0] for member in members}
+    inside = {id(holder._parameters) for member in members for holder, _ in member.holders}
+
+    def outside() -> Iterator[tuple[str, str]]:
+        for module in [each for each in gc.get_objects() if issubclass(type(each), nn.Module)]:
+            # Modules of others may have no dict yet, or answer every attribute themselves.
+            held = object.__getattribute__(module, "__dict__").get("_parameters") or {}
+            if id(held) not in inside:
+                yield from (
+                    (names[id(p)], type(module).__name__) for p in held.values() if id(p) in names
+                )
+
+    if next(outside(), None):
+        gc.collect()  # a model of before may have held them
+        for name, kind in islice(outside(), 1):
+            warnings.warn(
+                f"{name} is also held by a {kind} outside of what was sharded. If that module "
+                "runs, it computes with memory that comes and goes: call fully_shard for a module "
+                "around both, or give each a parameter of its own.",
+                UserWarning,
+                stacklevel=4,
+            )
 
 
 def _warn_of_narrow(found: set[GroupDtypes[torch.dtype]]) -> None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 import inspect
 import math
 import warnings
+from pathlib import Path
 
 import pytest
 import torch
 
 import mfsdp_core
-from bench.engines.megatron_fsdp import MegatronFsdpEngine
+from bench.doctor.checks import package_findings
+from bench.engines.megatron_fsdp import MegatronFsdpEngine, refuse_other_release
 from bench.engines.optimizer import build_optimizer
+from bench.errors import UnsupportedError
 from bench.models.build import build_model
 from bench.resolve import engine_rules
 from bench.resolve.machine import Machine
@@ -184,3 +187,20 @@ def test_a_plan_says_how_to_install_what_is_not_there(monkeypatch):
     engine_rules._why_not_here.cache_clear()
     assert reasons["engine-not-here"].endswith(known_engine("megatron_fsdp").install)
     assert "pip install" in reasons["engine-not-on-device"]
+
+
+@pytest.mark.parametrize("engine", ["megatron_fsdp", "megatron_fsdp_v2"])
+@pytest.mark.needs("megatron_fsdp")
+def test_another_release_is_refused_by_plan_doctor_and_rank(engine, monkeypatch):
+    monkeypatch.setattr("importlib.metadata.version", {"megatron-fsdp": "0.7.0"}.get)
+    monkeypatch.setattr("bench.doctor.checks.installed_version", {"megatron-fsdp": "0.7.0"}.get)
+    engine_rules._why_not_here.cache_clear()
+    words = engine_rules._why_not_here(engine, Path.cwd())
+    engine_rules._why_not_here.cache_clear()
+    assert words.startswith(f"engine {engine} calls megatron-fsdp 0.6, and other releases may take")
+    assert words.endswith(f"found 0.7.0: {known_engine(engine).install}")
+    with pytest.raises(UnsupportedError, match=r"found 0\.7\.0"):
+        refuse_other_release(engine)
+    doctor = {finding.what: finding for finding in package_findings()}["megatron-fsdp"]
+    assert (doctor.level, doctor.found) == ("note", "0.7.0")
+    assert doctor.remedy == known_engine(engine).install

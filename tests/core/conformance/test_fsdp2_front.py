@@ -30,7 +30,7 @@ from conformance.small_model import (
     compare_weights,
     plain_backward,
 )
-from mfsdp_core import gather_full
+from mfsdp_core import fully_shard_model, gather_full
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     ConfigurationError,
@@ -483,6 +483,9 @@ def test_weights_that_several_modules_hold() -> None:
     refuses(ConfigurationError, "also in a module that is sharded", fully_shard, model)
     with pytest.warns(UserWarning, match=r"up\.weight is also held by a Linear outside"):
         model(batch())
+    model = tied()
+    with pytest.warns(UserWarning, match=r"up\.weight is also held by a Linear outside"):
+        fully_shard_model(model.units[0])
     model = tied()
     fully_shard([model.units[0], model.units[1]])
     refuses(ConfigurationError, "nobody would average its gradients", model, batch())
