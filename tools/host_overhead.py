@@ -14,11 +14,10 @@ from __future__ import annotations
 
 import argparse
 import cProfile
-import json
 import pstats
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Final
 
@@ -148,7 +147,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--units", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=40)
-    parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     # Registers the backend `fake` on import; torch has no public name for it.
@@ -157,9 +155,6 @@ def main() -> None:
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=4)
     measured = {case: measure(case, options.units, options.rounds) for case in CASES}
     dist.destroy_process_group()
-    if options.json:
-        print(json.dumps(measured, default=asdict))
-        return
     for case, costs in measured.items():
         for name in _ENGINES:
             seconds, calls = costs[name].seconds, costs[name].calls

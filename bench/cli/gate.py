@@ -267,14 +267,11 @@ def load_baseline(store: ResultsStore, named: str) -> Baseline:
         NotComparableError: it has another schema.
         NothingMeasuredError: a file without a run.
     """
-    from bench.store.documents import read_document
     from reports.compare.baseline import read_baseline
 
     path = Path(named)
     if named in store.baselines.names() or not (path.is_file() or path.suffix == ".json"):
         return read_baseline(store.baselines.read(named), f"baseline {named}")
-    if not path.is_file():
-        return read_baseline(read_document(path, "baseline"), named)
     return _of_file(path)
 
 
@@ -282,7 +279,7 @@ def _of_file(path: Path) -> Baseline:
     from bench.store.documents import read_document
     from reports.compare.baseline import read_baseline
 
-    if _BASELINE in path.read_bytes()[:_HEAD_BYTES]:
+    if not path.is_file() or _BASELINE in path.read_bytes()[:_HEAD_BYTES]:
         return read_baseline(read_document(path, "baseline"), str(path))
     return baseline_of_file(path.stem, path)
 

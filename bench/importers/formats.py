@@ -147,8 +147,8 @@ class Format(Frozen):
         for name, targets in lists.items():
             if not isinstance(targets, list | tuple) or not targets:
                 raise ValueError(f"expected where {name!r} goes, found {targets!r}")
-            for one in targets:
-                Target.of(str(one))
+            for target in targets:
+                Target.of(str(target))
         return lists
 
     @field_validator("facts", "arguments")

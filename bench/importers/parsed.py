@@ -195,14 +195,14 @@ class Parsed:
         self.remarks += self._about(steps)
         return steps
 
-    def _forget(self, name: str, count: int, whole: int) -> None:
+    def _forget(self, name: str, count: int, of_all: int) -> None:
         """A field of which more than a few are not understood has no number."""
-        if _FEW * whole < count < whole:
+        if _FEW * of_all < count < of_all:
             for kinds in self._steps.values():
                 for values in kinds.values():
                     values.pop(name, None)
             self.remarks.append(
-                f"{name} stands in several forms, of which {count} of {whole} are not understood:"
+                f"{name} stands in several forms, of which {count} of {of_all} are not understood:"
                 " none of its numbers is kept"
             )
 
@@ -265,10 +265,10 @@ class Parsed:
             )
         for name, words in _ODD.items():
             counts = [(step, step.extra.get(name, 0)) for step in steps]
-            odd = [(one, int(n)) for one, n in counts if not isinstance(n, str) and n > 0]
+            odd = [(step, int(n)) for step, n in counts if not isinstance(n, str) and n > 0]
             if odd:
-                where = ", ".join(str(one.step) for one, _ in odd[:_SHOWN])
-                lost = sum(one.loss is None for one, _ in odd) if "nan" in name else 0
+                where = ", ".join(str(step.step) for step, _ in odd[:_SHOWN])
+                lost = sum(step.loss is None for step, _ in odd) if "nan" in name else 0
                 more = f"; {lost} of these steps have no loss" if lost else ""
                 yield f"{sum(n for _, n in odd)} iterations {words} (step {where}){more}"
         timed = [

@@ -20,8 +20,8 @@ _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
 _TIME = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "milliseconds": 1.0}
 _TIME |= dict.fromkeys(("s", "sec", "secs", "seconds"), 1e3)
 _BYTES = {"b": 1.0, "bytes": 1.0}
-_BYTES |= {f"{one}ib": 2.0 ** (10 * at) for at, one in enumerate("kmgt", start=1)}
-_BYTES |= {f"{one}b": 10.0 ** (3 * at) for at, one in enumerate("kmgt", start=1)}
+_BYTES |= {f"{prefix}ib": 2.0 ** (10 * at) for at, prefix in enumerate("kmgt", start=1)}
+_BYTES |= {f"{prefix}b": 10.0 ** (3 * at) for at, prefix in enumerate("kmgt", start=1)}
 _OF_FIELDS = {
     "milliseconds": _TIME,
     "teraflops_per_device": {"flops": 1e-12, "tflop": 1.0, "tflops": 1.0, "pflops": 1e3},
@@ -51,11 +51,11 @@ class Quantity:
 
 def number(text: str) -> float | None:
     """A number as logs print it, with commas between thousands; None for `3,1`, a decimal comma."""
-    whole = text.partition(".")[0]
-    if "," in text and not _THOUSANDS.fullmatch(whole):
+    integer = text.partition(".")[0]
+    if "," in text and not _THOUSANDS.fullmatch(integer):
         return None
     try:
-        return float(whole.replace(",", "") + text[len(whole) :])
+        return float(integer.replace(",", "") + text[len(integer) :])
     except ValueError:
         return None
 
@@ -87,20 +87,20 @@ def units_of(field: str) -> Mapping[str, float]:
     return _BYTES if field.endswith("_bytes") else _OF_FIELDS.get(field, {})
 
 
-def in_field(one: Quantity, field: str, unit: str) -> float | None:
+def in_field(amount: Quantity, field: str, unit: str) -> float | None:
     """The number in the unit of a field; None where it is no number of this kind.
 
     unit is that of a number with nothing behind it, "" the field's own. Per cent is none.
     """
     units = units_of(field)
     factor = units[unit.lower()] if unit not in ("", "?") else 1.0
-    if one.unit in units:
-        factor = units[one.unit]
-    elif one.unit in _SUFFIXES and (field, one.unit) != ("milliseconds", "m"):
-        factor *= _SUFFIXES[one.unit]
-    elif one.unit or unit == "?":
+    if amount.unit in units:
+        factor = units[amount.unit]
+    elif amount.unit in _SUFFIXES and (field, amount.unit) != ("milliseconds", "m"):
+        factor *= _SUFFIXES[amount.unit]
+    elif amount.unit or unit == "?":
         return None
-    return None if one.number is None else _times(one.number, factor)
+    return None if amount.number is None else _times(amount.number, factor)
 
 
 def _times(value: float, factor: float) -> float:

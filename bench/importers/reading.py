@@ -29,7 +29,7 @@ class FormatReader:
         names = row.fields
         if row.patterns:
             # A table has the names that frameworks give to trackers, as perf/time_per_step.
-            others = (one.fields.items() for one in shipped())
+            others = (row.fields.items() for row in shipped())
             names = {name: to for fields in others for name, to in fields if "/" in name}
         self._exact = {
             " ".join(name.lower().split()): tuple(map(Target.of, to)) for name, to in names.items()
@@ -58,14 +58,14 @@ class FormatReader:
         """Whether a line has the name of a field, so that it can be the rest of a wrapped one."""
         return self._known.search(line) is not None
 
-    def document(self, whole: object) -> Parsed | None:
+    def document(self, content: object) -> Parsed | None:
         """The run of a whole document of JSON; None where it is none of this row."""
         form = self.row.document
-        history = whole.get(form.history) if form and isinstance(whole, dict) else None
-        if form is None or not isinstance(whole, dict) or not isinstance(history, list):
+        history = content.get(form.history) if form and isinstance(content, dict) else None
+        if form is None or not isinstance(content, dict) or not isinstance(history, list):
             return None
         run = Parsed(self.row.name, workload={"framework": self.row.framework})
-        if isinstance(steps := whole.get(form.steps), int) and 0 < steps < MOST:
+        if isinstance(steps := content.get(form.steps), int) and 0 < steps < MOST:
             run.workload["steps"] = steps
         for entry in history:
             step = entry.get(form.step) if isinstance(entry, dict) else None
@@ -106,8 +106,8 @@ class FormatReader:
         forms = self.row.facts.items()
         return next((to for form, to in forms if re.fullmatch(form, bare)), "")
 
-    def _said(self, form: LineForm, found: re.Match[str]) -> Said | None:
-        groups = {name: text for name, text in found.groupdict().items() if text is not None}
+    def _said(self, form: LineForm, match: re.Match[str]) -> Said | None:
+        groups = {name: text for name, text in match.groupdict().items() if text is not None}
         if form.kind == ARGUMENT:
             name, text = groups["name"], groups["value"].strip()
             fact = self.row.arguments.get(name, "")
@@ -130,7 +130,7 @@ class FormatReader:
         said.belongs = form.belongs
         last = self.meaning(pairs[-1][0]) if pairs else ()
         unread = {name for name, _ in said.unread}
-        said.is_cut_off = bool(tail) or not ends or any(one.name in unread for one in last)
+        said.is_cut_off = bool(tail) or not ends or any(target.name in unread for target in last)
         if tail and (end := form.field.fullmatch(tail)) and (to := self.meaning(end["name"])):
             said.cut_off = (to[0].name, f"{end['value']} without a | behind it, cut off")
         return said
@@ -142,32 +142,32 @@ class FormatReader:
         for name, text in pairs:
             if name in self.row.frameworks:
                 said.facts["framework"] = self.row.frameworks[name]
-            targets, fact, found = self.meaning(name), self._fact(name), quantities(text)
+            targets, fact, amounts = self.meaning(name), self._fact(name), quantities(text)
             first = targets and targets[0].name not in told
             told.update(target.name for target in targets[:1])
-            one = found[0].plain if found else None
+            number = amounts[0].plain if amounts else None
             if text.strip().lower() in NOTHING:
                 continue
-            if one is not None and 0 <= one < MOST and self._step.fullmatch(name):
-                said.step = int(one) + 1 - self.row.step_from
+            if number is not None and 0 <= number < MOST and self._step.fullmatch(name):
+                said.step = int(number) + 1 - self.row.step_from
             elif fact in _TEXTS and not first:
                 said.facts[fact] = text[:80]
-            elif fact and one and 0 < one < MOST and not found[0].unit:
-                said.facts[fact] = int(one)
-                if len(found) > 1 and self.row.second:
-                    said.values[self.row.second.replace("{name}", name)] = found[1].plain or text
+            elif fact and number and 0 < number < MOST and not amounts[0].unit:
+                said.facts[fact] = int(number)
+                if len(amounts) > 1 and self.row.second:
+                    said.values[self.row.second.replace("{name}", name)] = amounts[1].plain or text
             elif first:
-                self._numbers(said, name, text, targets, found)
-            elif self._is_unknown(name, text, found):
+                self._numbers(said, name, text, targets, amounts)
+            elif self._is_unknown(name, text, amounts):
                 said.unknown.append(name)
-                _keep(said, self.row.unknown.replace("{name}", name), text, found)
+                _keep(said, self.row.unknown.replace("{name}", name), text, amounts)
             else:
-                _keep(said, name, text, found)
+                _keep(said, name, text, amounts)
         return said
 
-    def _is_unknown(self, name: str, text: str, found: tuple[Quantity, ...]) -> bool:
+    def _is_unknown(self, name: str, text: str, amounts: tuple[Quantity, ...]) -> bool:
         """Whether there is a number of which nothing is said; a table has names, as FP8-CS, too."""
-        numbers = bool(found) if self.row.patterns else any(map(str.isdigit, text))
+        numbers = bool(amounts) if self.row.patterns else any(map(str.isdigit, text))
         return numbers and not self._kept.fullmatch(name)
 
     def _numbers(
@@ -176,25 +176,25 @@ class FormatReader:
         name: str,
         text: str,
         targets: tuple[Target, ...],
-        found: tuple[Quantity, ...],
+        amounts: tuple[Quantity, ...],
     ) -> None:
-        if self.row.second and len(found) == 2:  # noqa: PLR2004 - a second number
+        if self.row.second and len(amounts) == 2:  # noqa: PLR2004 - a second number
             targets = (*targets[:1], Target(self.row.second.replace("{name}", name)))
-        if not found or len(found) > len(targets):
+        if not amounts or len(amounts) > len(targets):
             said.unread.append((targets[0].name, text.strip()))
             return
-        for printed, target in zip(found, targets, strict=False):
+        for printed, target in zip(amounts, targets, strict=False):
             unit = self.row.units.get(printed.unit.upper())
-            one = printed if unit is None else replace(printed, unit=unit.lower())
+            amount = printed if unit is None else replace(printed, unit=unit.lower())
             if target.name not in OURS:
-                shown = f"{one.number} {one.unit}" if one.plain is None else one.plain
+                shown = f"{amount.number} {amount.unit}" if amount.plain is None else amount.plain
                 said.values[target.name] = shown
-            elif one.is_signed and (one.unit == "%" or units_of(target.name)):
+            elif amount.is_signed and (amount.unit == "%" or units_of(target.name)):
                 # A difference, such as +3.76%, is no value.
                 said.values[f"{name} (difference)"] = text.strip()
-            elif target.unit == "?" and not one.unit:
-                _keep(said, name, text, found)
-            elif (value := in_field(one, target.name, target.unit)) is None:
+            elif target.unit == "?" and not amount.unit:
+                _keep(said, name, text, amounts)
+            elif (value := in_field(amount, target.name, target.unit)) is None:
                 said.unread.append((target.name, text.strip()))
             else:
                 said.values[target.name] = value
@@ -207,20 +207,20 @@ def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], s
     At last whether it ends with a pair.
     """
     if form.split is None:
-        found = list(form.field.finditer(text))
-        ends = [0, *(one.end() for one in found)]
-        starts = [*(one.start() for one in found), len(text)]
+        matches = list(form.field.finditer(text))
+        ends = [0, *(m.end() for m in matches)]
+        starts = [*(m.start() for m in matches), len(text)]
         strange = [text[end:start] for end, start in zip(ends, starts, strict=True)]
-        pairs = [(_name(one["name"]), one["value"]) for one in found]
-        words = [_without_digits(one) for one in strange if re.search(r"\w", one)]
+        pairs = [(_name(m["name"]), m["value"]) for m in matches]
+        words = [_without_digits(rest) for rest in strange if re.search(r"\w", rest)]
         return pairs, words, "", not re.search(r"\w", strange[-1])
     parts = [part.strip() for part in form.split.split(text)]
     tail = parts.pop() if form.closed else ""
     both = [(part, form.field.fullmatch(part)) for part in parts if part]
-    pairs = [(_name(one["name"]), one["value"].strip()) for _, one in both if one]
+    pairs = [(_name(m["name"]), m["value"].strip()) for _, m in both if m]
     return (
         pairs,
-        [_without_digits(part) for part, one in both if not one],
+        [_without_digits(part) for part, m in both if not m],
         tail,
         bool(not both or both[-1][1]),
     )
@@ -231,10 +231,10 @@ def _whole(text: str) -> int | None:
     return int(text) if re.fullmatch(r"\d{1,15}", text) else None
 
 
-def _keep(said: Said, name: str, text: str, found: tuple[Quantity, ...]) -> None:
+def _keep(said: Said, name: str, text: str, amounts: tuple[Quantity, ...]) -> None:
     """By its own name, as a number where it is one without a unit."""
     name = f"{name} (as printed)" if name in OURS or name in said.values else name
-    plain = found[0].plain if len(found) == 1 else None
+    plain = amounts[0].plain if len(amounts) == 1 else None
     said.values[name] = text.strip() if plain is None else plain
 
 

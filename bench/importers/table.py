@@ -66,18 +66,18 @@ def read_text(
     """
     readers = list(map(FormatReader, _rows(form)))
     tracker = next((reader for reader in readers if reader.row.name == "tracker"), None)
-    whole: Parsed | None
+    document: Parsed | None
     if tracker and ".tfevents." in source and path is not None:
-        content, whole = path.read_bytes(), _of_events(path, tracker)
+        content, document = path.read_bytes(), _of_events(path, tracker)
     else:
         content = b"".join(blocks)
-        whole = _of_document(content, readers, tracker)
+        document = _of_document(content, readers, tracker)
     sha256 = hashlib.sha256(content).hexdigest()
-    if whole is not None:
-        if not whole.has_values:
+    if document is not None:
+        if not document.has_values:
             no_number = "no metric of it has a number at a step"
             raise NothingMeasuredError(f"{source} holds no run: {no_number}")
-        return _imported([whole], source, sha256, facts)
+        return _imported([document], source, sha256, facts)
     lines = (line.removesuffix(b"\n").decode(errors="replace") for line in io.BytesIO(content))
     parsed, without = text.runs_of(lines, readers)
     if not parsed and without:
@@ -113,7 +113,7 @@ def _imported(
             absent=_absent(workload, steps),
             remarks=tuple(run.remarks),
         )
-        name = _unused(run.label, [one.id for one in runs])
+        name = _unused(run.label, [r.id for r in runs])
         runs.append(ImportedRun(name, workload, provenance, steps, tuple(run.nccl)))
     steps_of_all = itertools.chain.from_iterable(run.steps for run in runs)
     if not any(getattr(step, name) is not None for step in steps_of_all for name in OURS):
@@ -158,7 +158,7 @@ def _golden(document: object, tracker: FormatReader) -> Parsed | None:
             int(step): value for step, value in values.items() if re.fullmatch(r"\d{1,12}", step)
         }
     last = max((step for values in series.values() for step in values), default=0)
-    lone = {name: {last: one} for name, one in document.items() if type(one) in (int, float)}
+    lone = {name: {last: value} for name, value in document.items() if type(value) in (int, float)}
     return _run("golden", series | lone, tracker)
 
 
@@ -219,7 +219,7 @@ def _unused(label: str, taken: Sequence[str]) -> str:
         return short
     long = labels.as_name(label) or short
     numbered = (f"{long}-{count}" for count in itertools.count(2))
-    return next(one for one in itertools.chain((long,), numbered) if one not in taken)
+    return next(name for name in itertools.chain((long,), numbered) if name not in taken)
 
 
 def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
@@ -227,7 +227,7 @@ def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
     if unknown:
         known = ", ".join(name for name in Workload.model_fields if name != "settings")
         raise UsageError(f"--set {unknown[0]}: expected one of {known}")
-    said = {name: one for name, one in parsed.workload.items() if name in Workload.model_fields}
+    said = {name: value for name, value in parsed.workload.items() if name in Workload.model_fields}
     try:
         return Workload.model_validate({"framework": "unknown"} | said | facts)
     except ValidationError as error:

@@ -81,7 +81,7 @@ class LogTable:
                 continue
             table = cls(reader, cells, split)
             both = zip(table._columns, below, strict=True)
-            numbers = [bool(quantities(cell)) for one, cell in both if one.is_known or one.is_step]
+            numbers = [bool(quantities(cell)) for c, cell in both if c.is_known or c.is_step]
             # Of columns of prose all must be known.
             least = len(cells) if split is _spaced else 1
             if any(column.is_known for column in table._columns) and sum(numbers) >= least:
@@ -102,7 +102,7 @@ class LogTable:
 
     def runs(self) -> list[tuple[str, Parsed]]:
         """What each run is called, and what tells of it; those without a value too."""
-        if self._split is _piped and not any(one.is_known for one in self._columns):
+        if self._split is _piped and not any(column.is_known for column in self._columns):
             self._turn()
         self._tell_lengths()
         names = list(dict.fromkeys(column.run for column in self._columns if column.run))
@@ -148,13 +148,13 @@ class LogTable:
         ]
 
     def _add(self, run: Parsed, row: list[tuple[_Column, str]], name: str, number: int) -> None:
-        at = next((cell for one, cell in row if one.is_step), "0")
+        at = next((cell for c, cell in row if c.is_step), "0")
         step = quantities(at)[0].plain if quantities(at) else None
         if step is None or not step.is_integer() or not 0 <= step < MOST:
             run.drop(f"line {number}", "step", at)
             return
-        own = [one for one in row if one[0].run in ("", name) and not one[0].is_left_out]
-        pairs = [(one.name, cell) for one, cell in own if not one.is_step]
+        own = [c for c in row if c[0].run in ("", name) and not c[0].is_left_out]
+        pairs = [(c.name, cell) for c, cell in own if not c.is_step]
         said = self._reader.of_pairs(pairs, int(step))
         if said.values or said.unread:
             run.add(said, number)

@@ -55,10 +55,10 @@ class _Lines:
 
     def __init__(self, lines: Iterable[tuple[int, str]]) -> None:
         self._rest = (
-            (number, _COLOUR.sub("", one))
+            (number, _COLOUR.sub("", part))
             for number, line in lines
-            for one in line.removeprefix("\ufeff").strip("\r").split("\r")
-            if len(one) <= _LONGEST_LINE
+            for part in line.removeprefix("\ufeff").strip("\r").split("\r")
+            if len(part) <= _LONGEST_LINE
         )
         self._ahead: deque[tuple[int, str]] = deque()
 
@@ -67,8 +67,8 @@ class _Lines:
 
     def ahead(self, count: int) -> str:
         """The line so many below the one that was taken; "" behind the end."""
-        while len(self._ahead) < count and (one := next(self._rest, None)) is not None:
-            self._ahead.append(one)
+        while len(self._ahead) < count and (line := next(self._rest, None)) is not None:
+            self._ahead.append(line)
         return self._ahead[count - 1][1] if len(self._ahead) >= count else ""
 
 
@@ -161,11 +161,11 @@ class _Cut:
                 break
             joined = [f"{reading}{gap}{more.strip()}" for reading in readings for gap in ("", " ")]
             tried = [(text, reader.read(text)) for text in joined if len(text) < _LONGEST_LINE]
-            both = [(one, found) for one, found in tried if found is not None]
+            both = [(text, reading) for text, reading in tried if reading is not None]
             if not both:
                 break
             both.sort(key=lambda pair: _quality(pair[1]), reverse=True)
-            readings, latest = [one for one, _ in both[:_MOST_READINGS]], both[0][1]
+            readings, latest = [text for text, _ in both[:_MOST_READINGS]], both[0][1]
             if (_quality(latest), is_full) > (_quality(best), False):
                 best, taken = latest, count
                 self._width = max(self._width, len(above)) if is_full else self._width

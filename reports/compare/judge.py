@@ -195,12 +195,12 @@ def judge(
         any_nodes: compare what different nodes of a cluster have measured.
     """
     policy = policy or Policy()
-    refused = [
-        text_of(pair.unlike) or _other_machine(pair.base, pair.head, any_nodes=any_nodes)
+    reasons = [
+        (pair, text_of(pair.unlike) or _other_machine(pair.base, pair.head, any_nodes=any_nodes))
         for pair in sides.pairs
     ]
-    pairs = tuple(pair for pair, why in zip(sides.pairs, refused, strict=True) if not why)
-    incomparable = [(p.label, why) for p, why in zip(sides.pairs, refused, strict=True) if why]
+    pairs = tuple(pair for pair, why in reasons if not why)
+    incomparable = [(pair.label, why) for pair, why in reasons if why]
     judgements: list[Judgement] = []
     for metric, rule in policy.active():
         judged = [pair for pair in pairs if rule.named or _is_measured(metric, pair)]
@@ -311,27 +311,21 @@ def judge_intervals(
 
     alpha: two-sided, after adjustment for all of `pairs` that have a ratio.
     """
-    reasons = [_why_no_ratio(pair, metric) for pair in pairs]
-    usable = [pair for pair, why in zip(pairs, reasons, strict=True) if not why]
-    estimates = [
-        (estimate_paired if pair.paired else estimate_unpaired)(*pair.of(metric), alpha)
-        for pair in usable
-    ]
-    floors = [_noise_floor(pair, metric, calibrations) for pair in usable]
-    tolerances = [max(_policy_tolerance(rule, metric), floor) for floor in floors]
-    p_values = [
-        estimate.p_beyond(math.log1p(tolerance), math.log(rule.aim))
-        for estimate, tolerance in zip(estimates, tolerances, strict=True)
-    ]
+    reasons = [(pair, _why_no_ratio(pair, metric)) for pair in pairs]
+    usable: list[tuple[Pair, RatioEstimate, float]] = []
+    for pair in (pair for pair, why in reasons if not why):
+        estimate = (estimate_paired if pair.paired else estimate_unpaired)(*pair.of(metric), alpha)
+        floor = _noise_floor(pair, metric, calibrations)
+        usable.append((pair, estimate, max(_policy_tolerance(rule, metric), floor)))
+    aim = math.log(rule.aim)
+    p_values = adjusted([ratio.p_beyond(math.log1p(most), aim) for _, ratio, most in usable])
     judged = (
         _of_interval(pair, metric, rule, estimate, _Test(tolerance, p, len(usable)))
-        for pair, estimate, tolerance, p in zip(
-            usable, estimates, tolerances, adjusted(p_values), strict=True
-        )
+        for (pair, estimate, tolerance), p in zip(usable, p_values, strict=True)
     )
     return [
         _judgement(pair, metric, rule, "unmeasured", why) if why else next(judged)
-        for pair, why in zip(pairs, reasons, strict=True)
+        for pair, why in reasons
     ]
 
 

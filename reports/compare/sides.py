@@ -88,13 +88,11 @@ class Sides:
         Raises:
             UsageError: one of them means none.
         """
-        reasons: dict[str, Any] = {
-            name: getattr(self, name) for name in ("failed", "not_comparable", "pruned")
-        }
+        listed = ("failed", "not_comparable", "pruned")
+        reasons: dict[str, Any] = {name: getattr(self, name) for name in listed}
         names = [pair.label for pair in self.pairs]
         kept = matching([*names, *(c for each in reasons.values() for c, _ in each)], patterns)
-        for name, each in reasons.items():
-            reasons[name] = tuple(reason for reason in each if reason[0] in kept)
+        reasons = {n: tuple(r for r in each if r[0] in kept) for n, each in reasons.items()}
         pairs = tuple(pair for pair in self.pairs if pair.label in kept)
         return replace(self, pairs=pairs, **reasons)
 
