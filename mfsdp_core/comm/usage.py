@@ -11,6 +11,7 @@ of a parameter that it left out itself, as the step does: the host waits for the
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from itertools import chain
 
 import torch
@@ -21,40 +22,34 @@ from mfsdp_core.events import Event, EventBus
 from mfsdp_core.streams import InFlight, Streams
 
 
+@dataclass
 class Usage:
     """Of the parameters that the ranks of `group` share: the dense ones, or the experts'.
 
-    parameters: ids of their raw faces, in the same order on all ranks.
+    parameters: ids of their raw faces, in the same order on all ranks. unset: those that this rank
+    has not used.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        parameters: Sequence[int],
-        streams: Streams,
-        events: EventBus,
-    ) -> None:
-        self._group = group
-        self._parameters = parameters
-        self._streams = streams
-        self._events = events
-        #: Those that this rank has not used.
-        self.unset: list[int] = []
-        self._bits = torch.empty(0)
-        self._work: InFlight | None = None
+    group: dist.ProcessGroup
+    parameters: Sequence[int]
+    streams: Streams
+    events: EventBus
+    unset: list[int] = field(default_factory=list, init=False)
+    _bits: torch.Tensor = field(init=False)
+    _work: InFlight | None = field(default=None, init=False)
 
     def ask(self, used: Collection[int]) -> None:
         """Start to find out what all ranks together have used. Collective."""
         self._wait()
-        unset = [index for index, one in enumerate(self._parameters) if one not in used]
-        self.unset = [self._parameters[index] for index in unset]
-        self._bits = self._streams.ones_but(len(self._parameters), unset)
-        if self._group.size() > 1:
+        unset = [index for index, one in enumerate(self.parameters) if one not in used]
+        self.unset = [self.parameters[index] for index in unset]
+        self._bits = self.streams.ones_but(len(self.parameters), unset)
+        if self.group.size() > 1:
             self._publish()
             work = dist.all_reduce(
-                self._bits, op=dist.ReduceOp.MAX, group=self._group, async_op=True
+                self._bits, op=dist.ReduceOp.MAX, group=self.group, async_op=True
             )
-            self._work = self._streams.track((work,), "all_reduce of flags", self._bits)
+            self._work = self.streams.track((work,), "all_reduce of flags", self._bits)
 
     def _wait(self) -> None:
         if self._work is not None:
@@ -62,10 +57,10 @@ class Usage:
             self._work = None
 
     def _publish(self) -> None:
-        if "agreement" in self._events.wanted:
+        if "agreement" in self.events.wanted:
             dtype, size = dtype_name(self._bits.dtype), self._bits.nbytes
-            sent = Event("agreement", "all_reduce", dtype, size, "", self._group.size(), "")
-            self._events.publish(sent)
+            sent = Event("agreement", "all_reduce", dtype, size, "", self.group.size(), "")
+            self.events.publish(sent)
 
 
 def unused_by_all(usages: Sequence[Usage]) -> set[int]:
@@ -75,6 +70,6 @@ def unused_by_all(usages: Sequence[Usage]) -> set[int]:
         return set()
     for usage in asked:
         usage._wait()
-    parameters = chain.from_iterable(usage._parameters for usage in asked)
+    parameters = chain.from_iterable(usage.parameters for usage in asked)
     bits = torch.cat([usage._bits for usage in asked]).tolist()
     return {parameter for parameter, bit in zip(parameters, bits, strict=True) if not bit}

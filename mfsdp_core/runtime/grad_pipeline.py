@@ -18,14 +18,15 @@ meaning as the gradient, so that autograd reports the parameter. Where a weight 
 has zeros (`zero_out_wgrad`): autograd adds what other modules return, and the sum is taken besides.
 `main_grad`, which the layer sets on the parameter, is dropped: it would keep the bucket's memory.
 
-At most `IN_FLIGHT` units have a reduction under way that holds memory; landing the oldest before
-starting another bounds it and overlaps each reduction with the backward pass of the next unit.
+At most one unit has reductions under way that hold memory; landing the oldest before starting
+another bounds it and overlaps each reduction with the backward pass of the next unit.
 Reductions in place are not waited for before the end of the backward pass.
 """
 
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -40,31 +41,26 @@ from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
-#: Units whose reductions, with memory of their own, may be under way at once.
-IN_FLIGHT = 1
-
 
 class ReductionQueue:
-    """Units whose inner reductions are under way, each followed by its outer stage if it ends.
-
-    flying: by unit, oldest first, whether the outer stage follows, and whether it holds memory.
-    """
+    """Inner reductions under way, by bucket, each followed by its outer stage if that is due."""
 
     def __init__(self) -> None:
-        self.flying: dict[Unit, tuple[bool, bool]] = {}
+        self.flights: deque[tuple[GradientBuffers, bool]] = deque()
         self._holding = 0  # of them, those that hold memory
-        self._outer: GradientBuffers | None = None  # the one whose outer stage is under way
+        self._holder: Unit | None = None  # whose they are
+        self._outer: GradientBuffers | None = None  # whose outer stage is under way
 
     def start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
         """Reduce one bucket of `unit`. is_last: the outer stage follows."""
-        joins = unit not in self.flying
-        takes_memory = joins and not unit.reduces_in_place
-        while takes_memory and self._holding >= IN_FLIGHT:
+        takes_memory = not buffers.reduces_in_place
+        while takes_memory and self._holding and self._holder is not unit:
             self.drain_oldest()
         buffers.issue()
-        if joins:
-            self._holding += takes_memory
-            self.flying[unit] = is_last, takes_memory
+        if takes_memory:
+            self._holding += 1
+            self._holder = unit
+        self.flights.append((buffers, is_last))
 
     def start_outer(self, buffers: GradientBuffers) -> None:
         """Start the outer stage of a bucket whose inner one has landed."""
@@ -75,15 +71,14 @@ class ReductionQueue:
 
     def drain_oldest(self) -> bool:
         """Land the oldest reduction, so that its bucket becomes free; False if there is none."""
-        for unit in self.flying:
-            is_last, takes_memory = self.flying.pop(unit)
-            self._holding -= takes_memory
-            for buffers in unit.gradients:
-                buffers.land()
-                if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
-                    self.start_outer(buffers)
-            return True
-        return False
+        if not self.flights:
+            return False
+        buffers, is_last = self.flights.popleft()
+        self._holding -= not buffers.reduces_in_place
+        buffers.land()
+        if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
+            self.start_outer(buffers)
+        return True
 
     def land_all(self) -> None:
         """Wait for and land all reductions under way, those of the outer axis included."""
@@ -326,7 +321,7 @@ class GradPipeline:
         for unit, buffers in self._each:
             if buffers.awaits_reduction:
                 self._reductions.start(unit, buffers, is_last=True)
-            elif unit.sync.is_partial or unit in self._reductions.flying:
+            elif unit.sync.is_partial or buffers.is_moving:
                 continue
             elif buffers.awaits_outer:
                 self._reductions.start_outer(buffers)

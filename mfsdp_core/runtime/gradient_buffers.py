@@ -182,9 +182,14 @@ class GradientBuffers:
         return self._bucket_open and self._flight is None
 
     @property
+    def is_moving(self) -> bool:
+        """Whether a reduction is under way."""
+        return self._flight is not None
+
+    @property
     def is_live(self) -> bool:
         """Whether a buffer in the communication dtype exists now."""
-        return self._bucket_open or self._flight is not None
+        return self._bucket_open or self.is_moving
 
     @property
     def awaits_reduction(self) -> bool:

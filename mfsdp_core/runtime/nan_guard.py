@@ -49,12 +49,12 @@ class NanGuard:
         return BucketGuard(self, names) if wanted else None
 
 
+@dataclass(frozen=True)
 class BucketGuard:
     """Checks of one bucket. names: per parameter, all names under which modules hold it."""
 
-    def __init__(self, guard: NanGuard, names: Sequence[Names]) -> None:
-        self._guard = guard
-        self._names = names
+    _guard: NanGuard
+    _names: Sequence[Names]
 
     def check_parameter(self, index: int, gradient: torch.Tensor) -> None:
         """Look at the gradient that this microbatch has given parameter `index`.

@@ -93,11 +93,6 @@ class Unit:
         """Gradients of the trainable buckets, in bucket order."""
         return [bucket.gradients for bucket in self.buckets if bucket.gradients is not None]
 
-    @property
-    def reduces_in_place(self) -> bool:
-        """Whether reducing its gradients takes no memory."""
-        return all(buffers.reduces_in_place for buffers in self.gradients)
-
     @cached_property
     def shares_parameters(self) -> bool:
         """Whether a parameter is held by several modules.
