@@ -75,12 +75,6 @@ class DBuffer:
         return self.data[first * size : (first + len(slices)) * size]
 
 
-def tensor_in(data: torch.Tensor, layout: Layout, index: int) -> torch.Tensor:
-    """View of tensor `index` in the memory of all slices."""
-    slot = layout.slots[index]
-    return data.as_strided(slot.shape, slot.strides, data.storage_offset() + slot.offset)
-
-
 class Allocator:
     """A fresh tensor at every `take`; nothing is kept of what is given back.
 

@@ -6,7 +6,9 @@ A bucket of N slices over three tensors; `|` is a slice boundary, `.` padding:
              |aaaa aaaa aaaa|aaaa bbbb bb c|c c c . . . .|
                   rows of a      b  b  fragments
 
-    * a tensor starts at a multiple of its row (elements of `shape[1:]`; 1 for a vector);
+    * a tensor starts at a multiple of its row (elements of `shape[1:]`; 1 for a vector), and of 16
+      elements, 16 bytes in any dtype, or else of 8 or 4, where that takes no more padding than the
+      rule allows, and no more than `PADDING_BUDGET` above a layout without;
     * a slice is a multiple of the least common multiple of all rows, so that no slice boundary cuts
       a row: what a rank holds of a tensor is whole rows of dim 0, perhaps none;
     * the layout is a pure function of shapes and N, hence equal on all ranks.
@@ -30,6 +32,9 @@ from mfsdp_core.errors import LayoutError
 
 #: Padding that a bucket may have above that of its largest member alone, relative to its elements.
 PADDING_BUDGET = 0.05
+
+#: Elements that tensors start at multiples of, best first; kernels read 16 bytes at a time.
+ALIGNMENTS = (16, 8, 4)
 
 Shape = tuple[int, ...]
 
@@ -167,19 +172,15 @@ class Layout:
     @cached_property
     def gaps(self) -> Sequence[tuple[int, int]]:
         """Ranges [start, end) of the buffer that belong to no tensor, in order."""
-        gaps = []
-        cursor = 0
-        for slot in sorted(self.slots, key=lambda slot: slot.offset):
-            if slot.offset > cursor:
-                gaps.append((cursor, slot.offset))
-            cursor = max(cursor, slot.end)
-        if cursor < self.total_elements:
-            gaps.append((cursor, self.total_elements))
-        return gaps
+        held = sorted((slot.offset, slot.end) for slot in self.slots if slot.elements)
+        edges = [0, *(edge for both in held for edge in both), self.total_elements]
+        return [
+            (low, high) for low, high in zip(edges[::2], edges[1::2], strict=True) if low < high
+        ]
 
 
 def build_layout(shapes: Sequence[Shape], slices: int) -> Layout:
-    """Pack tensors of `shapes` into one buffer of `slices` equal slices.
+    """Pack tensors of `shapes` into one buffer of `slices` equal slices, aligned as well as may be.
 
     Tensors that fill whole chunks (the least common multiple of the rows) come first and leave no
     gap. The rest follow with the widest rows first, each into the first gap that takes it.
@@ -189,16 +190,25 @@ def build_layout(shapes: Sequence[Shape], slices: int) -> Layout:
     """
     if slices < 1:
         raise LayoutError(f"expected at least one slice, found {slices}")
+    packed = _pack(shapes, slices, 1)
+    most = packed.padding_fraction + PADDING_BUDGET
+    aligned = (_pack(shapes, slices, alignment) for alignment in ALIGNMENTS)
+    fit = (one for one in aligned if one.padding_fraction <= most and within_padding_budget(one))
+    return next(fit, packed)
+
+
+def _pack(shapes: Sequence[Shape], slices: int, alignment: int) -> Layout:
     chunk = lcm(*(max(1, row_elements(shape)) for shape in shapes)) if shapes else 1
     order = sorted(range(len(shapes)), key=lambda i: _packing_key(shapes[i], chunk))
     offsets = [0] * len(shapes)
     gaps: list[tuple[int, int]] = []
     cursor = 0
     for index in order:
-        row, elements = max(1, row_elements(shapes[index])), prod(shapes[index])
-        offset = _take_gap(gaps, row, elements)
+        elements = prod(shapes[index])
+        step = lcm(max(1, row_elements(shapes[index])), alignment)
+        offset = _take_gap(gaps, step, elements)
         if offset is None:
-            offset = _round_up(cursor, row)
+            offset = _round_up(cursor, step)
             if offset > cursor:
                 gaps.append((cursor, offset))
             cursor = offset + elements
@@ -214,7 +224,7 @@ def within_padding_budget(layout: Layout) -> bool:
         return True
     most = max(slot.elements for slot in layout.slots)
     largest = {slot.shape for slot in layout.slots if slot.elements == most}
-    alone = min(build_layout([one], layout.slices).padding_fraction for one in largest)
+    alone = min(_pack([one], layout.slices, 1).padding_fraction for one in largest)
     return layout.padding_fraction <= alone + PADDING_BUDGET
 
 
@@ -228,7 +238,8 @@ def split_by_padding(shapes: Sequence[Shape], slices: int) -> list[list[int]]:
     if within_padding_budget(build_layout(shapes, slices)):
         return [list(range(len(shapes)))]
     parts: list[list[int]] = []
-    for index in sorted(range(len(shapes)), key=lambda i: _split_key(shapes[i])):
+    keys = [(-row_elements(shape), -prod(shape)) for shape in shapes]
+    for index in sorted(range(len(shapes)), key=keys.__getitem__):
         for part in parts:
             joined = build_layout([shapes[i] for i in (*part, index)], slices)
             if within_padding_budget(joined):
@@ -246,14 +257,10 @@ def _packing_key(shape: Shape, chunk: int) -> tuple[bool, int, int]:
     return (True, -row_elements(shape), -elements)
 
 
-def _split_key(shape: Shape) -> tuple[int, int]:
-    return (-row_elements(shape), -prod(shape))
-
-
-def _take_gap(gaps: list[tuple[int, int]], row: int, elements: int) -> int | None:
-    """Offset of `elements` in the first gap that holds them row aligned; the gap shrinks."""
+def _take_gap(gaps: list[tuple[int, int]], step: int, elements: int) -> int | None:
+    """Offset, a multiple of `step`, of `elements` in the first gap with room; the gap shrinks."""
     for position, (start, end) in enumerate(gaps):
-        offset = _round_up(start, row)
+        offset = _round_up(start, step)
         if offset + elements <= end:
             rest = [(start, offset), (offset + elements, end)]
             gaps[position : position + 1] = [(low, high) for low, high in rest if low < high]

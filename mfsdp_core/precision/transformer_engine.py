@@ -25,7 +25,6 @@ import torch
 from torch.distributed import ProcessGroup
 
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError
-from mfsdp_core.memory.allocators import tensor_in
 from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
@@ -181,8 +180,8 @@ class PrimaryBucket:
     def show(self, gathered: Mapping[str, torch.Tensor]) -> None:
         """Let the tensors look at these codes, [layout.total_elements] per attribute."""
         for name, data in gathered.items():
-            for index, weight in enumerate(self._weights):
-                setattr(weight, name, tensor_in(data, self._layout, index))
+            for slot, weight in zip(self._layout.slots, self._weights, strict=True):
+                setattr(weight, name, data[slot.offset : slot.end].view(slot.shape))
 
     def decode(
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor

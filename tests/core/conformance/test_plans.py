@@ -20,13 +20,16 @@ from mfsdp_core.plan.strategy import Placement
 
 
 def test_packing_is_tight() -> None:
-    """Whole chunks first, then the widest rows, then what fits into gaps."""
+    """Whole chunks first, then the widest rows, then what fits into gaps; at 16, 8, 4 elements."""
     for shapes, slices, offsets, total in (
         ([(5, 2), (4, 3), (2, 6)], 2, [24, 0, 12], 36),
         ([(1, 4), (1, 3), (2, 1)], 1, [0, 6, 4], 12),
         ([(1, 4), (1, 3), (5, 1)], 1, [0, 6, 9], 24),
         ([(3, 5), (2, 2)], 3, [0, 16], 30),
         ([(), (2,)], 2, [0, 1], 4),
+        ([(96,), (3,), (64, 64), (5,)], 2, [4096, 4208, 0, 4192], 4224),
+        ([(20,), (3,), (64, 5)], 2, [0, 24, 40], 360),
+        ([(2, 5), (1, 5), (1, 5)], 2, [0, 10, 15], 20),
     ):
         built = layout.build_layout(shapes, slices)
         found = [slot.offset for slot in built.slots], built.total_elements
