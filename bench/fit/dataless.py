@@ -22,7 +22,7 @@ from torch._C import _distributed_c10d as c10d
 from torch._C._distributed_c10d import ProcessGroup
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from bench.errors import UnsupportedError
 from bench.meters.operation_counter import dispatches
@@ -102,6 +102,8 @@ class Dataless(TorchDispatchMode):
         written = _written(func, args, kwargs) if changes else None
         if written is None:
             return self._described(func, flat, tree, operation)
+        if dataless:
+            tree_map_only(Tensor, self._emptied, written)
         return written[0] if len(written) == 1 else (tuple(written) or None)
 
     @staticmethod

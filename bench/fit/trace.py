@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from types import FrameType
@@ -23,6 +23,7 @@ from bench.engines.protocol import Engine
 from bench.engines.registry import build_engine
 from bench.errors import BenchError, UnsupportedError, UsageError
 from bench.fit.dataless import Dataless, tensors_without_data
+from bench.fit.transformer_engine_layers import layers_as_storages
 from bench.models import initial_values
 from bench.models.build import run_model
 from bench.models.initial_values import chunks
@@ -122,6 +123,7 @@ def trace(resolved: ResolvedRun) -> Trace:
     try:
         with (
             _ranks(resolved),
+            nullcontext() if resolved.linear.kind == "torch" else layers_as_storages(),
             tensors_without_data(recorder.changed, recorder.communicated) as mode,
         ):
             recorder.run(mode)
@@ -146,10 +148,6 @@ def _unregistered(resolved: ResolvedRun) -> ResolvedRun:
 
 
 def _check(resolved: ResolvedRun) -> None:
-    if resolved.linear.kind != "torch":
-        raise UnsupportedError(
-            "fit-linear", f"layers of {resolved.linear.kind} compute what only a device has"
-        )
     if resolved.engine.setting("cuda_graph"):
         raise UnsupportedError(
             "fit-graph", "a captured step keeps memory of its own, which nobody predicts"

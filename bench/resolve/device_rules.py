@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from math import prod
 from pathlib import Path
 from typing import Final
 
+from bench.resolve.engine_choice import PRECISION_AWARE, codec_of, core_settings
 from bench.resolve.import_path import problem_of
 from bench.resolve.machine import Machine
-from bench.spec import SHARDED, DtypeName, ResolvedRun
+from bench.spec import DtypeName, ResolvedRun
+from mfsdp_core.plan.strategy import INNER, OUTER, Placement
 
 # More runnable threads than this per core and a step measures the scheduler, not the engine.
 MAX_THREADS_PER_CORE = 4
@@ -70,34 +73,68 @@ def _no_bf16(run: ResolvedRun, machine: Machine) -> str | None:
 
 
 def _too_little_memory(run: ResolvedRun, machine: Machine) -> str | None:
-    """The kernel kills CPU ranks that do not fit, and perhaps other processes too.
+    """What lies at rest must fit; the bound never refuses what does. The rest is for `fit` to say.
 
-    The bound (`least_bytes`) never refuses what fits; what a run holds is for `fit` to say. On
-    CUDA, running out of memory is a harmless result, so the run may show it.
+    The kernel kills CPU ranks that do not fit, and perhaps other processes too.
     """
-    if run.launch.device != "cpu":
+    needed = least_bytes(run)
+    if needed is None:
         return None
-    needed, nodes = least_bytes(run), run.launch.nodes
-    if needed is None or needed <= machine.memory_bytes * nodes:
+    what = "for weights, gradients and optimizer state"
+    if run.launch.device == "cuda":
+        for device in machine.cuda_devices[:1]:
+            room = (device.memory_bytes or needed) // run.launch.ranks_per_device
+            if device.memory_bytes is not None and needed > room:
+                return (
+                    f"{run.model_name} needs at least {_gib(needed)} {what} of each rank;"
+                    f" {device.name} has {_gib(room)} for it: take more ranks, or a strategy that"
+                    " shards more"
+                )
+        return None
+    needed, nodes = needed * run.launch.ranks, run.launch.nodes
+    if needed <= machine.memory_bytes * nodes:
         return None
     where = f"{nodes} nodes with {{}} each are given" if nodes > 1 else "this machine has {}"
     return (
-        f"{run.model_name} needs at least {_gib(needed)} for weights and gradients"
-        f" on {run.launch.ranks} CPU ranks; {where.format(_gib(machine.memory_bytes))}"
+        f"{run.model_name} needs at least {_gib(needed)} {what} on {run.launch.ranks} CPU ranks;"
+        f" {where.format(_gib(machine.memory_bytes))}"
     )
 
 
 _ELEMENT_BYTES: Final[dict[DtypeName, int]] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
+_MOMENTS: Final = {"sgd": 0, "muon": 1}
+"""Values of optimizer state per weight; two of all others."""
 
 
 def least_bytes(run: ResolvedRun) -> int | None:
-    """Weights and gradients, once or, unsharded, on every rank; None of a model of the user's."""
+    """What a rank holds when it updates, at least; None of a model of the user's.
+
+    Main weights, gradients, moments, and whole compute weights where the core keeps those. A weight
+    that is kept or sent as codes counts as one byte.
+    """
     if run.shape is None:
         return None
-    main = run.dtypes.main_params or run.dtypes.compute
-    copies = 1 if SHARDED[run.strategy] else run.data_parallel
-    each = _ELEMENT_BYTES[main] + _ELEMENT_BYTES[run.dtypes.main_grads]
-    return copies * run.shape.parameters * each
+    engine, dtypes, train = run.engine, run.dtypes, run.train
+    rows = (
+        (INNER[run.strategy], run.data_parallel // engine.outer_size),
+        (OUTER[engine.outer_strategy], engine.outer_size),
+    )
+    split = engine.tensor_parallel * engine.expert_parallel
+
+    def held(size: int, placement: str) -> int:
+        cut = (ranks for row, ranks in rows if getattr(row, placement) is Placement.FLAT)
+        return size * parameters // (prod(cut) * split)
+
+    parameters = run.shape.parameters
+    is_encoded = run.linear.quantised_weights or codec_of(engine) is not None
+    compute = 1 if is_encoded else _ELEMENT_BYTES[dtypes.compute]
+    main = compute if dtypes.main_params is None else _ELEMENT_BYTES[dtypes.main_params]
+    moment = _ELEMENT_BYTES[train.state_dtype] if train.optimizer in PRECISION_AWARE else main
+    total = held(main + _MOMENTS.get(train.optimizer, 2) * moment, "optimizer")
+    total += held(_ELEMENT_BYTES[dtypes.main_grads], "gradient")
+    if core_settings(engine) and main > compute and not INNER[run.strategy].gathers_every_use:
+        total += held(compute, "parameter")
+    return total
 
 
 def files(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:

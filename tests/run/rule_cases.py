@@ -329,7 +329,7 @@ CASES = {
     "not-enough-memory": Case(
         RunSpec(model=ModelSpec(preset="llama3-8b")),
         RunSpec(model=ModelSpec(preset="160m")),
-        "llama3-8b needs at least 59.8 GiB",
+        "llama3-8b needs at least 119.7 GiB",
     ),
     "model-not-here": Case(
         RunSpec(model=ModelSpec(factory="toy_model_that_is_not_there:build")),

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 from dataclasses import replace
 from functools import partial
 from itertools import chain
 
 import pytest
+import torch
 from small_runs import BF16, ZERO3, small_run
 
 from bench.cli.fit import predictions
 from bench.derive.flops import recomputed_flops
 from bench.errors import UnsupportedError, UsageError
 from bench.fit import prediction
+from bench.fit.dataless import tensors_without_data
 from bench.fit.prediction import HEADROOM_BYTES, Verdict, predict
 from bench.fit.search import fewest_gpus, search
 from bench.fit.trace import trace
+from bench.fit.transformer_engine_layers import layers_as_storages
+from bench.models.build import model_on_meta
 from bench.resolve.machine import described_machine
 from bench.spec import RunSpec
 
@@ -112,11 +118,65 @@ def test_experts_of_a_hybrid_are_chosen_without_contents(preset):
 
 
 def test_what_no_trace_can_know_is_refused():
-    quantised = {"preset": "debug", "linear": "transformer_engine"}
-    with pytest.raises(UnsupportedError, match="only a device has"):
-        predict(run(MFSDP, model=quantised))
     with pytest.raises(UnsupportedError, match="in BF16 alone"):
         predict(run(MFSDP, model={"preset": "hybrid-tiny"}))
+
+
+TE = {"preset": "debug", "layers": 6, "linear": "transformer_engine"}
+WIDE, ROWS = 512, 128
+
+
+@pytest.mark.parametrize(
+    ("recipe", "input_bytes", "weight_bytes"),
+    [  # by their definitions: codes, and a scale per tensor, per 128, per 32 or per 16
+        ("DelayedScaling", ROWS * WIDE + 4, 2 * (WIDE * WIDE + 4)),
+        ("Float8CurrentScaling", ROWS * WIDE + 4, 2 * (WIDE * WIDE + 4)),
+        ("Float8BlockScaling", ROWS * WIDE * (1 + 4 / 128), 2 * WIDE * WIDE * (1 + 4 / 128**2)),
+        ("MXFP8BlockScaling", ROWS * WIDE * (1 + 1 / 32), 2 * WIDE * WIDE * (1 + 1 / 32)),
+        ("NVFP4BlockScaling", ROWS * WIDE * (1 / 2 + 1 / 16), WIDE * WIDE * (1 + 1 / 8)),
+    ],
+)
+def test_a_layer_of_transformer_engine_keeps_codes_of_input_and_weight(
+    recipe, input_bytes, weight_bytes
+):
+    alive = {}
+    with (
+        layers_as_storages(),
+        tensors_without_data(
+            lambda number, change, *_: alive.update({number: alive.get(number, 0) + change}), None
+        ),
+    ):
+        te = importlib.import_module("transformer_engine.pytorch")
+        names = importlib.import_module("transformer_engine.common.recipe")
+        with te.quantized_model_init(False, getattr(names, recipe)(), True):
+            layer = te.Linear(WIDE, WIDE, params_dtype=torch.bfloat16)
+        layer.reset_parameters()
+        inputs = torch.empty(ROWS, WIDE, dtype=torch.bfloat16, requires_grad=True)
+        before = sum(alive.values())
+        out = layer(inputs)
+        assert sum(alive.values()) - before - out.nbytes == input_bytes + weight_bytes
+        out.sum().backward()
+        assert layer.weight.grad.shape == layer.weight.shape
+
+
+@pytest.mark.parametrize("recipe", ["current", "block", "mxfp8"])
+def test_weights_kept_as_codes_take_and_send_a_byte_each(recipe):
+    model = TE | {"linear_recipe": recipe, "quantised_weights": True}
+    engine = MFSDP | {"fine_grained_gather": recipe == "mxfp8"}
+    asked = run(engine, model=model, dtypes=BF16, launch={"ranks": 2, "device": "cuda"})
+    found, shape = predict(asked), asked.shape
+    codes = sum(
+        math.prod(weight.shape)
+        for name, weight in model_on_meta(shape, recompute="none", seed=0).named_parameters()
+        if "layers" in name and weight.dim() > 1
+    )
+    directions = 2 if recipe == "mxfp8" else 1
+    assert found.is_linear
+    assert found.by_category["compute_weights"] == directions * codes / 2
+    gathers = [one for one in found.collectives if one.operation.startswith("allgather")]
+    sent = sum(one.count * one.bytes for one in gathers)
+    others = 2 * (shape.parameters - codes)
+    assert codes * 2 * asked.microbatches <= sent <= (codes + others) * 2 * asked.microbatches
 
 
 def test_user_buffers_are_memory_of_the_same_size_and_a_captured_step_is_refused():
@@ -171,12 +231,10 @@ def test_cells_of_equal_memory_are_traced_once(monkeypatch):
     runs = {
         "plain": run({"name": "ddp"}, launch=on_cuda),
         "again": run({"name": "ddp"}, launch=on_cuda, train={"lr": 0.5}),
-        "unknown": run(
-            MFSDP, model={"preset": "debug", "linear": "transformer_engine"}, launch=on_cuda
-        ),
+        "unknown": run(MFSDP | {"cuda_graph": True, "allocator": "fixed_pool"}, launch=on_cuda),
     }
     found = predictions(runs)
-    assert "only a device has" in found["unknown"].reason
+    assert "captured step" in found["unknown"].reason
     assert found["again"].peak_bytes == found["plain"].peak_bytes
     assert found["again"].resolved == runs["again"]
     assert [one.engine.name for one in traced] == ["ddp", "mfsdp"]

@@ -22,7 +22,7 @@ from bench.errors import ConfigError, UnsupportedError
 from bench.record import RunState
 from bench.resolve import Machine, broken_rules, resolve
 from bench.resolve.device_rules import MAX_THREADS_PER_CORE
-from bench.resolve.machine import CudaDevice
+from bench.resolve.machine import CudaDevice, described_machine
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
     DataSpec,
@@ -200,6 +200,36 @@ def test_ranges_for_another_tool_are_refused_beside_torchs_profiler():
     both = MeasureSpec(nvtx=True, profile="torch")
     with pytest.raises(ConfigError, match=r"measure.nvtx: .* takes CUPTI"):
         resolve(RunSpec(measure=both), LAPTOP)
+
+
+@pytest.mark.parametrize(
+    ("fields", "needed"),
+    [  # 70.55e9 parameters: FP32 weights, gradients and two moments; BF16 or codes beside them
+        ({"strategy": "optim_grads_params"}, 16 * 70.55 / 8),
+        ({"strategy": "optim_grads_params", "outer_size": 2, "outer_strategy": "optim"}, None),
+        ({"strategy": "optim_grads"}, 16 * 70.55 / 16 + 2 * 70.55),
+        ({"strategy": "optim_grads", "recipe": "current"}, 16 * 70.55 / 16 + 70.55),
+        ({"strategy": "optim_grads_params"}, None),
+    ],
+    ids=["8 ranks", "hfsdp", "whole compute weights", "whole codes", "16 ranks"],
+)
+def test_what_does_not_fit_at_rest_is_pruned_with_its_bytes(fields, needed, request):
+    ranks = 8 if request.node.callspec.id == "8 ranks" else 16
+    spec = RunSpec(
+        model=ModelSpec(preset="llama3-70b"),
+        engine=EngineSpec(name="mfsdp", **fields),
+        dtypes=DtypeSpec(compute="bf16", main_params="fp32", main_grads="fp32"),
+        train=TrainSpec(global_batch=16, micro_batch=1),
+        launch=LaunchSpec(ranks=ranks, nodes=ranks // 8, device="cuda"),
+    )
+    machine = described_machine("H100", ranks)
+    if needed is None:
+        resolve(spec, machine)
+        return
+    with pytest.raises(UnsupportedError) as refused:
+        resolve(spec, machine)
+    assert refused.value.rule == "not-enough-memory"
+    assert f"at least {needed * 1e9 / 2**30:.1f} GiB" in refused.value.reason
 
 
 def test_settings_of_nccl_become_its_variables_and_are_said_once():
