@@ -58,8 +58,23 @@ class CheckVerdict(Kept):
     finding: Finding | None = None
 
 
+class GradientError(Kept):
+    """Of the step in which a whole gradient is furthest off, relative to its norm.
+
+    relative: ||found - expected|| / ||expected||; inf where a gradient is absent.
+    """
+
+    parameter: str
+    step: int
+    max_abs: float
+    relative: float
+
+
 class CaseVerdict(Kept):
-    """One case. reason: why it does not apply. cpu_seconds: of all ranks together."""
+    """One case. reason: why it does not apply. cpu_seconds: of all ranks together.
+
+    errors: of every parameter, where requested.
+    """
 
     case: str
     engine: str
@@ -69,6 +84,7 @@ class CaseVerdict(Kept):
     cpu_seconds: float = 0.0
     reason: str = ""
     checks: tuple[CheckVerdict, ...] = ()
+    errors: tuple[GradientError, ...] = ()
 
     @property
     def failures(self) -> tuple[CheckVerdict, ...]:

@@ -40,6 +40,9 @@ class ValidateVerb(ResultsOption, name="validate"):
     case_seconds: float = option(
         "--case-seconds N", "Time after which a case counts as hung.", 30.0, min=1
     )
+    errors: bool = option(
+        "--errors", "A table of gradient errors: worst step, max abs, relative.", False
+    )
     fuzz: int | None = option("--fuzz N", "Run N random training programs instead of cases.", min=1)
     seed: int = option("--seed S", "Of the random programs.", 0)
     list_only: bool = option("--list", "Print the ids of the cases.", False)
@@ -47,8 +50,10 @@ class ValidateVerb(ResultsOption, name="validate"):
     def run(self) -> Answer:
         """1 if a case or a program failed, 3 if none applies."""
         if self.fuzz is not None:
-            if self.full or self.patterns or self.list_only:
-                raise UsageError("--fuzz runs random programs: leave --full, --case, --list")
+            if self.full or self.patterns or self.list_only or self.errors:
+                raise UsageError(
+                    "--fuzz runs random programs: leave --full, --case, --list, --errors"
+                )
             return self.run_fuzz(checked_engines(self.engines), self.fuzz)
         from bench.cli.interrupts import stop_on_signals
         from bench.store.run_folder import utc_now
@@ -94,7 +99,7 @@ class ValidateVerb(ResultsOption, name="validate"):
         progress, ended = console.ThrottledLog(), []
         with ForkServer(workers.device, (str(Path.cwd()),), MODULES) as fork_server:
             check_that_they_load(fork_server, engines)
-            for verdict in verdicts(fork_server, cases, workers, stop=stop):
+            for verdict in verdicts(fork_server, cases, workers, stop=stop, errors=self.errors):
                 ended.append(verdict)
                 failed = verdict.state == "failed"
                 text = f"FAILED {verdict.case}" if failed else verdict.case

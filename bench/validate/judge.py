@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Callable
@@ -51,8 +52,10 @@ _ENDINGS = {
 }
 
 
-def judge(case: Case, outcome: CallOutcome, device: torch.device) -> CaseVerdict:
-    """The verdict of one case."""
+def judge(
+    case: Case, outcome: CallOutcome, device: torch.device, *, errors: bool = False
+) -> CaseVerdict:
+    """The verdict of one case; with the errors of its gradients, where they fit together."""
     verdict = CaseVerdict(
         case=case.id,
         engine=case.engine,
@@ -68,7 +71,10 @@ def judge(case: Case, outcome: CallOutcome, device: torch.device) -> CaseVerdict
     else:
         evidence = CaseEvidence(case, outcome.answers, device)
         asked = (_asked(name, check, evidence) for name, check in CHECKS.items())
-        checks = tuple(verdict for verdict in asked if verdict is not None)
+        checks = tuple(check for check in asked if check is not None)
+        if errors:
+            with contextlib.suppress(JoiningError):
+                verdict = verdict.model_copy(update={"errors": gradients.errors(evidence)})
     checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
     return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})

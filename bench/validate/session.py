@@ -96,10 +96,12 @@ def verdicts(
     *,
     core: Path | None = None,
     stop: threading.Event | None = None,
+    errors: bool = False,
 ) -> Generator[CaseVerdict, None, None]:
     """One verdict per case, in order, each as soon as it is known; ends early after `stop`.
 
-    core: folder with the mfsdp_core that the ranks import, None is the checkout's own.
+    core: folder with the mfsdp_core that the ranks import, None is the checkout's own. errors:
+    whether verdicts have those of every gradient.
     """
     torch.set_num_threads(1)
     machine = Machine.detect()
@@ -124,7 +126,7 @@ def verdicts(
             for case, one in found:
                 if isinstance(case, Case) and isinstance(one, CallOutcome):
                     # References draw from torch's one generator: they are made in this thread.
-                    yield judge(case, one, device)
+                    yield judge(case, one, device, errors=errors)
                 elif isinstance(one, CaseVerdict):
                     yield one
                 if stop is not None and stop.is_set():

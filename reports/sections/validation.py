@@ -31,7 +31,7 @@ MOST_DETAILS = 5
 
 def validation_blocks(record: ValidationRecord) -> list[Block]:
     """All of it: what failed comes last, where a reader of a terminal looks."""
-    tables = (check_table(record), reasons_table(record))
+    tables = (check_table(record), reasons_table(record), errors_table(record))
     known = (known_lines(record, engine) for engine in record.engines)
     return [
         Paragraph(headline(record)),
@@ -136,6 +136,16 @@ def reasons_table(record: ValidationRecord) -> Table:
         for (engine, reason), stopped in by_reason.items()
     )
     return Table.of("engine | does not apply because | what", rows, left=3)
+
+
+def errors_table(record: ValidationRecord) -> Table:
+    """Of every case and parameter the worst step; nothing where errors were not requested."""
+    rows = (
+        (case.case, e.parameter, str(e.step), f"{e.max_abs:.2e}", f"{e.relative:.2e}")
+        for case in record.cases
+        for e in case.errors
+    )
+    return Table.of("case | gradient of | step | max abs error | relative error", rows, left=2)
 
 
 def known_lines(record: ValidationRecord, engine: str) -> list[str]:

@@ -12,7 +12,8 @@ from bench.validate import applicability, ranks, session
 from bench.validate.cases import Case
 from bench.validate.matrix import cases
 from bench.validate.session import WorkerSettings, verdicts
-from bench.verdict import CaseVerdict, Finding
+from bench.verdict import CaseVerdict, Finding, ValidationRecord
+from reports.sections.validation import errors_table
 
 pytestmark = pytest.mark.processes
 
@@ -59,6 +60,20 @@ def test_what_an_engine_refuses_is_not_applicable_with_its_reason(fork_server: F
         "not_applicable",
         "this engine replicates on one axis",
     )
+
+
+def test_a_table_says_how_far_every_gradient_is_off(fork_server: ForkServer) -> None:
+    """Summing makes each twice what is right: off by itself. Others are off by rounding."""
+    cases = (outside("Summing"), outside("Replicating"))
+    twice, right = verdicts(fork_server, cases, WorkerSettings(), errors=True)
+    assert len(twice.errors) == len(right.errors) > 10
+    assert all(abs(error.relative - 1) < 1e-9 for error in twice.errors)
+    assert all(error.relative < 1e-12 for error in right.errors)
+    record = ValidationRecord(engines=("engine",), cases=(twice,))
+    row = next(iter(errors_table(record).rows)).cells
+    assert row[0] == twice.case
+    assert float(row[3]) > 0
+    assert row[4] == "1.00e+00"
 
 
 def test_weights_that_stayed_gathered_after_an_evaluation_are_loaded_into(

@@ -15,7 +15,7 @@ SLACK = 60
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (15781, ("mfsdp_core/",)),
     "bench: spec, resolve": (3353, ("bench/spec/", "bench/resolve/")),
-    "bench: record, store, derive, errors": (4206, (
+    "bench: record, store, derive, errors": (4222, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
         "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
         "bench/known_failures.py", "bench/__init__.py",
@@ -24,25 +24,25 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2184, ("bench/engines/",)),
     "bench: meters, worker, loop": (2620, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3564, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7514, (
+    "bench: validate, testing, plug-in": (7542, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1418, ("bench/fit/",)),
     "bench: importers": (1729, ("bench/importers/",)),
-    "bench: cli": (4018, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (4023, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (228, ("bench/doctor/",)),
     "sweeps": (2989, ("sweeps/",)),
     "reports: nccl": (3795, ("reports/nccl/",)),
     "reports: compare": (5749, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4311, (
+    "reports: report": (4321, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "examples/engines": (858, ("examples/",)),
     "tools": (1375, ("tools/",)),
-    "tests": (44807, ("tests/",)),
+    "tests": (44822, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

@@ -14,6 +14,7 @@ from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
 from bench.validate.case_evidence import CaseEvidence, WrongError, numbers, numbers_apart, wrong
 from bench.validate.reference import clip_coefficient, norm_of
+from bench.verdict import GradientError
 
 _NORM_SLACK = 10
 #: Engines that promise no gradient, rather than zeros, for a parameter that no rank used.
@@ -44,6 +45,25 @@ def gradients(evidence: CaseEvidence) -> str:
     if _rounds(evidence):
         rule = "rounding bound of the dtype policy"
     return f"largest difference {worst:.2g} of the {rule}"
+
+
+def errors(evidence: CaseEvidence) -> tuple[GradientError, ...]:
+    """Whole gradients against the reference, of each parameter the step with the worst."""
+    worst: dict[str, GradientError] = {}
+    for step in evidence.steps:
+        for name, found in evidence.gradients(step).items():
+            expected, _ = evidence.expected_gradient(name, step)
+            size = float(expected.norm())
+            if found is None and size == 0:
+                continue
+            far, off = math.inf, math.inf
+            if found is not None:
+                difference = (found.double() - expected).abs()
+                far, off = float(difference.max()), relative(found, expected, size)
+            if name not in worst or not off <= worst[name].relative:
+                row = {"parameter": name, "step": step + 1, "max_abs": far, "relative": off}
+                worst[name] = GradientError.model_validate(row)
+    return tuple(worst.values())
 
 
 def _check_unused(evidence: CaseEvidence, name: str, step: int) -> None:
