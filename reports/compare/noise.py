@@ -140,12 +140,12 @@ def calibrate(pairs: Sequence[Pair], *, sweep: str, measured_utc: str) -> NoiseC
     """
     cells, short = [], []
     for pair in pairs:
-        one, other = pair.base, pair.head
-        if (one.code, one.config_hash) != (other.code, other.config_hash):
-            raise UsageError(f"{one.name}: the two sides are not the same code and configuration")
+        base, head = pair.base, pair.head
+        if (base.code, base.config_hash) != (head.code, head.config_hash):
+            raise UsageError(f"{base.name}: the two sides are not the same code and configuration")
         known = [noise for metric in _CALIBRATED if (noise := _calibrated(pair, metric))]
         if len(pair.of(STEP_TIME)[0]) < FEWEST_BLOCKS:
-            short.append(f"{one.name} has {len(pair.of(STEP_TIME)[0])}")
+            short.append(f"{base.name} has {len(pair.of(STEP_TIME)[0])}")
         else:
             cells += known
     if not cells:

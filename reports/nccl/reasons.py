@@ -231,9 +231,9 @@ def datatype(case: CallEvidence) -> Reason | None:
 
 
 def _if_all_failed(outcomes: list[Reason | None]) -> Reason | None:
-    if all(one is not None and not one.missing for one in outcomes):
+    if all(reason is not None and not reason.missing for reason in outcomes):
         return outcomes[0]
-    return next((one for one in outcomes if one is not None and one.missing), None)
+    return next((reason for reason in outcomes if reason and reason.missing), None)
 
 
 def registration(case: CallEvidence) -> Reason | None:
@@ -381,12 +381,12 @@ def _regular(case: CallEvidence) -> Reason:
 
 
 def _not_symmetric(case: CallEvidence) -> Reason:
-    found = [(name, reason) for name, check in CONDITIONS if (reason := check(case)) is not None]
-    for name, reason in found:
+    unmet = [(name, reason) for name, check in CONDITIONS if (reason := check(case)) is not None]
+    for name, reason in unmet:
         if not reason.missing:
             return replace(reason, condition=name)
-    if found:
-        needs = {need for _, reason in found for need in reason.missing}
+    if unmet:
+        needs = {need for _, reason in unmet for need in reason.missing}
         text = "not settled by this log"
         if VERSION in needs:
             text += "; the version is not known (NCCL prints it at every NCCL_DEBUG level)"
@@ -395,7 +395,7 @@ def _not_symmetric(case: CallEvidence) -> Reason:
             "",
             text + one_host,
             case.line,
-            tuple(dict.fromkeys(reason.text for _, reason in found)),
+            tuple(dict.fromkeys(reason.text for _, reason in unmet)),
             tuple(name for name in _ORDER if name in needs),
         )
     chosen = " and ".join(case.kernels) or "a regular kernel"
@@ -419,8 +419,8 @@ def copy_engine_policy(case: CallEvidence | Process) -> StateChange | None:
     """The line that asks for it."""
     named = (e for e in case.events("env") if e.values[0] == "NCCL_CTA_POLICY")
     policy = next(chain(case.events("cta_policy"), named), None)
-    asked = policy is not None and (policy.values[-1] or "").upper() in ("2", "3", "ZERO")
-    return policy if asked else None
+    requested = policy is not None and (policy.values[-1] or "").upper() in ("2", "3", "ZERO")
+    return policy if requested else None
 
 
 def _copy_engine(case: CallEvidence) -> Reason:
