@@ -38,12 +38,11 @@ class CellSamples:
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
     time counts). curves: metric -> one of each finished run; empty where there is none.
-    loss_bound: relative difference of losses that the dtypes explain.
-    not_steady: finished runs without a time.
-    why_not_steady: reasons of those, each once.
-    counts: what a step of one of the runs did, None if none counted. live: what one of the runs
-    held between two steps. nodes: of a cluster, of all runs. inputs: as of a status, of one run.
-    tokens_per_step, workload: None if a file does not say.
+    loss_bound: relative difference of losses that the dtypes explain. not_steady: finished runs
+    without a time; why_not_steady: reasons of those, each once. counts: what a step of one of the
+    runs did, None if none counted. live: what one of the runs held between two steps. nodes: of a
+    cluster, of all runs. inputs: as of a status, of one run. tokens_per_step, workload: None if a
+    file does not say. tokens: by step, as a log counts them.
     ledger_is_measured: whether the peak of the ledger is of one moment, and no bound; None where
     an older baseline does not say.
     """
@@ -66,6 +65,7 @@ class CellSamples:
     nodes: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
+    tokens: Mapping[int, int] = field(default_factory=dict)
     ledger_is_measured: bool | None = None
 
     def of(self, metric: Metric) -> Mapping[int, float]:
@@ -84,7 +84,7 @@ class CellSamples:
             median(values.values()) if (values := self.of(metric)) else None
             for metric in (STEP_TIME, THROUGHPUT)
         )
-        return Pace(self.workload or Workload(framework="unknown"), time, rate)
+        return Pace(self.workload or Workload(framework="unknown"), time, rate, tokens=self.tokens)
 
 
 def cell_samples(cell: Cell) -> CellSamples:
@@ -156,6 +156,7 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         loss_bound=EXACT_BOUNDS.get(dtype, UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bf16"])),
         not_steady=int(shown.pace.milliseconds is None),
         workload=work,
+        tokens=shown.pace.tokens,
     )
 
 

@@ -20,7 +20,7 @@ from bench.plan import PrunedCell
 from bench.record import code_with_inputs
 from bench.store import ResultsStore
 from reports.compare.samples import CellSamples, cell_samples, imported_samples
-from reports.compare.unlike import Unlike, is_of_dtypes, text_of, unlike
+from reports.compare.unlike import Unlike, is_of_dtypes, text_of, unlike_paces
 from reports.renderers import quantity
 from reports.views import no_number
 from reports.views.cells import Cell, Run
@@ -374,9 +374,7 @@ def _label(base: str, head: str) -> str:
 
 def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
     """As far as both say it; without the device, which the hardware says better."""
-    if base.workload is None or head.workload is None:
-        return ()
-    return tuple(why for why in unlike(base.workload, head.workload) if why.name != "device")
+    return tuple(why for why in unlike_paces(base.pace, head.pace) if why.name != "device")
 
 
 def _no_finished_run(cell: Cell) -> str:

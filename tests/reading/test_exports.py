@@ -265,8 +265,7 @@ def test_two_files_are_gated_without_a_results_folder(store):
     out = store.root.parent / "out"
     base, worse = (str(out / f"golden_values_{name}.json") for name in ("base", "worse"))
     for head, code in ((base, 0), (worse, 1)):
-        nowhere = store.root.parent / "none"
-        assert GateVerb(sweep=head, baseline=base, results=nowhere).run().code == code
+        assert GateVerb(sweep=head, baseline=base, results=store.root / "no").run().code == code
     SaveVerb(name="gold", sweep=base, results=store.root).run()
     assert GateVerb(sweep=worse, baseline="gold", results=store.root).run().code == 1
     with pytest.raises(UsageError, match="compare it alone, with --baseline"):

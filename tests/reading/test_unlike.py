@@ -93,23 +93,27 @@ def test_rates_per_second_and_per_device_compare_where_only_sizes_differ(changes
     assert {one.name: pytest.approx(one.ratio) for one in found} == rates
 
 
+def log(work: Workload, *steps: ImportedStep):
+    return imported_samples(ImportedRun("x", work, Provenance(kind="imported"), steps))
+
+
 def test_where_no_length_is_known_the_sequences_are_counted():
     base, head = (other(seq_len=None, global_batch=n, ranks=None) for n in (128, 256))
-    logs = [
-        ImportedRun("x", work, Provenance(kind="imported"), (ImportedStep(3, time),))
-        for work, time in ((base, 3261.0), (head, 3831.0))
-    ]
-    (rate,) = comparable_rates(unlike(base, head), *(imported_samples(log).pace for log in logs))
+    logs = log(base, ImportedStep(3, 3261.0)), log(head, ImportedStep(3, 3831.0))
+    (rate,) = comparable_rates(unlike(base, head), *(samples.pace for samples in logs))
     assert (rate.name, round(rate.ratio, 3)) == ("samples/s", 1.702)
 
 
-def test_batches_of_other_tokens_are_unlike_though_their_number_of_sequences_is_not_known():
+def test_batches_of_other_tokens_are_unlike_though_no_sequence_is_counted(store):
     plain = Workload(framework="automodel")
     fixed, budget = {1: 16400, 2: 16380}, {1: 9000, 2: 42000}
     found = unlike_paces(Pace(plain, tokens=fixed), Pace(plain, tokens=budget))
     assert text_of(found) == "tokens per step 16,380 to 16,400, 9,000 to 42,000"
     near = {1: 16390, 2: 16400, 3: 900}
     assert unlike_paces(Pace(plain, tokens=fixed), Pace(plain, tokens=near)) == ()
+    for name, tokens in (("a", fixed), ("b", budget)):
+        keep(store, name, plain, *(ImportedStep(n, loss=1.0, tokens=t) for n, t in tokens.items()))
+    assert "tokens per step" in headline(judge(sides_of_sweeps(store, "a", "b")))
 
 
 def keep(store, name: str, workload: Workload, *steps: ImportedStep) -> None:

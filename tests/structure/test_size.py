@@ -33,7 +33,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: doctor": (228, ("bench/doctor/",)),
     "sweeps": (2989, ("sweeps/",)),
     "reports: nccl": (3795, ("reports/nccl/",)),
-    "reports: compare": (5749, (
+    "reports: compare": (5748, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
     "reports: report": (4321, (
