@@ -160,11 +160,9 @@ class DataParallelAxes:
                 return direct
             return Communicator(group, role, events, streams, direct)
 
-        inner = over(self.mesh.get_group(self.mesh.ndim - 1), "inner", strategy.inner)
-        gather = inner
-        if self.gather_group is not None:
-            gather = over(self.gather_group, "inner", strategy.inner)
-        outer = None
-        if self.has_outer_axis:
-            outer = over(self.mesh.get_group(0), "outer", strategy.outer)
+        groups = dict(self.named_groups())
+        gather = inner = over(groups["inner"], "inner", strategy.inner)
+        if "gather" in groups:
+            gather = over(groups["gather"], "inner", strategy.inner)
+        outer = over(groups["outer"], "outer", strategy.outer) if "outer" in groups else None
         return AxisCommunicators(inner, gather, outer)

@@ -61,8 +61,7 @@ class PointToPointCommunicator(Communicator):
         self._scratch = scratch
         self._has_tags = carries_tags(group)
         self._channel = next(_channels.setdefault(group, itertools.count())) % _CHANNELS
-        self._gathers = 0
-        self._reductions = 0
+        self._gathers, self._reductions = itertools.count(), itertools.count()
 
     def rendezvous(self, bucket: str) -> None:
         """Do nothing where messages for different buckets never meet."""
@@ -76,7 +75,8 @@ class PointToPointCommunicator(Communicator):
         self._publish("all_gather", full, bucket)
         parts = full.tensor_split(self.size)
         name = f"all_gather of {bucket}"
-        exchange = self._exchange(name, [own] * self.size, parts, self._gather_tag(bucket))
+        tag = self._tag(next(self._gathers), bucket)
+        exchange = self._exchange(name, [own] * self.size, parts, tag)
         if own.data_ptr() != parts[self.rank].data_ptr():
             parts[self.rank].copy_(own)
         return exchange
@@ -100,7 +100,7 @@ class PointToPointCommunicator(Communicator):
         reduction = self._sum_slices(full, bucket, average=average, total=total, out=own)
         if own is not None:
             return reduction
-        tag = self._gather_tag(bucket)
+        tag = self._tag(next(self._gathers), bucket)
 
         def gather() -> torch.Tensor:
             parts = full.tensor_split(self.size)
@@ -125,8 +125,7 @@ class PointToPointCommunicator(Communicator):
         block = self._scratch(bucket, (self.size - 1) * mine.numel(), mine.dtype)
         received = list(block.data.tensor_split(self.size - 1))
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
-        tag = self._tag(self._reductions, bucket) + 1
-        self._reductions += 1
+        tag = self._tag(next(self._reductions), bucket) + 1
         exchange = self._exchange(f"reduction of {bucket}", parts, contributions, tag)
 
         def add_up() -> torch.Tensor:
@@ -174,11 +173,6 @@ class PointToPointCommunicator(Communicator):
             for peer in others
         ]
         return [work for work in (*receives, *sends) if work is not None]
-
-    def _gather_tag(self, bucket: str) -> int:
-        tag = self._tag(self._gathers, bucket)
-        self._gathers += 1
-        return tag
 
     def _tag(self, operation: int, bucket: str) -> int:
         if not self._has_tags:
