@@ -36,7 +36,7 @@ def cuda_run(**changes):
     ("names", "column", "warning"),
     [
         (
-            *(["ub", "logged"], "AllGather REGULAR"),
+            *(["ub", "logged"], "AllGather REGULAR on 24 channels"),
             "ub, logged: requested symmetric kernels and did not get them: AllGather",
         ),
         (["ub"], "no log", "no log tells whether it got them"),
