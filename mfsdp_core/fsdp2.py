@@ -28,6 +28,7 @@ from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, Offlo
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.utils import _apply_to_tensors
 
+from mfsdp_core.comm.torch_backend import Communicator
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,
     ConfigurationError,
@@ -91,8 +92,9 @@ def fully_shard(
 
     mesh: of one dimension, or of two named ones, of which the first replicates; None: all ranks.
     reshard_after_forward: whether weights go after the forward pass; None: yes, but of the
-    outermost module. shard_placement_fn: may say None or Shard(0). mp_policy: torch's; sums over
-    ranks are held in the dtype that travels. ignored_params: stay as they are.
+    outermost module; a number: but for a part, from which so many neighbours put them together
+    for the backward pass. shard_placement_fn: may say None or Shard(0). mp_policy: torch's; sums
+    over ranks are held in the dtype that travels. ignored_params: stay as they are.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything. Nothing has been sharded.
@@ -114,6 +116,8 @@ def fully_shard(
         unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
         unit.stays = {"forward"} if reshard_after_forward is False else set()
         state = _Sharded(unit, place, options, alone, ignored, reshard_after_forward is None)
+        if not isinstance(reshard_after_forward, bool | None):
+            state.partners = place.partners_of(reshard_after_forward)
         state.shard(meta=any(p.is_meta for p in _own(each, alone).values()))
         for inner in _inside(each):
             inner.around = inner.around or ref(each)
@@ -337,6 +341,19 @@ class _Place:
 
     environment: Environment
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    _partners: dict[int, Communicator] = field(default_factory=dict)
+
+    def partners_of(self, ranks: int) -> Communicator:
+        """So many neighbours along the dimension that shards, this rank among them. Collective."""
+        if ranks not in self._partners:
+            mesh, events, streams = (
+                self.environment.dense.mesh,
+                self.environment.events,
+                self.environment.streams,
+            )
+            group = DeviceMesh(mesh.device_type, mesh.mesh.reshape(-1, ranks)).get_group(1)
+            self._partners[ranks] = Communicator(group, "inner", events, streams)
+        return self._partners[ranks]
 
 
 @dataclass(eq=False)
@@ -345,7 +362,8 @@ class _Sharded:
 
     left_alone: parameters that the call did not take: `ignored` by the caller, or left to a call
     around. is_auto: weights stay after the forward pass if the module is the outermost. around: the
-    module of the next call outside. context: of the model, once it is built.
+    module of the next call outside. partners: who puts weights together for a backward pass, if not
+    all. context: of the model, once it is built.
     """
 
     unit: Unit
@@ -357,6 +375,7 @@ class _Sharded:
     is_last: bool = True
     is_meta: bool = False
     around: ReferenceType[nn.Module] | None = None
+    partners: Communicator | None = None
     context: ShardedContext | None = None
     factory: BucketFactory = field(init=False)
 
@@ -414,7 +433,15 @@ class _Sharded:
         """Whether weights go after passes in one direction."""
         what = f"reshard_after_{direction}={goes!r}: expected True or False."
         refuse([(not isinstance(goes, bool), ConfigurationError, what)])
+        if direction == "forward":
+            self.partners = None
+            self.keep_part()
         (self.unit.stays.discard if goes else self.unit.stays.add)(direction)
+
+    def keep_part(self) -> None:
+        """Let weights leave a part behind, or none."""
+        for bucket in self.unit.buckets:
+            bucket.weights.keep_part(self.partners)
 
     def follow_flags(self) -> None:
         """Tell the model whether its backward passes end a cycle."""
@@ -479,6 +506,7 @@ def _context(module: nn.Module) -> ShardedContext:
     context = run_units(root.unit, units, root.factory)
     for state in named.values():
         state.context = context
+        state.keep_part()
     root.follow_flags()
     return context
 
@@ -544,14 +572,18 @@ def _wrong_options(
         f"mesh: expected one dimension, or two with names; found {mesh}. The first of two "
         "replicates and the second shards: pass a part, as mesh['replicate', 'shard'].",
     )
-    is_known = reshard is None or isinstance(reshard, bool)
+    everyone = dist.get_world_size() if dist.is_initialized() else 1
+    ranks = everyone if mesh is None else mesh.size(mesh.ndim - 1)
+    divisors = [size for size in range(2, ranks) if ranks % size == 0]
+    numbers = f"None, or one of {divisors} of the {ranks} ranks that shard"
+    if not divisors:
+        numbers = f"None: no number between divides the {ranks} ranks that shard"
+    is_number = type(reshard) is int and reshard in divisors
     yield (
-        isinstance(reshard, int) and not is_known,
-        lacks,
-        f"reshard_after_forward={reshard}: keeping a part of the weights, on {reshard} ranks, is "
-        "not built. Pass True, which keeps less, or False, which gathers less.",
+        not (is_number or isinstance(reshard, bool | None)),
+        wrong,
+        f"reshard_after_forward={reshard!r}: expected True, False or {numbers}.",
     )
-    yield not is_known, wrong, f"reshard_after_forward={reshard!r}: expected True, False or None."
     torchs = "torch.distributed.fsdp.MixedPrecisionPolicy"
     yield _other_kind("mp_policy", policy, MixedPrecisionPolicy, torchs)
     for name in ("param_dtype", "reduce_dtype", "output_dtype"):

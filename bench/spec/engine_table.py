@@ -241,6 +241,8 @@ class FrontSettings(EngineSettings):
     """Switches of `mfsdp_core.fsdp2.fully_shard`."""
 
     front: Literal["fsdp2"] = "fsdp2"
+    reshard_after_forward: int | None = Field(default=None, ge=2)
+    """As for fsdp2."""
 
 
 class Fsdp2Settings(EngineSettings):

@@ -140,8 +140,9 @@ def _quick(engine: str) -> Iterator[Case]:
         for outer in ("no_shard", "optim"):
             both = replace(sharded, ranks=4, outer=2, outer_strategy=outer, model="rows")
             yield replace(both, optimizer="muon")
-    if engine == "fsdp2":
+    if engine in ("fsdp2", "mfsdp"):
         parts = replace(sharded, ranks=4, microbatches=2, reshard=2)
+        parts = replace(parts, front="fsdp2" if engine == "mfsdp" else "megatron")
         yield from (replace(parts, model=model) for model in ("stack", "recomputed"))
         yield replace(parts, policy="bf16", scenario="ahead")
     coded = replace(sharded, policy="bf16", microbatches=2)

@@ -366,7 +366,7 @@ class GradPipeline:
         """Drop what a backward pass that failed has left behind; what earlier ones gave stays."""
         self.land_all()
         deferred = self._has_deferred()
-        for buffers in self._buffers:
+        for buffers in self._buffers if self._is_running else ():  # else they are of earlier ones
             buffers.abandon()
         if self._is_running and not self.backward_seen:
             self._reset(keeps_zeros=True)

@@ -28,6 +28,9 @@ work is under way:
                            direction, where that has a payload of its own: see [Note: two payloads]
     yes   no        no     of before the step; issue refreshes it in place
 
+[Note: kept part] Released after a forward pass that autograd follows, weights may leave a part of
+several ranks' slices, from which a smaller group of ranks puts them together at the next gather.
+
 [Note: two payloads] Where forward and backward passes read different payloads (rows and columns of
 MXFP8), there is still one full buffer, and autograd has saved views of it. While activations are
 recomputed it holds what a forward pass reads; once the module has run again, whichever way it
@@ -48,7 +51,7 @@ from typing import Literal
 import torch
 
 from mfsdp_core.comm.data_parallel import AxisCommunicators
-from mfsdp_core.comm.torch_backend import Done, Pending
+from mfsdp_core.comm.torch_backend import Communicator, Done, Pending
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
@@ -115,6 +118,8 @@ class WeightBuffers:
         self._own = spec.coordinate.range_of(slices, replicate, strategy.inner.optimizer)
         self.has_two_payloads = self._names["forward"] != self._names["backward"]
         self._work: list[Pending] = []
+        self._kept: DBuffer | None = None
+        self._partners = communicators.gather
         self._sources: dict[str, torch.Tensor] = {}
         self._parts: dict[str, torch.Tensor] = {}
         self._direction: Direction = "forward"
@@ -140,6 +145,17 @@ class WeightBuffers:
     def serves(self, direction: Direction) -> bool:
         """Whether what a pass in that direction reads is there or under way."""
         return self.is_gathered and not (self.has_two_payloads and direction != self._direction)
+
+    def keep_part(self, partners: Communicator | None) -> None:
+        """See [Note: kept part]. partners: the smaller group, of neighbours; None: keep nothing."""
+        if self._kept is not None:
+            self._kept.give()
+        self._kept = None
+        if partners is not None:
+            each = len(self.full.row.slices) // partners.size
+            held = range(partners.rank * each, (partners.rank + 1) * each)
+            row = self.full.row._replace(role="compute_shard", slices=held)
+            self._kept, self._partners = DBuffer(row, self._allocators.fresh), partners
 
     def adopt(self) -> None:
         """Make sources and main weights of the full buffer, which the caller has filled.
@@ -206,6 +222,11 @@ class WeightBuffers:
 
     def _send(self, direction: Direction) -> list[Pending]:
         """Start the gathers that a pass in one direction needs."""
+        if self._kept is not None and self._kept.held:
+            try:
+                return [self._partners.all_gather(self.full.data, self._kept.data, self._spec.name)]
+            except RuntimeError as error:
+                raise self._failed(error) from error
         sources = self._sources
         if self._outer_stale and self._outer is not None:
             for name, source in sources.items():
@@ -243,6 +264,8 @@ class WeightBuffers:
                     work.wait()
             except RuntimeError as error:
                 raise self._failed(error) from error
+            if self._kept is not None:
+                self._kept.give()
             if self._encoded:
                 self._decode()
 
@@ -259,7 +282,17 @@ class WeightBuffers:
         if self._work:
             self.complete()
         if self.comes_and_goes and self.full.held:
+            if self._kept is not None:
+                self._keep(self._kept)
             self._empty()
+
+    def _keep(self, kept: DBuffer) -> None:
+        """After a forward pass with a graph; see [Note: kept part]."""
+        follows = torch.is_grad_enabled() and current_backward() == NO_BACKWARD
+        if follows and self.is_gathered and not self.is_for_backward:
+            kept.take().copy_(self.full.part(kept.row.slices))
+            if self._streams.copy_in is not None:
+                self._streams.copy_in.follow()
 
     def _empty(self) -> None:
         """Free the full buffer."""
@@ -288,6 +321,8 @@ class WeightBuffers:
         anew: they do not come from those before, so that nothing said of these holds.
         """
         self.complete()
+        if self._kept is not None:
+            self._kept.give()
         if anew:
             self._codec.forget()
         if self._parts:

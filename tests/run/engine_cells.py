@@ -90,6 +90,9 @@ VARIANTS = {
         SIMPLE_FSDP.replace("build", "compiled"), "optim_grads"
     ),
     "fsdp2-reshard_to_2": cell("fsdp2", ZERO3, ranks=4, reshard_after_forward=2),
+    "mfsdp-front-reshard_to_2": cell(
+        "mfsdp", ZERO3, ranks=4, front="fsdp2", reshard_after_forward=2
+    ),
 }
 BF16_CELLS = {
     "ddp-bf16": cell("ddp", None, BF16),
@@ -133,7 +136,14 @@ SINGLE_CELLS = {
 #: Variants of engines that are torch's own, and what other daily cells or the cases of `validate`
 #: vary as well.
 NIGHTLY_CELLS = {
-    *("fsdp2-reshard_to_2", "fsdp2-hsdp", "fsdp2-tp-hsdp", "fsdp2-tp", "fsdp2-hybrid"),
+    *(
+        "fsdp2-reshard_to_2",
+        "mfsdp-front-reshard_to_2",
+        "fsdp2-hsdp",
+        "fsdp2-tp-hsdp",
+        "fsdp2-tp",
+        "fsdp2-hybrid",
+    ),
     *("fsdp2-optim_grads", "ddp-bf16", "mfsdp-front-optim_grads", "mfsdp-front-hsdp"),
     *("ddp_zero", "ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
     *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),

@@ -13,8 +13,8 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15773, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3353, ("bench/spec/", "bench/resolve/")),
+    "mfsdp_core": (15840, ("mfsdp_core/",)),
+    "bench: spec, resolve": (3355, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4222, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
         "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2184, ("bench/engines/",)),
     "bench: meters, worker, loop": (2620, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3564, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7542, (
+    "bench: validate, testing, plug-in": (7558, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1418, ("bench/fit/",)),
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (858, ("examples/",)),
     "tools": (1375, ("tools/",)),
-    "tests": (44822, ("tests/",)),
+    "tests": (44884, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

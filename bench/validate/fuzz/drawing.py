@@ -114,6 +114,7 @@ FRONT = Scope(
     _PASSES,
     options=(("sync_every_pass", (True,)),),
     refuses=frozenset({"tie root", "tie unit"}),
+    parts=True,
 )
 _FRONT_EVERY = 8
 #: An engine given by its import path is driven through the methods that all engines have.

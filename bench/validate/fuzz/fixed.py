@@ -172,7 +172,17 @@ _PROGRAMS: dict[str, Program] = {
         options=(("front", "fsdp2"),),
         root="tied",
         units=(UnitShape("Gain"), UnitShape("Table", frozen="part"), UnitShape("Outer")),
-        cycles=(_cycle("rtp", "crk", clip=0.05), _cycle("rsr", kind="pair", loads=True)),
+        cycles=(
+            _cycle("rtp", "crk", clip=0.05),
+            Cycle(
+                (
+                    Pass("micro", ("rrr",)),
+                    Pass("failing", ("rrr",), ("forward", 1)),
+                    Pass("micro", ("rpr",)),
+                )
+            ),
+            _cycle("rsr", kind="pair", loads=True),
+        ),
     ),
     "modules that nobody calls": Program(
         "mfsdp",

@@ -37,7 +37,12 @@ from mfsdp_core.errors import (
     LifecycleError,
     StateDictError,
 )
-from mfsdp_core.fsdp2 import FSDPModule, fully_shard, register_fsdp_forward_method
+from mfsdp_core.fsdp2 import (
+    FSDPModule,
+    environment_of_module,
+    fully_shard,
+    register_fsdp_forward_method,
+)
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
@@ -47,6 +52,9 @@ _MAKES: tuple[Callable[..., torch.optim.Optimizer], ...] = (
     partial(torch.optim.AdamW, lr=0.1, fused=True),
     partial(torch.optim.SGD, lr=0.1, momentum=0.9),
 )
+
+
+_IN_TWO = {"reshard_after_forward": 2}
 
 
 def state(model: Any) -> Any:
@@ -258,6 +266,48 @@ def test_two_dimensions_replicate_and_shard() -> None:
     of_dcp.set_model_state_dict(model, dict(full), options=whole)
     plain.load_state_dict(full)
     compare_weights(model, plain)
+
+
+@pytest.mark.on_ranks(4)
+def test_a_part_is_kept_for_the_backward_pass() -> None:
+    """Of pairs of four ranks; pairs of two shard over all, and there is nothing between."""
+    for wrong, found in (3, "[2]"), (4, "[2]"), (1, "[2]"), (2.0, "[2]"), ("2", "[2]"):
+        refuses(ConfigurationError, found, fully_shard, Small(), reshard_after_forward=wrong)
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replicate", "shard"))
+    refuses(ConfigurationError, "divides the 2 ranks", fully_shard, Small(), mesh=mesh, **_IN_TWO)
+    plain = build(Small, torch.float64, 3, 0.4)
+    model = copy.deepcopy(plain)
+    for unit in model.units:
+        fully_shard(unit, **_IN_TWO)
+    environment = environment_of_module(fully_shard(model))
+    seen: list[tuple[str, str, int]] = []
+    environment.events.subscribe(
+        lambda event: seen.append((event.operation, event.bucket, event.group_size)),
+        kinds=("collective",),
+    )
+
+    def parts() -> list[int]:
+        alive = environment.ledger.alive()
+        return [entry.count_bytes for entry in alive if entry.role == "compute_shard"]
+
+    _train_beside(model, plain)
+    units = [state(unit).unit.buckets for unit in model.units]
+    buckets = [bucket for of_unit in units for bucket in of_unit]
+    step = [(bucket.plan.name, 4) for bucket in buckets]
+    step += [(bucket.plan.name, 2) for of_unit in reversed(units) for bucket in of_unit]
+    names = dict(step)
+    gathers = [
+        (name, ranks) for what, name, ranks in seen if what == "all_gather" and name in names
+    ]
+    same("gathers of three steps", gathers, 3 * step)
+    sizes = [bucket.weights.full.size_bytes // 2 for bucket in buckets]
+    with torch.no_grad():
+        model(batch())
+    same("parts after an evaluation", parts(), [])
+    loss = model(batch())
+    same("parts after a forward pass", parts(), sizes)
+    loss.backward()
+    same("parts after a backward pass", parts(), [])
 
 
 class _Casts(Small):
@@ -512,7 +562,7 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
         (ConfigurationError, "does not know dp_mesh_dims", {"dp_mesh_dims": None}),
         (ConfigurationError, "two with names", {"mesh": nameless}),
         (CapabilityNotBuiltError, "S(1)", {"shard_placement_fn": lambda _: Shard(1)}),
-        (CapabilityNotBuiltError, "on 2 ranks", {"reshard_after_forward": 2}),
+        (ConfigurationError, "divides the 2 ranks", {"reshard_after_forward": 2}),
         (ConfigurationError, "expected True, False or None", {"reshard_after_forward": "yes"}),
         (ConfigurationError, "found str", {"mp_policy": "bf16"}),
         (CapabilityNotBuiltError, "CPUOffloadPolicy", {"offload_policy": CPUOffloadPolicy()}),

@@ -53,6 +53,10 @@ class Fsdp2(Driver):
                 module.reshard()
         return dict(model.named_parameters())
 
+    def forget(self, model: Any, optimizer: Any) -> None:
+        """By the model, where an optimizer cannot: gradients that no pass has reduced."""
+        (model if "front" in self.options else optimizer).zero_grad()
+
     def gradient(self, parameter: Any) -> Tensor | None:
         """Gathered."""
         gradient = parameter.grad
