@@ -73,15 +73,8 @@ class Bucket:
         """A parameter's part of this rank's main weights."""
         return self._spec.local_view(index, self.weights.main)
 
-    def load(self, index: int, value: torch.Tensor) -> None:
-        """Write a tensor into this rank's main weights; `install` must follow.
-
-        value: the whole parameter, over the tensor-parallel axis as well.
-        """
-        self.load_part(index, self.parameters[index].part.of(value))
-
     def load_part(self, index: int, value: torch.Tensor) -> None:
-        """Like `load`, of what tensor parallelism leaves to this rank."""
+        """Write what tensor parallelism leaves to this rank into main weights; install follows."""
         if self._shards_optimizer:
             rows = self._spec.own_rows[index]
             shape = self.plan.layout.slots[index].shape or (1,)

@@ -48,12 +48,6 @@ class TensorPart:
         """Whether the axis cuts dim 0, before data-parallel axes cut what is left of it."""
         return isinstance(self.placement, Shard) and self.placement.dim == 0
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """View of this part of a tensor of `whole_shape`."""
-        for dim, (start, length) in enumerate(zip(self.offsets, self.shape, strict=True)):
-            whole = whole.narrow(dim, start, length)
-        return whole
-
 
 def whole_part(shape: Shape) -> TensorPart:
     """The part that is everything: of a parameter without a tensor-parallel axis."""

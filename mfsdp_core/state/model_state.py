@@ -25,7 +25,7 @@ from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.shard.chunk import describe_like, offsets_of
 from mfsdp_core.shard.dtensor import gather_full, name_tensor, without_offset
-from mfsdp_core.shard.uneven_shard import cut_like, cut_of, is_cut_alike, is_cut_by_torch
+from mfsdp_core.shard.uneven_shard import cut_like, cut_of, is_cut_alike, is_cut_by_torch, own_rows
 
 #: What the wrapper puts before every name.
 PREFIX = "module."
@@ -227,13 +227,13 @@ def _wrong_shape(name: str, shapes: tuple[Any, ...], value: object) -> Refusal:
 
 def _wrong_value(managed: ManagedParameter, name: str, value: Any) -> Iterable[Refusal]:
     """Of a parameter: another shape, or rows that are not this rank's."""
-    sharded = managed.sharded
+    sharded = managed.weight
     yield _wrong_shape(name, (managed.part.whole_shape, sharded.shape), value)
     if isinstance(value, DTensor) and not _is_on_tensor_axis_alone(managed, value):
         was_written = id(value) == id(sharded) and cut_of(value) is not None and managed.was_changed
         yield was_written, StateDictError, _WRITTEN_ELSEWHERE.format(name=name)
         rows = tuple(value.to_local().shape)
-        fits = _is_sharded_alike(value, sharded) or is_cut_by_torch(value)
+        fits = is_cut_alike(value, sharded) or is_cut_by_torch(value)
         yield not fits, StateDictError, _LIES_ELSEWHERE.format(name=name, found=rows)
 
 
@@ -242,23 +242,18 @@ def _is_on_tensor_axis_alone(managed: ManagedParameter, value: DTensor) -> bool:
     return managed.part.placement is not None and value.placements == (managed.part.placement,)
 
 
-def _is_sharded_alike(value: DTensor, sharded: torch.Tensor) -> bool:
-    return isinstance(sharded, DTensor) and is_cut_alike(value, sharded)
-
-
 def _load_parameter(bucket: Bucket, index: int, value: torch.Tensor) -> None:
-    if not isinstance(value, DTensor):
-        bucket.load(index, value)
-        return
     managed = bucket.parameters[index]
-    if _is_on_tensor_axis_alone(managed, value):
+    if not isinstance(value, DTensor):
+        local = own_rows(value, managed.sharded)
+    elif _is_on_tensor_axis_alone(managed, value):
         bucket.load_part(index, value.to_local())
         return
-    if not _is_sharded_alike(value, managed.sharded):
+    elif is_cut_alike(value, managed.weight):
+        local = value.to_local()
+    else:
         name_tensor(value, f"what is loaded into {managed.names[0]}")
-        bucket.load(index, gather_full(value))
-        return
+        local = own_rows(gather_full(value), managed.sharded)
     target = bucket.main_part(index)
-    local = value.to_local()
     if target.data_ptr() != local.data_ptr() or target.dtype != local.dtype:
         target.copy_(local)
