@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from bench.errors import DamagedRecordError
 from reports.compare.change import change_table, flag_table
 from reports.compare.logs import CAPTION, absences, of_cell, of_import, side_by_side
+from reports.compare.published import CAPTION as PUBLISHED
+from reports.compare.published import published
 from reports.compare.text import METHOD, verdict_blocks
 from reports.findings import Findings
 from reports.plots.memory import MOST_CELLS, memory_figure
@@ -118,16 +120,17 @@ def arms_section(findings: Findings) -> Iterator[Block]:
 
 
 def imported_section(findings: Findings) -> Iterator[Block]:
-    """Nothing where nothing was imported."""
+    """Nothing where nothing was imported, and nothing was published of a measured cell."""
     imports, shown, damaged = findings.store.imports, [], []
     for name in imports.ids():
         try:
             shown.append(of_import(imports.read(name)))
         except DamagedRecordError as error:
             damaged.append((name, str(error)))
-    if shown or damaged:
-        table = side_by_side([*shown, *map(of_cell, findings.finished)])
-        yield TableBlock(table, CAPTION)
+    theirs = [*published(findings.finished)]
+    if shown or damaged or theirs:
+        table = side_by_side([*shown, *theirs, *map(of_cell, findings.finished)])
+        yield TableBlock(table, f"{PUBLISHED if theirs else ''} {CAPTION}".lstrip())
     if missing := absences(shown):
         yield Paragraph("The logs do not say:")
         yield Bullets(tuple(missing))

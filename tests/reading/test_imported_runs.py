@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
-from recorded_runs import findings_of, resolved_run
+from recorded_runs import TINY, Recorded, findings_of, record_run, resolved_run
 
+import sweeps
+from bench.resolve.resolution import resolve_anywhere
+from bench.spec import TrainSpec
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.build import write_report
 from reports.compare.logs import of_import, side_by_side, step_changes, step_differences, to_data
+from reports.compare.published import GLOBAL_BATCH, PUBLISHED_ROWS
 from reports.frames import read_frames
+from sweeps.definition import load_sweep
+from sweeps.matrix import expand
 
 THEIRS = Workload(framework="megatron-lm", ranks=64, global_batch=256, seq_len=4096)
 LOG = Provenance(
@@ -99,3 +106,26 @@ def test_times_are_medians_and_peaks_are_largest() -> None:
     assert step_changes(base, losses(1.0)) == []
     zero = log_of(ImportedStep(1, milliseconds=0.0))
     assert [change.ratio for change in step_changes(zero, zero)] == [None]
+
+
+@pytest.mark.parametrize(("seq_len", "beside"), [(8192, True), (4096, False)])
+def test_numbers_that_a_request_published_stand_beside_the_cell_they_are_of(
+    store, tmp_path, seq_len, beside
+):
+    train = TrainSpec(steps=20, global_batch=128, seq_len=seq_len)
+    shape = TINY.model_copy(update={"preset": "llama3-8b"})
+    run = resolved_run(ranks=8, train=train, shape=shape)
+    record_run(store, Recorded(run, cell="fsdp-bf16-ub_on", sweep="pr3067_dtypes"))
+    text = write_report(store, ["pr3067_dtypes"], tmp_path / "report").markdown.read_text()
+    rows = [line for line in text.splitlines() if "published, another machine" in line]
+    assert len(rows) == beside
+    assert all("| 10,424 |" in row and "| 59.2 GiB | 1.154608" in row for row in rows)
+
+
+@pytest.mark.parametrize("row", PUBLISHED_ROWS, ids=str)
+def test_a_published_number_is_of_a_cell_of_its_sweep_with_its_work(row):
+    definition = load_sweep(Path(sweeps.__file__).parent / f"{row.sweep}.yaml")
+    (cell,) = (cell for cell in expand(definition.matrix) if cell.id == row.cell)
+    run = resolve_anywhere(cell.spec)
+    found = (run.model_name, run.launch.ranks, run.train.seq_len, run.train.global_batch)
+    assert found == (row.model, row.ranks, row.seq_len, GLOBAL_BATCH)
