@@ -245,7 +245,7 @@ class GradPipeline:
     def issue_over(self, is_over: Callable[[Unit], bool] | None, *, is_last: bool) -> list[Unit]:
         """Reduce units as far as the order allows that get no more gradients in this pass.
 
-        is_over: whether an incomplete one gets no more; None: each may. Missing gradients are
+        is_over: whether an incomplete unit is one of them; None: none is. Missing gradients are
         zeros. Without this, a rank that leaves out a parameter would start none of the reductions
         behind it before its backward pass ends, and could wait for a gather from a rank that waits
         for one of those (see [Note: gather order]). Returns the units that were incomplete.
