@@ -97,16 +97,19 @@ def recomputed_flops(resolved: ResolvedRun) -> float:
     """Matrix products that one rank computes a second time in a step.
 
     A third of the model's FLOPs are the forward pass; recomputed are those of the layers (full),
-    or of the attention's products alone (selective).
+    or of the attention's products alone (selective); and the head's, where the loss is in chunks.
     """
     shape, train = resolved.shape, resolved.train
-    if shape is None or resolved.recompute == "none":
+    if shape is None:
         return 0.0
     rows = train.micro_batch * resolved.microbatches
     whole = flops_per_global_batch(shape, train.seq_len, rows)
     tokens = float(rows * train.seq_len)
+    head = 2.0 * tokens * shape.hidden * shape.vocab
+    again = head if resolved.loss_chunks > 1 else 0.0
+    if resolved.recompute == "none":
+        return again
     if resolved.recompute == "full":
-        head = 6.0 * tokens * shape.hidden * shape.vocab
-        return (whole - head) / 3
+        return again + (whole - 3 * head) / 3
     layers = shape.layers if shape.hybrid is None else shape.hybrid.pattern.count("*")
-    return 2.0 * tokens * train.seq_len * shape.heads * shape.head_dim * layers
+    return again + 2.0 * tokens * train.seq_len * shape.heads * shape.head_dim * layers

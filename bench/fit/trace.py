@@ -325,10 +325,12 @@ class _Recorder:
         return "activations" if phase in {"forward", "loss"} else "temporaries"
 
     def _is_of_logits(self, tensor: Tensor) -> bool:
-        """[tokens, vocabulary] or [batch, length, vocabulary], whole or a rank's part."""
+        """[tokens of a part of the loss, vocabulary], whole or a rank's part of the vocabulary."""
         tokens = self._run.train.micro_batch * self._run.train.seq_len
         width = tensor.shape[-1] if tensor.dim() > 1 else 0
-        return width in self._vocab and 0 < tokens * width == tensor.numel()
+        most = -(-tokens // self._run.loss_chunks)
+        rows = {most, tokens % most or most}
+        return width in self._vocab and tensor.numel() in {width * part for part in rows}
 
     def _name(self, mode: Dataless, tensors: Sequence[Tensor], category: str) -> None:
         for tensor in tensors:

@@ -39,6 +39,7 @@ def run_model(resolved: ResolvedRun, device: torch.device) -> tuple[nn.Module, M
         made = build_user_model(resolved, device)
         return made.module, made.make_batch
     model = model_on_meta(resolved.shape, recompute=resolved.recompute, seed=resolved.train.seed)
+    model.loss_chunks = resolved.loss_chunks
     exchange_layers(model, resolved.linear, resolved.dtypes.compute)
     _split(model, resolved, device)
     return model, None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -68,7 +69,8 @@ class Decoder(nn.Module):
     Parameters are FP32 as built; engines cast, wrap or shard them. A subclass says what a layer is
     called with. unit_classes: the modules that sharding engines gather and release as one.
     precision: what a forward pass runs under (`bench.models.low_precision`). initial_values: the
-    rule of its parameters' values.
+    rule of its parameters' values. loss_chunks: parts of the tokens whose logits exist one at a
+    time; above 1, the backward pass computes each part again.
     """
 
     unit_classes: ClassVar[tuple[type[nn.Module], ...]] = ()
@@ -82,6 +84,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
         self.initial_values: InitialValues | None = None
         self.precision: Callable[[], AbstractContextManager[object]] = nullcontext
+        self.loss_chunks = 1
         self.tie()
 
     @property
@@ -116,9 +119,18 @@ class Decoder(nn.Module):
 
         Targets below 0 are left out.
         """
+        if self.loss_chunks == 1:
+            return self._loss(x, targets, "mean")
+        rows, flat = x.flatten(0, 1), targets.flatten()
+        parts = zip(rows.chunk(self.loss_chunks), flat.chunk(self.loss_chunks), strict=True)
+        sums = [recomputed(partial(self._loss, reduction="sum"), *part) for part in parts]
+        return torch.stack(sums).sum() / (flat != LEFT_OUT).sum()
+
+    def _loss(self, x: Tensor, targets: Tensor, reduction: str) -> Tensor:
         logits: Tensor = self.head(self.norm(x))
         wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-        return F.cross_entropy(wide.flatten(0, 1), targets.flatten(), ignore_index=LEFT_OUT)
+        flat = wide.flatten(0, -2), targets.flatten()
+        return F.cross_entropy(*flat, ignore_index=LEFT_OUT, reduction=reduction)
 
     def run_layers(self, x: Tensor) -> Tensor:
         """[batch, seq_len, hidden] through all layers."""

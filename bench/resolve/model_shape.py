@@ -65,6 +65,7 @@ def _refuse_two_models(model: ModelSpec) -> None:
         )
     numbers = (*_REPLACEABLE, *_REPLACEABLE_IN_HYBRIDS)
     changed = [name for name in numbers if getattr(model, name) is not None]
+    changed += ["loss_chunks"] if model.loss_chunks > 1 else []
     if changed:
         raise ConfigError(
             f"model.{changed[0]}: model.factory decides what its model is like; leave"

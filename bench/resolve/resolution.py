@@ -183,6 +183,7 @@ def resolve_anywhere(spec: RunSpec) -> ResolvedRun:
         data_parallel=data_parallel,
         factory=spec.model.factory,
         linear=resolve_linear(spec.model),
+        loss_chunks=spec.model.loss_chunks,
         microbatches=spec.train.global_batch // (data_parallel * spec.train.micro_batch),
     )
 

@@ -36,6 +36,8 @@ class ModelSpec(Frozen):
     """Experts that a token visits."""
     recompute: Recompute = "none"
     """Activations that the backward pass computes again."""
+    loss_chunks: int = Field(default=1, ge=1)
+    """Parts of a micro batch whose logits exist one at a time. Above 1, head and loss run twice."""
     linear: LinearName = "torch"
     """What computes the projections of a Llama."""
     linear_recipe: str | None = None

@@ -228,6 +228,7 @@ class ResolvedRun(Frozen):
     microbatches: int
     factory: str | None = None
     linear: LinearLayers = LinearLayers()
+    loss_chunks: int = 1
 
     @property
     def comparable_in_time(self) -> bool:

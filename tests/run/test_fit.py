@@ -240,6 +240,19 @@ def test_cells_of_equal_memory_are_traced_once(monkeypatch):
     assert [one.engine.name for one in traced] == ["ddp", "mfsdp"]
 
 
+def test_a_loss_in_chunks_holds_the_logits_of_one_and_computes_the_head_twice():
+    wide = {"preset": "debug", "layers": 4, "vocab": 4096}
+    whole, parts = run(MFSDP, model=wide), run(MFSDP, model=wide | {"loss_chunks": 8})
+
+    def logits(asked):
+        return max(held.get("logits_and_loss", 0) for _, held in predict(asked).steps)
+
+    assert logits(parts) == logits(whole) / 8
+    head = 2 * whole.shape.vocab * whole.shape.hidden
+    tokens = whole.train.micro_batch * whole.microbatches * whole.train.seq_len
+    assert recomputed_flops(parts) - recomputed_flops(whole) == head * tokens
+
+
 def test_full_recomputation_costs_a_forward_pass_of_all_but_the_head():
     shape = run(MFSDP).shape
     whole = run(MFSDP, model={"preset": "debug", "layers": 4, "recompute": "full"})

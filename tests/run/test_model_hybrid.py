@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from bench.models.build import build_model
-from bench.models.decoder import Decoder
+from bench.models.decoder import LEFT_OUT, Decoder
 from bench.models.experts import Experts
 from bench.models.hybrid import HybridBlock
 from bench.models.state_space import Mamba, scan
@@ -223,3 +223,20 @@ def test_recomputing_activations_changes_nothing(recompute, shape):
     assert losses[0] == losses[1]
     for one, other in zip(plain.parameters(), recomputed.parameters(), strict=True):
         assert torch.equal(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("shape", [SMALL, SMALL.model_copy(update={"hybrid": None})])
+def test_a_loss_in_chunks_is_the_same_to_rounding_without_whole_logits(shape):
+    plain, chunked = small(shape=shape).double(), small(shape=shape).double()
+    chunked.loss_chunks = 4
+    tokens, targets = batch()  # 27 tokens: 7, 7, 7 and 6
+    targets = targets.masked_fill(torch.arange(9) == 2, LEFT_OUT)
+    sizes = []
+    chunked.head.register_forward_hook(lambda *found: sizes.append(found[2].shape[:-1].numel()))
+    losses = [model(tokens, targets) for model in (plain, chunked)]
+    for loss in losses:
+        loss.backward()
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-12, atol=0)
+    assert set(sizes) == {6, 7}
+    for one, other in zip(plain.parameters(), chunked.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-10, atol=1e-14)
