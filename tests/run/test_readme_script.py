@@ -65,3 +65,21 @@ def test_a_script_of_torchtitans_shape_trains_alike_under_both_imports(
     assert found == [pytest.approx(numbers, rel=1e-5) for numbers in wanted]
     elements = 2 * 256 * 64 + 64 + 4 * (13 * 64 * 64 + 2 * 64)
     assert bytes_held <= others + elements / 2 * 4 * 1.01
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+@pytest.mark.needs("accelerate", "transformers")
+def test_what_accelerate_prepares_with_fsdp2_trains_alike_under_the_core(
+    tmp_path: Path, fork_server: ForkServer, free_port: int
+) -> None:
+    script = str(checkout_root() / "examples/accelerate_fsdp2.py")
+    numbers: dict[str, list[float]] = {}
+    for api, library in ("torch", "torch.distributed.fsdp"), ("ours", "mfsdp_core.fsdp2"):
+        with fork_server.workers(2) as ranks:
+            printed, _ = ranks.run(train, tmp_path, free_port, script, api, seconds=200.0)
+        assert f"run by {library}\n" in printed
+        lines = re.findall(r"step \d loss ([\d.]+) norm ([\d.]+)", printed)
+        numbers[api] = [float(number) for line in lines for number in line]
+    assert len(numbers["torch"]) == 8
+    assert numbers["ours"] == pytest.approx(numbers["torch"], rel=1e-5)
