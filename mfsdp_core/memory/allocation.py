@@ -13,7 +13,13 @@ from typing import Any
 import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.memory.allocators import Allocator, DBuffer, KeepingAllocator, ResizingAllocator
+from mfsdp_core.memory.allocators import (
+    Allocator,
+    DBuffer,
+    KeepingAllocator,
+    ResizingAllocator,
+    carve,
+)
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import (
@@ -26,7 +32,7 @@ from mfsdp_core.plan.buffers import (
 from mfsdp_core.plan.dtype_policy import element_bytes
 from mfsdp_core.plan.layout import Layout
 from mfsdp_core.plan.options import AllocationConfig
-from mfsdp_core.plan.pools import Buffer, Role
+from mfsdp_core.plan.pools import Buffer, Lifetime, Role
 from mfsdp_core.streams import Streams
 
 #: A little less than the 32 MB up to which glibc adapts.
@@ -83,6 +89,19 @@ class Allocators:
             self._made[row] = DBuffer(row, allocator, layout)
         return self._made[row]
 
+    def reserve(self, tables: Sequence[BucketBuffers]) -> None:
+        """Allocate what is sent and never given back, in one piece per role and lifetime."""
+        kinds: dict[tuple[Role, Lifetime], list[DBuffer]] = {}
+        for table in tables:
+            for row in table.rows:
+                buffer = self._buffer(row, table.plan.layout)
+                keeps = isinstance(buffer.allocator, KeepingAllocator)
+                if row.is_sent and row.elements and (keeps or buffer.allocator is self.lasting):
+                    kinds.setdefault((row.role, row.lifetime), []).append(buffer)
+        for kind in kinds.values():
+            for buffer, data in zip(kind, carve(self.streams, [b.row for b in kind]), strict=True):
+                buffer.data = data
+
     def _pool_of(self, row: Buffer) -> SlotPool | None:
         return next((pool for pool in self.pools.values() if row in pool.plan.area_of), None)
 
@@ -133,14 +152,14 @@ def build_allocators(
 ) -> Allocators:
     """Allocators for the buckets of units; pools are allocated here, once."""
     _keep_freed_memory(streams)
-    lasting = ResizingAllocator(streams, ledger, lasts=True)
+    lasting = ResizingAllocator(streams, ledger)
     fresh, requests = Allocator(streams, ledger), transient_rows(tables)
     by_role: dict[Role, Allocator] = {"payload": lasting}
     if config.pool is not None:
         # Never fresh: autograd may hold views of what no slot serves (R12).
         fallback = by_role["peer_slices"] = ResizingAllocator(streams, ledger)
         if config.persistent_fallback:
-            fallback = KeepingAllocator(streams, ledger, lasts=True)
+            fallback = KeepingAllocator(streams, ledger)
         by_role |= dict.fromkeys(POOL_OF_ROLE, fallback)
     elif config.allocator == "storage_resize":
         by_role["compute_weights"] = lasting
@@ -169,13 +188,8 @@ def _pool_entry(pool: SlotPool) -> dict[str, Any]:
         "role": pool.role,
         "slots": plan.slots,
         "areas": [
-            {
-                "role": area.role,
-                "dtype": area.dtype,
-                "elements": area.elements,
-                "bytes": area.size_bytes,
-            }
-            for area in plan.areas
+            {"role": a.role, "dtype": a.dtype, "elements": a.elements, "bytes": a.size_bytes}
+            for a in plan.areas
         ],
         "offsets": list(plan.offsets_bytes),
         "slot_bytes": plan.slot_bytes,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import nullcontext
+from collections.abc import Sequence
 
 import torch
 
@@ -15,6 +15,19 @@ from mfsdp_core.plan.pools import Buffer
 from mfsdp_core.streams import Streams
 
 _NOTHING = torch.empty(0)
+
+
+def carve(streams: Streams, rows: Sequence[Buffer]) -> list[torch.Tensor]:
+    """Zeros for each row, out of one allocation, of registered memory where there is any.
+
+    Such memory comes in segments that are not split: 20 MiB for what is larger than 1 MiB, up to
+    10. None is a view, so that autograd counts the changes of each for itself.
+    """
+    sizes = [-(-row.size_bytes // 512) * 512 for row in rows]  # as the device's allocator does
+    with streams.communicated():
+        arena = torch.zeros(sum(sizes), dtype=torch.uint8, device=streams.device)
+    parts = zip(arena.split(sizes), rows, strict=True)
+    return [part[: row.size_bytes].view(torch_dtype(row.dtype)).data for part, row in parts]
 
 
 class DBuffer:
@@ -121,14 +134,10 @@ class ResizingAllocator(Allocator):
     """One tensor per buffer for ever; only its storage comes and goes.
 
     Autograd may have saved views of a parameter, and modules hold the parameter itself: both stay
-    valid when the storage is refilled. lasts: nothing is given back while the model lives.
+    valid when the storage is refilled. A buffer that was carved has its tensor, and keeps it.
     """
 
     recycles = True
-
-    def __init__(self, streams: Streams, ledger: MemoryLedger, *, lasts: bool = False) -> None:
-        super().__init__(streams, ledger)
-        self._lasts = lasts
 
     def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
         """Storage behind the one tensor."""
@@ -136,10 +145,8 @@ class ResizingAllocator(Allocator):
         row, device = buffer.row, self._streams.device
         if buffer.storage is not None:
             buffer.storage.resize_(buffer.size_bytes)
-        else:
-            stays = row.is_sent and self._lasts
-            with self._streams.communicated() if stays else nullcontext():
-                buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
+        elif buffer.data is _NOTHING:
+            buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
             buffer.storage = buffer.data.untyped_storage()
         self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
 

@@ -15,9 +15,8 @@ import warnings
 
 import torch
 
-from mfsdp_core.comm.torch_backend import torch_dtype
 from mfsdp_core.errors import PoolExhaustedError
-from mfsdp_core.memory.allocators import Allocator, DBuffer
+from mfsdp_core.memory.allocators import Allocator, DBuffer, carve
 from mfsdp_core.memory.ledger import POOL, MemoryLedger
 from mfsdp_core.plan.buffers import CATEGORY_OF_ROLE
 from mfsdp_core.plan.pools import PoolPlan, Role
@@ -36,14 +35,7 @@ class SlotPool(Allocator):
         self.role = role
         self.plan = plan
         # Zeros, once: padding travels with every collective and must be finite.
-        with streams.communicated():
-            self._slots = [
-                [
-                    torch.zeros(area.elements, dtype=torch_dtype(area.dtype), device=streams.device)
-                    for area in plan.areas
-                ]
-                for _ in range(plan.slots)
-            ]
+        self._areas = carve(streams, plan.areas * plan.slots)
         for area in plan.areas:
             size = plan.slots * area.size_bytes
             ledger.add(CATEGORY_OF_ROLE[area.role], size, bucket=POOL, role=area.role)
@@ -75,13 +67,7 @@ class SlotPool(Allocator):
 
     def has_room(self, buffer: DBuffer) -> bool:
         """Whether the slot that the unit had is idle; before its first, whether any is."""
-        unit = buffer.row.unit
-        if unit in self._held:
-            return True
-        slot = self._assigned.get(unit)
-        if slot is None:
-            return len(self._holders) < self.plan.slots
-        return slot not in self._holders
+        return not self.blocking(buffer.row.unit)
 
     def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
         """The area of the buffer in the slot of its unit.
@@ -98,7 +84,7 @@ class SlotPool(Allocator):
         slot = self._assigned[unit]
         view = self._views.get((buffer, slot))
         if view is None:  # one object per slot, so that holders can tell whether it has moved
-            area = self._slots[slot][self.plan.area_of[row]]
+            area = self._areas[slot * len(self.plan.areas) + self.plan.area_of[row]]
             view = self._views[buffer, slot] = area[: buffer.elements]
         buffer.data = view
         size = buffer.size_bytes

@@ -19,6 +19,7 @@ in padding, and an area must never have to grow (1.7 of the specification).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
@@ -124,16 +125,17 @@ def plan_pool(kind: PoolKind, requests: Sequence[Buffer], slots: int) -> PoolPla
 
 
 def _largest_class(by_unit: dict[str, list[Buffer]]) -> dict[str, list[Buffer]]:
-    classes: dict[tuple[tuple[str, str, int], ...], list[str]] = {}
-    for unit, requests in by_unit.items():
-        signature = tuple(sorted((r.role, r.dtype, r.elements) for r in requests))
-        classes.setdefault(signature, []).append(unit)
+    signatures = {
+        unit: tuple(sorted((r.role, r.dtype, r.elements) for r in requests))
+        for unit, requests in by_unit.items()
+    }
+    counts = Counter(signatures.values())
 
-    def weight(units: list[str]) -> tuple[int, int]:
-        return len(units), sum(r.size_bytes for r in by_unit[units[0]])
+    def weight(unit: str) -> tuple[int, int]:
+        return counts[signatures[unit]], sum(r.size_bytes for r in by_unit[unit])
 
-    best = max(classes.values(), key=weight, default=[])
-    return {unit: by_unit[unit] for unit in best}
+    best = signatures[max(by_unit, key=weight)]
+    return {unit: requests for unit, requests in by_unit.items() if signatures[unit] == best}
 
 
 def _areas(units: Iterable[list[Buffer]]) -> tuple[tuple[Buffer, ...], dict[Buffer, int]]:

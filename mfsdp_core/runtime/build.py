@@ -331,7 +331,8 @@ class BucketFactory:
             streams=environment.streams,
             ledger=environment.ledger,
         )
-        self._make_what_stays()
+        if options.nccl_ub:
+            self.allocators.reserve([spec.buffers for spec in self._specs.values()])
         self.reductions = ReductionQueue()
         scratch = self.allocators.scratch
         events, streams = environment.events, environment.streams
@@ -339,17 +340,6 @@ class BucketFactory:
             axes.role_prefix: axes.communicators(options, scratch, events=events, streams=streams)
             for axes in environment.all_axes
         }
-
-    def _make_what_stays(self) -> None:
-        """Buckets that no slot serves and that are never freed, before memory is registered."""
-        if not (self.options.nccl_ub and self.options.allocation.persistent_fallback):
-            return
-        for spec in self._specs.values():
-            for row in spec.buffers.rows:
-                if row.lifetime in {"gather", "reduction"}:
-                    buffer = self.allocators.buffer(spec.buffers, row.role, row.payload)
-                    buffer.take()
-                    buffer.give()
 
     def transports(self) -> dict[str, str]:
         """What carries the bytes of each group, experts' included; see `AxisCommunicators`."""

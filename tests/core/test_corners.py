@@ -45,12 +45,8 @@ def test_views_that_a_backward_pass_reads_get_the_slot_that_they_had_or_none() -
         Buffer(unit, f"{unit}/0", "compute_weights", "float32", range(1), 4, "use")
         for unit in "abc"
     ]
-    pool = SlotPool(
-        "compute_weights",
-        plan_pool("fixed_pool", rows, 2),
-        streams=Streams(CPU),
-        ledger=MemoryLedger(),
-    )
+    plan = plan_pool("fixed_pool", rows, 2)
+    pool = SlotPool("compute_weights", plan, streams=Streams(CPU), ledger=MemoryLedger())
     a, b, c = (DBuffer(row, pool) for row in rows)
     first = a.take()
     b.take()

@@ -37,7 +37,7 @@ def test_slots_keep_their_addresses_over_steps_with_accumulation(
     pools = toy.model._context.allocators.pools
 
     def pointers() -> list[Any]:
-        return [[one.data_ptr() for one in slot] for p in pools.values() for slot in p._slots]
+        return [[area.data_ptr() for area in pool._areas] for pool in pools.values()]
 
     start, found = pointers(), []
     # Of the first bucket of every unit.

@@ -136,7 +136,9 @@ def test_slots_go_from_unit_to_unit() -> None:
 
     a0 = a.take()
     same("zeros", bool((a0 == 0).all()), True)
-    same("an area", a0.data_ptr(), pool._slots[0][plan.area_of[asked[0]]].data_ptr())
+    a0.zero_()
+    same("changes counted for it alone", [a._version for a in pool._areas], [1, 0, 0, 0])
+    same("an area", a0.data_ptr(), pool._areas[plan.area_of[asked[0]]].data_ptr())
     a1.take()
     b0 = b.take()
     same("holders", pool.holders(), {0: "a", 1: "b"})
