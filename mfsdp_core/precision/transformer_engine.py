@@ -19,8 +19,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.distributed import ProcessGroup
@@ -144,24 +143,6 @@ def payloads_of(kind: str, layout: Layout) -> tuple[Payload, ...]:
     )
 
 
-class OwnedRows(NamedTuple):
-    """rows: weights of a bucket, this rank's rows, where they start, where their codes go."""
-
-    group: ProcessGroup
-    rows: tuple[list[Any], ...]
-
-
-def quantise(buckets: Sequence[OwnedRows]) -> None:
-    """Write codes and scales. Collective: one maximum over the ranks of each group, of all scales.
-
-    Transformer Engine rounds the rows of all of `buckets` to the dtype of the weights first.
-    """
-    for group in dict.fromkeys(bucket.group for bucket in buckets):
-        own = [bucket.rows for bucket in buckets if bucket.group is group]
-        weights, masters, starts, codes = (list(chain(*lists)) for lists in zip(*own, strict=True))
-        _functions().quantize_master_weights(weights, masters, starts, group, codes)
-
-
 class PrimaryBucket:
     """Quantises this rank's rows, and shows the tensors where their codes are.
 
@@ -182,10 +163,6 @@ class PrimaryBucket:
 
     def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
         """Write this rank's codes, and the scales of all. Collective, whatever the rank holds."""
-        quantise([self.owned(main, parts)])
-
-    def owned(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> OwnedRows:
-        """What `quantise` needs of this bucket."""
         weights = list(self._weights)
         masters: list[torch.Tensor | None] = [None] * len(weights)
         starts: list[int | None] = [None] * len(weights)
@@ -195,7 +172,7 @@ class PrimaryBucket:
             starts[rows.index] = rows.first_row * rows.columns
             found = tuple(part[rows.where] for part in parts.values())
             codes[rows.index] = found[0] if len(found) == 1 else found
-        return OwnedRows(self._group, (weights, masters, starts, codes))
+        self._functions.quantize_master_weights(weights, masters, starts, self._group, codes)
 
     def forget(self) -> None:
         """Nothing: maxima lie in the quantisers of its tensors, which a load does not touch."""

@@ -18,7 +18,6 @@ from mfsdp_core.plan.prefetch import (
     Residents,
     gather_ahead,
 )
-from mfsdp_core.precision.transformer_engine import OwnedRows, quantise
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.units import Unit
 
@@ -189,14 +188,13 @@ class ParamPipeline:
 
         loaded: frozen ones as well, and they have nothing to do with those before.
         """
-        changed, primary = [], list[OwnedRows]()
+        changed = []
         for unit in (self._root, *self._units):
             for bucket in unit.buckets:
                 if bucket.is_trainable or loaded:
-                    bucket.weights.install(anew=loaded, later=primary)
+                    bucket.weights.install(anew=loaded)
                     if bucket.look():
                         changed.append(unit)
-        quantise(primary)
         # What updates many tensors at once is not always counted by autograd.
         for unit in changed or (self._root, *self._units):
             unit.epoch += 1

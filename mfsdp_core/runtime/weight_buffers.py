@@ -60,7 +60,7 @@ from mfsdp_core.plan.payload import BOTH, WEIGHTS
 from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.plan.strategy import Collective, Placement
 from mfsdp_core.precision.codec import Shard
-from mfsdp_core.precision.transformer_engine import OwnedRows, PrimaryBucket
+from mfsdp_core.precision.transformer_engine import PrimaryBucket
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.calls import NO_BACKWARD, current_backward
 
@@ -315,20 +315,17 @@ class WeightBuffers:
         if self._primary is not None:
             self._primary.drop_copies()
 
-    def install(self, *, anew: bool = False, later: list[OwnedRows] | None = None) -> None:
+    def install(self, *, anew: bool = False) -> None:
         """Bring updated main weights into the compute copy; other ranks' parts become stale.
 
-        anew: they do not come from those before, so that nothing said of these holds. later: takes
-        what the caller quantises, of several buckets at once, before anything is gathered.
+        anew: they do not come from those before, so that nothing said of these holds.
         """
         self.complete()
         if self._kept is not None:
             self._kept.give()
         if anew:
             self._codec.forget()
-        if self._parts and self._primary is not None and later is not None:
-            later.append(self._primary.owned(self.main, self._parts))
-        elif self._parts:
+        if self._parts:
             self._codec.encode(self.main, self._parts)
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER

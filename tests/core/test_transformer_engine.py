@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import Any
 
@@ -262,29 +261,6 @@ def test_a_gather_sends_a_byte_per_weight_and_no_full_weights_exist(recipe: str)
     assert 2 * elements <= sum(size for _, size in gathers) <= 2.05 * elements, gathers
     assert len(gathers) == 2 * len(dict(gathers)), gathers  # forward and backward
     assert model.ledger.peak_bytes_by_category()["compute_weights"] < 4 * elements
-
-
-@pytest.mark.parametrize("recipe", ["delayed", "mxfp8"])
-def test_scales_of_all_buckets_take_one_maximum_over_the_ranks_in_a_step(recipe: str) -> None:
-    with te.installed():
-        utils: Any = sys.modules["transformer_engine.pytorch.tensor.utils"]
-        plain, calls = utils.quantize_master_weights, []
-
-        def counted(weights: Any, *given: Any) -> None:
-            calls.append(len(weights))
-            plain(weights, *given)
-
-        utils.quantize_master_weights = counted
-        model = sharded(primary(recipe), "fsdp", FLAT)
-        layers = [module for module in model.modules() if isinstance(module, te.Linear)]
-        optimizer = with_sgd(model)
-        for _ in range(2):
-            calls.clear()
-            with te.autocast(recipe=RECIPES[recipe]()):
-                model(batch(0, 0)).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-            assert calls == [len(layers)]
 
 
 def test_copies_of_columns_are_dropped_unless_they_are_to_be_kept() -> None:
