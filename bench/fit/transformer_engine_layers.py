@@ -5,8 +5,9 @@
     input                codes of its columns, until the backward pass; those of rows in a forward
     gradient             codes of rows and columns, within a backward pass
 
-Read in the source of release 2.20, measured nowhere. Columns are a copy of the rows, as on Hopper;
-from Blackwell on, codes of one scale have none. Padding of scales and workspaces are left out.
+Sizes of codes and scales are those that its quantizers allocate; no release's memory was measured.
+Columns are a copy of the rows, as on Hopper; from Blackwell on, codes of one scale have none.
+Padding of scales and workspaces are left out.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _quick(engine: str) -> Iterator[Case]:
         parts = replace(sharded, ranks=4, microbatches=2, reshard=2)
         parts = replace(parts, front="fsdp2" if engine == "mfsdp" else "megatron")
         yield from (replace(parts, model=model) for model in ("stack", "recomputed"))
-        yield replace(parts, policy="bf16", scenario="ahead")
+        yield replace(parts, policy="bf16")
     coded = replace(sharded, policy="bf16", microbatches=2)
     yield replace(coded, recipe="mxfp8", ranks=4, model="rows")
     yield replace(coded, recipe="mxfp8", model="recomputed")

@@ -124,7 +124,9 @@ def test_a_leaf_input_gathers_neither_hooks_nor_graphs(way: tuple[str, str]) -> 
             gc.collect()
             hooks = len(prompts[1]._backward_hooks or ())
             counts.append((hooks, sum(_is_of_a_pass(one) for one in gc.get_objects())))
-    assert counts[0] == counts[1], counts
+    (hooks, before), (hooks_later, later) = counts
+    assert hooks == hooks_later
+    assert later <= before, counts  # less where what other tests left has gone
 
 
 @pytest.mark.parametrize("way", WAYS, ids="-".join)
