@@ -17,12 +17,13 @@ _FOOTNOTE = re.compile(r"\[\^\w+\]\s*$")
 _DECORATION = re.compile(r"\[\^\w+\]|[*`~]|</?\w+>")
 _TIMES = re.compile(rf"{NUMBER}\s?[x×]", re.IGNORECASE)  # noqa: RUF001
 _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?")
-# Which of two sides a column tells of, as in `main loss`, `loss (PR)` or `loss_base`.
+# Which of two sides a column tells of, as in `main loss`, `loss (PR)` or `loss_base`; any other
+# word may be of another quantity, as in `loss scale`.
 _SIDE = re.compile(
     r"(?i)(?:main|master|base(?:line)?|before|old|upstream|ref(?:erence)?|control"
+    r"|(?:this )?pr|head|new|after|ours?|patch(?:ed)?|feature|branch|candidate"
     r"|(?:ya)?fsdp[12]?|m?fsdp|hsdp|hfsdp|ddp|zero-?\d|deepspeed|megatron(?:[- ]fsdp)?)"
 )
-_DIFFERENCE = re.compile(r"(?i).*(?:%|diff|delta|change|ratio|speedup|\bstd|relative|error).*")
 _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
@@ -153,9 +154,12 @@ class LogTable:
         if step is None or not step.is_integer() or not 0 <= step < MOST:
             run.drop(f"line {number}", "step", at)
             return
+        # A quantity that does not say of which run it is, next to some that do, is of none.
+        lone = [c.name for c, _ in row if name and c.is_known and not c.run]
         own = [c for c in row if c[0].run in ("", name) and not c[0].is_left_out]
-        pairs = [(c.name, cell) for c, cell in own if not c.is_step]
+        pairs = [(c.name, cell) for c, cell in own if not c.is_step and c.name not in lone]
         said = self._reader.of_pairs(pairs, int(step))
+        said.unknown += lone
         if said.values or said.unread:
             run.add(said, number)
 
@@ -167,15 +171,15 @@ class LogTable:
         return _Column(shown, is_known=bool(self._reader.meaning(shown)))
 
     def _tell_sides(self, header: list[str]) -> None:
-        """Columns of one metric for several runs, of which one is called as a base or an engine."""
+        """Columns of one metric for several runs, called as sides or engines."""
         of_metric: dict[str, dict[int, str]] = {}
         for at, name in enumerate(header):
             for run, metric in _sides(_shown(name)):
-                is_value = self._reader.meaning(metric) and not _DIFFERENCE.fullmatch(run)
-                if is_value and not self._columns[at].run:
+                is_side = _SIDE.fullmatch(run) and self._reader.meaning(metric)
+                if is_side and not self._columns[at].run:
                     of_metric.setdefault(metric.lower(), {}).setdefault(at, run)
         for metric, runs in of_metric.items():
-            if len(set(runs.values())) > 1 and any(map(_SIDE.fullmatch, runs.values())):
+            if len(set(runs.values())) > 1:
                 for at, run in runs.items():
                     self._columns[at] = _Column(metric, run, True)
 

@@ -600,7 +600,8 @@ def judge_curve(
 def _bitwise(base: Sequence[Curve], head: Sequence[Curve]) -> CurveFinding:
     odd = [next((c for c in runs if c.digest != base[0].digest), None) for runs in (base, head)]
     gaps = [Gap.of(base[0].by_step, curve.by_step) if curve else None for curve in odd]
-    texts = [f"first divergent step {(gap and gap.first()) or _NOT_KEPT}" for gap in gaps]
+    firsts = [None if gap is None else gap.first() for gap in gaps]
+    texts = [f"first divergent step {_NOT_KEPT if at is None else at}" for at in firsts]
     if odd[0]:
         why = (
             f"repeats of the base are not bitwise equal ({texts[0]}), so no head can be held to it"

@@ -367,7 +367,7 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
         (
             metric.name,
             f"{len(metric.gap.apart):,}",
-            f"{first:,}" if (first := metric.gap.first()) else "-",
+            "-" if (first := metric.gap.first()) is None else f"{first:,}",
             quantity.change(metric.gap.largest, _DIGITS),
             f"{metric.gap.at:,}",
             quantity.change(metric.gap.middle, _DIGITS),

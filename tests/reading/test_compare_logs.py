@@ -44,6 +44,14 @@ def test_two_logs_are_compared_without_a_folder_of_results(tmp_path: Path, capsy
     assert not nowhere.exists()
 
 
+def test_a_difference_at_step_zero_is_the_first(tmp_path: Path, capsys) -> None:
+    base, head = tmp_path / "base.csv", tmp_path / "head.csv"
+    base.write_text("step,loss\n0,2.5\n1,2.5\n")
+    head.write_text("step,loss\n0,2.75\n1,2.5\n")
+    text = compared(capsys, base, head, as_json=False, form="refresh")
+    assert "| loss | 2 | 0 | +10.000000 % |" in text.replace("*", "")
+
+
 def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) -> None:
     page = tmp_path / "page.md"
     blocks = [(f"**{name}** (as run):\n\n```\n", loss) for name, loss in

@@ -302,6 +302,21 @@ def test_columns_of_one_metric_for_two_sides_are_two_runs(header: str) -> None:
     assert [step.loss for step in head.steps] == [2.5, 2.41]
 
 
+def test_a_column_of_another_quantity_is_no_run_and_one_without_a_side_is_of_none() -> None:
+    runs = runs_of(
+        "| step | base loss | PR loss | loss scale | loss gap | grad norm |\n"
+        "|---|---|---|---|---|---|\n"
+        "| 0 | 2.5 | 2.6 | 65536 | 0.1 | 1.5 |\n"
+    )
+    assert [(run.steps[0].loss, run.steps[0].grad_norm) for run in runs] == [
+        (2.5, None),
+        (2.6, None),
+    ]
+    said = " ".join(runs[0].provenance.remarks)
+    assert "loss scale (1)" in said
+    assert "grad norm (1)" in said
+
+
 def test_columns_of_two_statistics_are_one_run() -> None:
     (run,) = runs_of("step,train loss,val loss,max peak memory (GB)\n1,2.5,9.5,3\n")
     assert [step.loss for step in run.steps] == [2.5]
