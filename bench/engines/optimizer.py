@@ -16,6 +16,9 @@ from bench.errors import UnsupportedError
 from bench.models.sharding import units
 from bench.spec import TrainSpec
 
+_MATRIX = 2
+"""Dimensions of a weight that Muon steps."""
+
 
 def clip_shards(
     shards: Sequence[Tensor],
@@ -136,7 +139,7 @@ def optimizers_of(
     if train.optimizer != "muon":
         return build(list(parameters), train)
     of_units = [p for unit in units(getattr(model, "module", model)) for p in unit.parameters()]
-    inside = {p: None for p in of_units if p.ndim == len(("rows", "columns"))}
+    inside = {p for p in of_units if p.ndim == _MATRIX}
     parts: tuple[list[nn.Parameter], list[nn.Parameter]] = [], []
     for parameter in parameters:
         parts[parameter not in inside].append(parameter)

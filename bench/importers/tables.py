@@ -136,17 +136,11 @@ class LogTable:
         `base, base, head, head`; no column of dates.
         """
         rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
-        twice = [len({cells[at] for cells in rows}) < len(rows) for at in range(len(self._columns))]
-        if has_steps and not any(
-            repeats for column, repeats in zip(self._columns, twice, strict=True) if column.is_step
-        ):
+        repeat = [at for at in range(len(self._columns)) if len({r[at] for r in rows}) < len(rows)]
+        if has_steps and not any(self._columns[at].is_step for at in repeat):
             return []
-        both = enumerate(zip(self._columns, twice, strict=True))
-        return [
-            at
-            for at, (column, repeats) in both
-            if not column.is_known and (repeats or not has_steps)
-        ]
+        columns = repeat if has_steps else range(len(self._columns))
+        return [at for at in columns if not self._columns[at].is_known]
 
     def _add(self, run: Parsed, row: list[tuple[_Column, str]], name: str, number: int) -> None:
         at = next((cell for c, cell in row if c.is_step), "0")

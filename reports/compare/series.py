@@ -33,8 +33,8 @@ def relative(base: float, head: float) -> float:
 
 def absolute(base: float, head: float) -> float:
     """Head - base; as `relative` of what is no number."""
-    apart = relative(base, head)
-    return head - base if math.isfinite(head) and math.isfinite(base) else apart
+    is_number = math.isfinite(head) and math.isfinite(base)
+    return head - base if is_number else relative(base, head)
 
 
 @dataclass(frozen=True)
