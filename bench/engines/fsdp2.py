@@ -16,8 +16,9 @@ on the meta device is sharded there, and each rank then writes its own rows.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -31,6 +32,7 @@ from bench.engines.dtypes import TORCH_DTYPES, main_dtype
 from bench.engines.inspection import StockInspection
 from bench.engines.ring_bytes import RingBytes
 from bench.engines.stock import StockEngine, scaled_backward
+from bench.errors import UnsupportedError
 from bench.models.initialisation import materialise, takes_meta
 from bench.models.sharding import DATA, OUTER, mesh_of, tensor_mesh, units
 from bench.spec import ResolvedDtypes, ResolvedRun, StrategyName
@@ -82,14 +84,15 @@ class Fsdp2Engine(StockEngine):
             reduce_dtype=TORCH_DTYPES[dtypes.grad_comm],
             cast_forward_inputs=False,
         )
-        for layer in units(model):
-            self._fully_shard(
-                layer,
-                mesh=mesh,
-                reshard_after_forward=self._reshard_after_forward,
-                mp_policy=policy,
-            )
-        self._fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+        with _refusals():
+            for layer in units(model):
+                self._fully_shard(
+                    layer,
+                    mesh=mesh,
+                    reshard_after_forward=self._reshard_after_forward,
+                    mp_policy=policy,
+                )
+            self._fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
         self._begin(model, device)
 
     def _begin(self, model: nn.Module, device: torch.device) -> None:
@@ -106,7 +109,8 @@ class Fsdp2Engine(StockEngine):
         """Every microbatch reduces into the sharded gradient; see the module's docstring."""
         if self._gathered_until_last:
             self.model.set_reshard_after_backward(is_last)
-        loss = self.model(tokens, targets)
+        with _refusals():  # what units share is looked at in the first pass
+            loss = self.model(tokens, targets)
         return scaled_backward(loss, scale)
 
     def memory_by_category(self) -> dict[str, int]:
@@ -129,6 +133,18 @@ class Fsdp2Engine(StockEngine):
     def code_path(self) -> str:
         """The file of torch's fully_shard."""
         return inspect.getfile(inspect.unwrap(fully_shard))
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Turn a refusal of torch's into UnsupportedError; a front's errors stay what they are."""
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError or "fully_shard" not in str(error):
+            raise
+        reason = f"fully_shard of torch {torch.__version__} refuses it: {error}"
+        raise UnsupportedError("engine-refuses", reason) from error
 
 
 def gathered_at_once(layers: Sequence[int], reshard_after_forward: bool | int) -> int:

@@ -259,11 +259,7 @@ TOY_MODELS: dict[str, ToyModel] = {
         Tied, {"megatron_fsdp_v2": "megatron_fsdp.experimental makes two weights of a tied one"}
     ),
     "cross_tied": ToyModel(
-        CrossTied,
-        {
-            "fsdp2": "fully_shard refuses a weight that two of its units share",
-            "megatron_fsdp_v2": "megatron_fsdp.experimental refuses it",
-        },
+        CrossTied, {"megatron_fsdp_v2": "megatron_fsdp.experimental refuses it"}
     ),
     "frozen": ToyModel(Frozen),
     "rooted": ToyModel(Rooted),
@@ -294,10 +290,7 @@ TOY_MODELS: dict[str, ToyModel] = {
     "experts": ToyModel(Experts, _NOWHERE_ELSE),
     "scalar": ToyModel(
         Scalar,
-        {
-            "fsdp2": "fully_shard refuses parameters of shape ()",
-            "megatron_fsdp_v2": "megatron_fsdp.experimental refuses parameters of shape ()",
-        },
+        {"megatron_fsdp_v2": "megatron_fsdp.experimental refuses parameters of shape ()"},
     ),
 }
 
