@@ -18,6 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, TCPStore
 
 from bench.launch.process import print_into
 from bench.testing.call import FunctionCall, WorkerGroup, World
@@ -89,9 +90,14 @@ def request(world: World, call: FunctionCall) -> bytes:
 def _join(world: World, rank: int, device: str) -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
+    # A file says where the store is, and is not the store: who waits for a key there polls (10 ms).
+    place = FileStore(world.rendezvous, world.ranks)
+    port = 0 if rank == 0 else int(place.get("port"))
+    store = TCPStore("127.0.0.1", port, is_master=rank == 0, wait_for_workers=False)
+    place.set("port", str(store.port))
     dist.init_process_group(
         "gloo" if device == "cpu" else "nccl",
-        init_method=f"file://{world.rendezvous}",
+        store=store,
         rank=rank,
         world_size=world.ranks,
         timeout=_COLLECTIVE_TIMEOUT,

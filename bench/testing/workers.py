@@ -238,8 +238,7 @@ class Workers:
         while len(answers) + len(dead) < ranks and clock.seconds() < limit:
             if cpu_seconds is not None and clock.processor_seconds > cpu_seconds:
                 return answers, dead, f"{cpu_seconds:g} s of processor time"
-            waiting = {self._pipes[r]: r for r in range(ranks) if r not in answers}
-            waiting = {pipe: rank for pipe, rank in waiting.items() if rank not in dead}
+            waiting = {self._pipes[r]: r for r in range(ranks) if r not in {*answers, *dead}}
             for pipe in wait(list(waiting), timeout=min(limit, _LOOK_SECONDS)):
                 rank = waiting[pipe]  # type: ignore[index]
                 try:
@@ -269,10 +268,8 @@ class Workers:
         return [found[rank] for rank in sorted(found)]
 
     def _log(self, rank: int) -> tuple[str, ...]:
-        end = log_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")[
-            -_LOG_CHARACTERS:
-        ]
-        return tuple(line for line in end.splitlines() if line.strip())
+        text = log_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")
+        return tuple(line for line in text[-_LOG_CHARACTERS:].splitlines() if line.strip())
 
     def _stacks(self, silent: list[int]) -> list[str]:
         for rank in silent:

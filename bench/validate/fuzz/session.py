@@ -56,10 +56,8 @@ def outcome_of(workers: Workers, program: Program) -> ProgramOutcome:
     """Run a program on the first ranks of `workers`."""
     passes = sum(len(cycle.passes) for cycle in program.cycles)
     further = passes * _PASS_SECONDS
-    limits = {
-        "seconds": _PROGRAM_SECONDS + 2 * further,
-        "cpu_seconds": MOST_CPU_SECONDS + further,
-    }
+    seconds, cpu_seconds = _PROGRAM_SECONDS + 2 * further, MOST_CPU_SECONDS + further
+    limits = {"seconds": seconds, "cpu_seconds": cpu_seconds}
     outcome = outcome_on(workers, rank.run, program, ranks=program.ranks, **limits)
     if outcome.kind == "ended":
         differed = [answer for answer in outcome.answers if answer is not None]

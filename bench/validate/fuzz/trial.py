@@ -117,9 +117,7 @@ class Trial:
         for cycle in (*cycles, closing, closing):
             self._run_cycle(cycle)
             # What was gathered ahead is there until a pass has used it.
-            ahead = cycle.ahead or (
-                ahead and all(pass_.kind == "failing" for pass_ in cycle.passes)
-            )
+            ahead = cycle.ahead or (ahead and {p.kind for p in cycle.passes} <= {"failing"})
             self.forget()
             if not ahead:
                 self._compare_held()
