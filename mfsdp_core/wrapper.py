@@ -139,6 +139,7 @@ class MegatronFSDP(nn.Module):
         `no_sync` and `sync` end their cycle, as auto-sync does.
         """,
     )
+    in_no_sync = property(attrgetter("_context.in_no_sync"), doc="Whether a `no_sync` is open.")
     backward_seen = property(
         attrgetter("_context.grads.backward_seen"),
         doc="Whether a backward pass has run in this cycle.",

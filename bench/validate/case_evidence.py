@@ -42,9 +42,10 @@ class NotApplicableError(Exception):
     """The check does not apply to this engine or case; says why."""
 
 
-def numbers_apart(expected: Tensor, found: Tensor) -> dict[str, str]:
+def numbers_apart(expected: Tensor | float, found: Tensor | float) -> dict[str, str]:
     """Both around where they differ most, with as many digits as tell them apart, 6 at least."""
-    difference = (found.double() - expected.double()).abs().flatten()
+    expected, found = (torch.as_tensor(one, dtype=torch.float64) for one in (expected, found))
+    difference = (found - expected).abs().flatten()
     at = int(difference.nan_to_num(torch.inf).argmax()) if found.numel() else None
     texts = ("", "")
     for digits in range(6, 18):

@@ -99,6 +99,11 @@ class ShardedContext:
         """Whether a backward pass now ends its cycle: innermost no_sync/sync, else what was set."""
         return self._sync_stack[-1] if self._sync_stack else self.auto_sync or self.marked_last
 
+    @property
+    def in_no_sync(self) -> bool:
+        """Whether the innermost scope that nobody has left is one of `no_sync`."""
+        return self._sync_stack[-1:] == [False]
+
     @contextmanager
     def marking_last(self, is_last: bool) -> Iterator[None]:
         """Scope of `no_sync` (False) and `sync` (True); leaving restores what held before."""

@@ -242,17 +242,18 @@ def _refuse_lost_gradients(optimizer: torch.optim.Optimizer, owners: Owners) -> 
         )
 
 
-def _warn_of_unread_gradients(optimizer: Any) -> None:
+def _warn_of_unread_gradients(optimizer: Any, owner: Any) -> None:
     """Once, of a step that finishes gradients after somebody may have looked for them."""
     if optimizer._mfsdp_warned:
         return
     optimizer._mfsdp_warned = True
+    is_open = " and a no_sync() of the model is still open" if owner.in_no_sync else ""
     warnings.warn(
-        "optimizer.step() finishes the reduction of gradients: the last microbatch was not synced. "
-        "Parameters had no new gradient until now, so whatever has read them since, such as "
-        "torch.nn.utils.clip_grad_norm_, saw nothing and changed nothing. Run the last microbatch "
-        "in model.sync(), or call model.finish_grad_sync() or mfsdp_core.clip_grad_norm_ before "
-        "the step.",
+        "optimizer.step() finishes the reduction of gradients: the last microbatch was not synced"
+        f"{is_open}. Parameters had no new gradient until now, so whatever has read them since, "
+        "such as torch.nn.utils.clip_grad_norm_, saw nothing and changed nothing. Run the last "
+        "microbatch in model.sync(), or call model.finish_grad_sync() or "
+        "mfsdp_core.clip_grad_norm_ before the step.",
         RuntimeWarning,
         stacklevel=4,
     )
@@ -267,7 +268,7 @@ def _finish(owners: Owners, *, wanted: bool, step_of: torch.optim.Optimizer | No
             unread = owner.microbatch_count
             owner.finish_grad_sync()
             if step_of is not None and unread:
-                _warn_of_unread_gradients(step_of)
+                _warn_of_unread_gradients(step_of, owner)
 
 
 def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:

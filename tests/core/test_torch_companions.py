@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -134,16 +135,18 @@ def test_averaged_weights_are_those_of_plain_torch(strategy: str, ema: bool) -> 
     model.train()(values[0]).square().mean().backward()
 
 
+@pytest.mark.parametrize("scope", ["", "no_sync"])
 @pytest.mark.parametrize("strategy", ["no_shard", "optim_grads_params"])
 def test_a_step_that_finishes_gradients_after_somebody_may_have_clipped_them_warns_once(
-    strategy: str,
+    strategy: str, scope: str
 ) -> None:
     """torch.nn.utils.clip_grad_norm_ finds no gradient before the reductions are finished."""
     pair = beside(Chain, (strategy, "storage_resize"), sync_model_each_microbatch=False)
     optimizer = mfsdp_core.fully_shard_optimizer(torch.optim.SGD(pair.model.parameters(), lr=1.0))
+    left_open = ExitStack()
 
     def unsynced() -> list[str]:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, left_open:
             warnings.simplefilter("always")
             loss(pair.model(own_batch(0))).backward()
             assert nn.utils.clip_grad_norm_(pair.model.parameters(), 1e-6) == 0
@@ -155,8 +158,11 @@ def test_a_step_that_finishes_gradients_after_somebody_may_have_clipped_them_war
         loss(pair.model(own_batch(0))).backward()
     optimizer.step()
     optimizer.zero_grad()
+    if scope:
+        left_open.enter_context(pair.model.no_sync())
     (said,) = unsynced()
     assert "the last microbatch was not synced" in said
+    assert ("no_sync() of the model is still open" in said) == bool(scope)
     assert unsynced() == []
 
 

@@ -147,6 +147,10 @@ WRONG = {
             "every rank's gradient of microbatch 1 counts 1 times, expected 0.5",
         ),
     ),
+    "a no_sync that is still open": Wrong(
+        outside("Unclosed"), GRADIENTS, ("a no_sync() were still open", "own contribution")
+    ),
+    "an element behind the first": Wrong(outside("FarOff"), "computed weights", ()),
     "never cleared": Wrong(
         outside("Keeping"),
         GRADIENTS,
@@ -216,6 +220,9 @@ def test_a_wrong_engine_is_told_by_the_check_and_the_mistake_that_makes_it(
     assert [words for words in wrong.says if words not in text] == [], text
     frames = [line for line in finding.evidence if line.startswith("at ")]
     assert len(frames) == (1 if wrong.check == "runs to its end" else 0)
+    assert all(
+        check.finding.expected != check.finding.found for check in verdict.failures if check.finding
+    )
     # Neither a reference nor the advice of an exception is part of what is told.
     said = [check.finding.expected for check in verdict.failures if check.finding]
     assert "nan" not in " ".join(said)

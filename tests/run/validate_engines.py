@@ -37,6 +37,29 @@ class Summing(Replicating):
         return super().forward_backward(tokens, targets, 2 * scale, is_last)
 
 
+class Unclosed(Replicating):
+    """Leaves a `no_sync()` open."""
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        return super().forward_backward(tokens, targets, scale, is_last and False)
+
+
+class FarOff(Replicating):
+    """Computes with a weight of which the last element alone is off, in its last digits."""
+
+    def forward_backward(
+        self, tokens: Tensor, targets: Tensor, scale: float, is_last: bool
+    ) -> Tensor:
+        last = [p for p in self.parameters if p.dim() > 1][-1].detach().flatten()[-1:]
+        kept = last.clone()
+        last.mul_(1 + 1e-12)
+        loss = super().forward_backward(tokens, targets, scale, is_last)
+        last.copy_(kept)
+        return loss
+
+
 class Unclipped(Replicating):
     """Steps with the gradients from before clipping."""
 

@@ -13,6 +13,7 @@ from bench.testing.reference import relative
 from bench.validate import joining
 from bench.validate.attribution import Attribution, attribute
 from bench.validate.case_evidence import CaseEvidence, WrongError, numbers, numbers_apart, wrong
+from bench.validate.checks import wire
 from bench.validate.reference import clip_coefficient, norm_of
 from bench.verdict import GradientError
 
@@ -138,7 +139,7 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError
     shards = evidence.gradient_shards(name, step)
     shard = shards[rank]
     rows = _rows(evidence, name, shards, rank, expected)
-    lines = evidence.wire_lines(step, name, rank)
+    lines = (*_unreduced(evidence, step, rank), *evidence.wire_lines(step, name, rank))
     if shard is None or rows is None:
         there = ["gradient is None" if p is None else tuple(p.rows.shape) for p in shards]
         return wrong(
@@ -165,6 +166,14 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError
         **numbers_apart(rows, shard.rows),
         evidence=(*(explained.lines if explained else ()), *moved, *lines),
     )
+
+
+def _unreduced(evidence: CaseEvidence, step: int, rank: int) -> tuple[str, ...]:
+    """Whether a rank, of several, has sent no gradient in the step."""
+    sent = wire.payloads(evidence.seen[rank].steps[step].sent)
+    if evidence.case.data_ranks == 1 or any(wire.may_reduce(one.operation) for one in sent):
+        return ()
+    return ("nothing was reduced in this step: as if a no_sync() were still open",)
 
 
 def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attribution | None:
@@ -264,13 +273,7 @@ def _check_norm(evidence: CaseEvidence, step: int) -> None:
             lines.append("this is the norm of the rank's own rows")
         elif abs(norm - once) <= allowed:
             lines.append("parts or experts that other ranks hold are not counted")
-        raise wrong(
-            step,
-            rank=rank,
-            expected=f"norm {whole:.9g}",
-            found=f"norm {norm:.9g}",
-            evidence=tuple(lines),
-        )
+        raise wrong(step, rank=rank, evidence=tuple(lines), **numbers_apart(whole, norm))
 
 
 def _squares(shard: LocalRows | None) -> float:

@@ -129,20 +129,16 @@ def _check_read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted:
         if torch.equal(found, older):
             lines.append("these are the weights from before the last step")
     lines += evidence.wire_lines(step, name, rank)
+    told = {"expected": numbers(expected)}
     if found is None:
-        said = "no module read it: the hooks of its module did not run"
+        told["found"] = "no module read it: the hooks of its module did not run"
     elif found.shape != expected.shape:
-        said = f"shape {tuple(found.shape)} {found.dtype}"
+        told["found"] = f"shape {tuple(found.shape)} {found.dtype}"
     else:
-        said = f"{numbers(found)} {found.dtype}"
-    raise wrong(
-        step,
-        parameter=name,
-        rank=rank,
-        expected=f"{numbers(expected)} {expected.dtype}, shape {tuple(expected.shape)}",
-        found=said,
-        evidence=tuple(lines),
-    )
+        told = numbers_apart(expected, found)
+        told["found"] += f" {found.dtype}"
+    told["expected"] += f" {expected.dtype}, shape {tuple(expected.shape)}"
+    raise wrong(step, parameter=name, rank=rank, evidence=tuple(lines), **told)
 
 
 def losses(evidence: CaseEvidence) -> str:
@@ -160,8 +156,7 @@ def losses(evidence: CaseEvidence) -> str:
                     step,
                     rank=rank,
                     microbatch=index + 1,
-                    expected=f"{expected:.12g}",
-                    found=f"{found:.12g}",
+                    **numbers_apart(expected, found),
                 )
     return f"within {allowed:.0e}"
 

@@ -19,6 +19,7 @@ from bench.validate.wire_tap import ring_bytes
 _GATHERS = ("all_gather", "broadcast")
 #: torch's operators by what they do; a plain message may be part of either.
 _REDUCING = ("allreduce", "reduce_scatter")
+_EXCHANGES = ("send", "alltoall_", "alltoall_base_")
 #: Dtype of codes and scales on the wire, and of maxima that scales are made from.
 CODES = "uint8"
 _MAXIMA = "float32"
@@ -28,6 +29,11 @@ def payloads(sent: Iterable[Sent]) -> list[Sent]:
     """Without integers and single numbers, which are the engine's bookkeeping and norms."""
     several = (s for s in sent if s.elements > 1 or s.operation == "send")
     return [s for s in several if not s.dtype.startswith(("int", "bool"))]
+
+
+def may_reduce(operation: str) -> bool:
+    """Whether an operator of torch may carry gradients."""
+    return operation in _EXCHANGES or any(word in operation for word in _REDUCING)
 
 
 def dtypes(evidence: CaseEvidence) -> str | None:
@@ -92,8 +98,8 @@ def _by_operator(
 ) -> list[tuple[str, str, str]]:
     found = []
     for message in sent:
-        expected = wire if any(word in message.operation for word in _REDUCING) else compute
-        if message.operation in ("send", "alltoall_", "alltoall_base_"):
+        expected = wire if may_reduce(message.operation) else compute
+        if message.operation in _EXCHANGES:
             expected = exchanged
         found.append((message.operation, message.dtype, expected))
     return found
