@@ -136,7 +136,8 @@ class UnshardHandle:
     @torch.no_grad()
     def wait(self) -> None:
         """Return once the whole weights are there; the modules see them."""
-        self._context.params.ready(self._unit, "forward")
+        self._context.schedule.issue(self._unit, "forward")
+        self._context.schedule.wait([self._unit])
         self._unit.show_raw()
 
 
@@ -168,8 +169,8 @@ class FSDPModule(nn.Module):
     def unshard(self, async_op: bool = False) -> UnshardHandle | None:
         """Gather the module's own weights, which stay whole until `reshard` or its next pass."""
         context, unit = _context(self), _state(self).unit
-        context.params.follow_changes([unit])
-        context.params.issue(unit, "forward")
+        context.schedule.follow_changes([unit])
+        context.schedule.issue(unit, "forward")
         handle = UnshardHandle(context, unit)
         return handle if async_op else handle.wait()
 
@@ -177,7 +178,7 @@ class FSDPModule(nn.Module):
         """Free the module's own whole weights, unless it is running."""
         context, unit = _state(self).context, _state(self).unit
         if context is not None and not (unit.open or unit.active_backwards):
-            context.params.release(unit)
+            context.schedule.release(unit)
             unit.show_sharded()
 
     def set_requires_gradient_sync(

@@ -248,16 +248,16 @@ class MegatronFSDP(nn.Module):
         """
         del force_dispatch
         context = self._context
-        context.params.follow_changes()
-        context.params.issue(context.root, "forward")
-        context.gathering.ahead(context.gathering.points[0], "forward")
+        context.schedule.follow_changes()
+        context.schedule.issue(context.root, "forward")
+        context.schedule.ahead(context.schedule.points[0], "forward")
         if force_sync:
             self.synchronize_param_gather()
 
     @torch.no_grad()
     def synchronize_param_gather(self) -> None:
         """Wait for the gathers under way."""
-        self._context.params.complete()
+        self._context.schedule.wait()
 
     @torch.no_grad()
     def install_optimized_model_weights(self) -> None:
@@ -265,7 +265,7 @@ class MegatronFSDP(nn.Module):
 
         Other ranks' parts are gathered when a unit next runs.
         """
-        self._context.params.install()
+        self._context.schedule.install()
 
     @torch.no_grad()
     def broadcast_params(self) -> None:
@@ -273,7 +273,7 @@ class MegatronFSDP(nn.Module):
 
         A sharded weight has one owner per row and needs no broadcast.
         """
-        self._context.params.broadcast()
+        self._context.schedule.broadcast()
 
     # --- dtypes -------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class MegatronFSDP(nn.Module):
                 "load_state_dict(assign=True) would replace sharded parameters. Use assign=False."
             )
         result = load_model_state(self, self._buckets(), state_dict, strict=strict)
-        self._context.params.install(loaded=True)
+        self._context.schedule.install(loaded=True)
         return result
 
     def buckets(self) -> list[BucketFacts]:

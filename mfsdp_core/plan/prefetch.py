@@ -56,17 +56,13 @@ def gather_ahead(
     residents: Residents,
     *,
     from_unit: bool,
-    recomputing: bool,
 ) -> list[int]:
     """Units of `upcoming` (nearest first) to gather now; never out of order.
 
-    Nothing while activations are recomputed: what is gathered ahead would have run already, and
-    nothing would release it (R7). Nothing where a pool is fixed and the root triggers it rather
-    than a unit: a parameter that the root owns may be used again at the end of the model, when its
-    successors will not run for long (R6). Nobody is gathered into a slot that is not idle.
+    Nothing where a pool is fixed and the root triggers it rather than a unit: a parameter that the
+    root owns may be used again at the end of the model, when its successors will not run for long
+    (R6). Nobody is gathered into a slot that is not idle.
     """
-    if recomputing:
-        return []
     if limits.slots is not None and not from_unit:
         return []
     chosen: list[int] = []

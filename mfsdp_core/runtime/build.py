@@ -32,7 +32,7 @@ from mfsdp_core.plan.grouping import (
 )
 from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
-from mfsdp_core.plan.prefetch import GatherOrder, PrefetchOrder, unit_order
+from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
 from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import (
@@ -45,14 +45,14 @@ from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.bucket_spec import BucketSpec, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
-from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, readers_of
+from mfsdp_core.runtime.gathering import ScheduleByModule, readers_of
 from mfsdp_core.runtime.grad_pipeline import GradPipeline, ReductionQueue
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
-from mfsdp_core.runtime.param_pipeline import ParamPipeline
 from mfsdp_core.runtime.parameters import ManagedParameter, move_parameters
+from mfsdp_core.runtime.schedule import Schedule
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
 from mfsdp_core.shard.chunk import offsets_of
@@ -165,7 +165,6 @@ def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedC
         Unit(ROOT, root.module, -1 - number, [bucket], sync=root.sync)
         for number, bucket in enumerate(bucket for bucket in root.buckets if bucket.is_trainable)
     ]
-    events, prefetch = environment.events, options.overlap_param_gather
     order = PrefetchOrder(
         len(units),
         nest_units(units),
@@ -173,24 +172,21 @@ def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedC
         records=options.prefetch_order == "recorded",
         agree=_agreement_on_gathers(options, environment),
     )
-    params = ParamPipeline(
-        root,
-        units,
-        order,
-        {"forward": GatherOrder(order, "forward"), "backward": GatherOrder(order, "backward")},
-        events,
-        prefetch=prefetch,
-        budget_bytes=options.prefetch_budget_bytes,
-        allocators=factory.allocators,
-    )
-    gathering: GatherByModule | GatherByUnit = GatherByUnit(root, units, params)
+    kind: Callable[..., Schedule] = Schedule
     if options.enable_fine_grained_param_gather:
-        agree = _agreement_on_gathers(options, environment)
-        gathering = GatherByModule(root, units, params, prefetch=prefetch, agree=agree)
+        kind = partial(ScheduleByModule, agree=_agreement_on_gathers(options, environment))
     context = ShardedContext(
         root,
         units,
-        params,
+        kind(
+            root,
+            units,
+            order,
+            environment.events,
+            prefetch=options.overlap_param_gather,
+            budget_bytes=options.prefetch_budget_bytes,
+            allocators=factory.allocators,
+        ),
         GradPipeline(
             [*units, *reversed(of_root)],
             factory.reductions,
@@ -199,8 +195,7 @@ def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedC
             agreement=OrderAgreement(environment.dense.data_group, environment.streams.device),
             usages=_usages(buckets, environment) if options.tells_use else [],
         ),
-        gathering,
-        events=events,
+        events=environment.events,
         auto_sync=options.sync_model_each_microbatch,
         allocators=factory.allocators,
     )

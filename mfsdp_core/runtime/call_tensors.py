@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils._pytree import SUPPORTED_NODES
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.runtime.gathering import GatherPoint
+from mfsdp_core.runtime.units import GatherPoint
 
 #: What holds no tensor, or only tensors that no call has made.
 _CLOSED = (

@@ -18,7 +18,6 @@ from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
-from mfsdp_core.plan.prefetch import Direction
 from mfsdp_core.runtime.calls import (
     NO_BACKWARD,
     Call,
@@ -27,11 +26,10 @@ from mfsdp_core.runtime.calls import (
     inside_backward,
     leaves_parameters_alone,
 )
-from mfsdp_core.runtime.gathering import GatherByModule, GatherByUnit, GatherPoint
 from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
-from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.schedule import Schedule
+from mfsdp_core.runtime.units import GatherPoint, Unit
 
 #: The function of `torch.func` that runs, None outside of all.
 _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
@@ -60,9 +58,8 @@ class ShardedContext:
         self,
         root: Unit,
         units: list[Unit],
-        params: ParamPipeline,
+        schedule: Schedule,
         grads: GradPipeline,
-        gathering: GatherByUnit | GatherByModule,
         *,
         events: EventBus,
         auto_sync: bool,
@@ -70,9 +67,8 @@ class ShardedContext:
     ) -> None:
         self.root = root
         self.units = units
-        self.params = params
+        self.schedule = schedule
         self.grads = grads
-        self.gathering = gathering
         self.events = events
         self.auto_sync = auto_sync
         self.marked_last = False
@@ -81,8 +77,8 @@ class ShardedContext:
         self.transports: dict[str, str] = {}
         self.calls = CallBook()
         self._root_goes = any(bucket.weights.comes_and_goes for bucket in root.buckets)
-        self._forward_order = params.gathered["forward"]
-        self._backward_order = params.gathered["backward"]
+        self._forward_order = schedule.gathered["forward"]
+        self._backward_order = schedule.gathered["backward"]
         self._sync_stack: list[bool] = []
         self._backward = NO_BACKWARD
         # Whether the backward pass that runs has left the gradients of all parameters alone so far.
@@ -132,7 +128,7 @@ class ShardedContext:
             if unit is self.root:
                 self._begin_pass()
             elif not self._forward_running:
-                self.params.follow_changes()
+                self.schedule.follow_changes()
             if not unit.open:
                 unit.check_held()
             unit.open.append(point)
@@ -140,7 +136,10 @@ class ShardedContext:
                 self.calls.expect_nested_graphs()
         if (opens or recomputing) and unit.index is not None:
             self._follow_order(unit.index, recomputing=recomputing)
-        self.gathering.forward(point, recomputing=recomputing)
+        self.schedule.start(point, "forward")
+        if not recomputing:  # it would have run already, and nothing would release it (R7)
+            self.schedule.ahead(point, "forward")
+        self.schedule.show(point)
         self.began = 0 if recomputing else self.calls.count
         return recomputing or point in unit.open[-1:]
 
@@ -163,23 +162,18 @@ class ShardedContext:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
         if recomputing:
             return
-        self.gathering.end_forward(point)
+        self.schedule.end_forward(point)
         if point not in unit.open[-1:]:
             return
         unit.open.pop()
         if unit.index is None:
-            self.gathering.end_pass()
             self._forward_running = False
             self.grads.awaits_backward |= self._pass_has_graph
-            for index in self._forward_order.missing_before(None):
-                self._join_collectives(self.units[index], "forward")
-            self._forward_order.end()
-            self.params.order.finish_pass()
-            self.params.release_all()
+            self.schedule.end_pass()
         else:
-            self.params.order.observe_end(unit.index)
+            self.schedule.order.observe_end(unit.index)
             if "forward" not in unit.stays:
-                self.params.release(unit)
+                self.schedule.release(unit)
         if "forward" not in unit.stays:
             unit.show_sharded()
 
@@ -187,7 +181,8 @@ class ShardedContext:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
         if inside_backward():
             with torch.no_grad():
-                self.gathering.backward(point, recomputed=True)
+                self.schedule.issue(point.unit, "backward", point.buckets)
+                self.schedule.show(point)
 
     def before_backward(
         self, point: GatherPoint, call: Call | None, began: int, *, counts: bool, epoch: int
@@ -223,8 +218,9 @@ class ShardedContext:
         if counts:
             unit.active_backwards += 1
             self._active += ((began, unit),)
-        self.gathering.backward(point)
-        self.gathering.ahead(point, "backward")
+        self.schedule.start(point, "backward")
+        self.schedule.show(point)
+        self.schedule.ahead(point, "backward")
 
     def after_backward(self, unit: Unit, began: int, *, in_order: bool) -> None:
         """Gradients of all inputs of one call of `unit` are complete.
@@ -290,13 +286,9 @@ class ShardedContext:
         if unit.index is None:
             return
         if unit.index in self._backward_order.gathered:
-            self._agree_to_gather_again(unit, "backward")
+            self.schedule.agree(unit, "backward")
         else:
             self._join_collectives_before(unit.index)
-
-    def _agree_to_gather_again(self, unit: Unit, direction: Direction) -> None:
-        for bucket in self.gathering.buckets(unit, direction):
-            bucket.weights.rendezvous()
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
@@ -313,18 +305,15 @@ class ShardedContext:
                 with torch.no_grad():
                     self._join_collectives_before(index)
             if gathered and not unit.shows_raw:
-                self._agree_to_gather_again(unit, "backward")
+                self.schedule.agree(unit, "backward")
             return
-        self.params.order.observe(index)
+        self.schedule.order.observe(index)
         if torch.is_grad_enabled() or self.calls.is_counting:
             self.calls.begin_call(index)
         if self._forward_running and index in self._forward_order.gathered:
-            self._agree_to_gather_again(self.units[index], "forward")
-            return
-        for skipped in self._forward_order.missing_before(index):
-            self._forward_order.gathered.add(skipped)
-            self._join_collectives(self.units[skipped], "forward")
-        self._forward_order.gathered.add(index)
+            self.schedule.agree(self.units[index], "forward")
+        else:
+            self.schedule.enter(index)
 
     def _join_collectives_before(self, index: int) -> None:
         """In a backward pass: take part in gathers that other ranks make before that of `index`.
@@ -334,20 +323,15 @@ class ShardedContext:
         for outer in self.units[index].around:
             if outer.index is not None and outer.index not in self._backward_order.gathered:
                 self._join_collectives_before(outer.index)
-                self.gathering.complete()
-                self.params.issue(outer, "backward", self.gathering.buckets(outer, "backward"))
+                self.schedule.gather_rest()
+                self.schedule.issue(outer, "backward", self.schedule.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
             if unit.has_backward and self.calls.is_over(unit.index):
                 self._backward_order.gathered.add(skipped)
-                self._join_collectives(unit, "backward")
+                self.schedule.join(unit, "backward")
                 self._reduce_what_is_over()
         self._backward_order.gathered.add(index)
-
-    def _join_collectives(self, unit: Unit, direction: Direction) -> None:
-        if self.gathering.partial is not None:
-            self.gathering.complete()
-        self.params.join_collectives(unit, direction, self.gathering.buckets(unit, direction))
 
     def _join_remaining_collectives(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
@@ -358,7 +342,7 @@ class ShardedContext:
             unit = self.units[skipped]
             if unit.has_backward:
                 self.grads.issue_ahead_of(unit, is_last=is_last)
-                self._join_collectives(unit, "backward")
+                self.schedule.join(unit, "backward")
 
     def _release_if_idle(self, unit: Unit) -> None:
         """Free the weights of a unit unless a call of it is running, forward or backward.
@@ -371,9 +355,9 @@ class ShardedContext:
         """
         is_busy = unit.active_backwards or unit.open or "backward" in unit.stays
         if not (unit.is_of_root or is_busy):
-            if self.gathering.partial is not None:
-                self.gathering.complete(unit)
-            self.params.release(unit)
+            if self.schedule.partial is not None:
+                self.schedule.gather_rest(unit)
+            self.schedule.release(unit)
             unit.show_sharded()
 
     def begin_cycle(self, *, keeps_zeros: bool = False) -> None:
@@ -391,11 +375,9 @@ class ShardedContext:
         self.recover()
         for unit in (self.root, *self.units):
             unit.open.clear()
-        self.params.follow_changes()
+        self.schedule.follow_changes()
         self._forward_running = True
-        self._forward_order.begin()
-        if self.gathering.is_agreed:
-            self.gathering.follow()
+        self.schedule.begin_pass()
         self._pass_has_graph = torch.is_grad_enabled()
         if self._pass_has_graph:
             self.calls.begin_pass()
@@ -409,10 +391,11 @@ class ShardedContext:
             self._begin_gradients()
         if not self._forward_running:
             with torch.no_grad():
-                self.params.follow_changes()
+                self.schedule.follow_changes()
                 if self._root_goes:
                     # Autograd may come to what it holds before it comes to what it returned.
-                    self.params.ready(self.root, "backward")
+                    self.schedule.issue(self.root, "backward")
+                    self.schedule.wait([self.root])
             self._backward_order.begin()
         Variable._execution_engine.queue_callback(self._end_backward)
 
@@ -420,8 +403,8 @@ class ShardedContext:
         self._spares_parameters = False
         grads = self.grads
         if grads.comparisons_left and (grads.reduces_every_pass or self.is_last_microbatch):
-            units, gathering = self.params.order.sequence("forward"), self.gathering
-            gathering.is_agreed |= grads.compare(units, self.calls.began, gathering.seen)
+            schedule, units = self.schedule, self.schedule.order.sequence("forward")
+            schedule.is_agreed |= grads.compare(units, self.calls.began, schedule.seen)
         calls = self.calls
         may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
         grads.begin_backward(may_nest_graphs=may_nest_graphs)
@@ -444,7 +427,7 @@ class ShardedContext:
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", self.root)
         with torch.no_grad():
-            self.gathering.complete()
+            self.schedule.gather_rest()
             self._join_remaining_collectives()
             if self._spares_parameters:
                 self.grads.spare()
@@ -464,14 +447,14 @@ class ShardedContext:
         self._active = []
         self.calls.end_backward(keeps_graph=self._keeps_graph)
         self._backward_order.end()
-        for point in self.gathering.points:
+        for point in self.schedule.points:
             if not point.unit.open:
                 point.running = None  # a checkpoint leaves a call by raising, once it has enough
         for unit in (self.root, *self.units):
             unit.active_backwards = 0
             unit.missing.clear()
             if not unit.open and "backward" not in unit.stays:
-                self.params.release(unit)
+                self.schedule.release(unit)
                 if unit.shows_raw:
                     unit.show_sharded()
 
@@ -490,7 +473,7 @@ class ShardedContext:
     def _abandon(self) -> None:
         self.grads.abandon()
         self.calls.abandon_pass()
-        self.gathering.complete(forget=True)
+        self.schedule.gather_rest(forget=True)
         self._forward_order.end()
         self._forward_running = False
         for unit in (self.root, *self.units):

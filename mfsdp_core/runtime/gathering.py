@@ -27,148 +27,56 @@ wanted is gathered.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.events import EventBus
 from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.bucket import Bucket
-from mfsdp_core.runtime.param_pipeline import ParamPipeline
-from mfsdp_core.runtime.units import Unit, is_called, reads_children
-from mfsdp_core.shard.dtensor import local_tensor
+from mfsdp_core.runtime.calls import inside_backward
+from mfsdp_core.runtime.schedule import Schedule
+from mfsdp_core.runtime.units import GatherPoint, Unit, is_called, reads_children
 
 
-@dataclass(eq=False)
-class GatherPoint:
-    """A module at whose call buckets of `unit` are gathered.
-
-    around: the point of the next module around it. index: position among all points.
-    running: the innermost of its calls, as its hooks see it.
-    """
-
-    unit: Unit
-    module: nn.Module
-    buckets: list[Bucket] = field(default_factory=list)
-    around: GatherPoint | None = None
-    index: int = -1
-    running: Any = None
-
-    @cached_property
-    def is_unit(self) -> bool:
-        """Whether a call of the module is a call of the unit."""
-        return self.module is self.unit.module
-
-    def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
-        """Whether one of `outputs` lies in the memory of gathered weights."""
-        held = []
-        for bucket in self.unit.buckets if self.is_unit else self.buckets:
-            if bucket.weights.comes_and_goes:
-                held.append(bucket.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
-        for tensor in outputs if held else ():
-            if tensor.layout is torch.strided:
-                plain = tensor if type(tensor) is torch.Tensor else local_tensor(tensor)
-                if plain.untyped_storage()._cdata in held:
-                    return True
-        return False
-
-
-class GatherByUnit:
-    """All buckets of a unit at once. Nothing is begun, and there is no order to agree on."""
-
-    partial: tuple[Unit, Direction] | None = None
-    seen: Sequence[int] = ()
-    is_agreed = False
-
-    def __init__(self, root: Unit, units: list[Unit], params: ParamPipeline) -> None:
-        self.points = [GatherPoint(unit, unit.module, unit.buckets) for unit in (root, *units)]
-        self._params = params
-
-    def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
-        """The module is about to run: what it needs becomes ready and visible."""
-        unit = point.unit
-        if recomputing and unit.shows_raw:  # its backward pass has begun, and has gathered it
-            self._params.ready(unit, "forward")
-            return
-        self._params.issue(unit, "forward")
-        self._params.prefetch(unit, "forward", recomputing=recomputing)
-        self._params.ready(unit, "forward")
-        unit.show_raw()
-
-    def end_forward(self, point: GatherPoint) -> None:
-        """The module has run."""
-
-    def backward(self, point: GatherPoint, **_: bool) -> None:
-        """A gradient has reached its output, or it was recomputed: what it needs becomes ready."""
-        self._params.ready(point.unit, "backward")
-        point.unit.show_raw()
-
-    def ahead(self, point: GatherPoint, direction: Direction) -> None:
-        """Gather what follows it."""
-        self._params.prefetch(point.unit, direction)
-
-    def end_pass(self) -> None:
-        """The root has run."""
-
-    def buckets(self, unit: Unit, _direction: Direction) -> list[Bucket]:
-        """All buckets of a unit in the order in which a pass through it gathers them."""
-        return unit.buckets
-
-    def complete(self, unit: Unit | None = None, *, forget: bool = False) -> None:
-        """Nothing is left: units are gathered as a whole."""
-
-    def follow(self) -> None:
-        """Nothing changes."""
-
-    def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
-        """Nothing can: the unit's weights are there as long as anything of it."""
-
-
-class GatherByModule:
-    """See [Note: gathering by module]."""
+class ScheduleByModule(Schedule):
+    """See [Note: gathering by module]. agree: whether all ranks have seen modules run so."""
 
     def __init__(
         self,
         root: Unit,
         units: list[Unit],
-        params: ParamPipeline,
+        order: PrefetchOrder,
+        events: EventBus,
         *,
-        prefetch: bool,
         agree: Callable[[Sequence[int]], bool],
+        **options: Any,
     ) -> None:
+        super().__init__(root, units, order, events, **options)
         self.points = gather_points(root, units)
-        self._params = params
-        self._prefetch = prefetch
         parents = [None if p.around is None else p.around.index for p in self.points]
-        self._order = PrefetchOrder(len(self.points), backward_of_nested(parents), agree=agree)
+        nested = backward_of_nested(parents)
+        self._modules = PrefetchOrder(len(self.points), nested, agree=agree)
+        self.seen = self._modules.sequence("forward")
         self._waiting: list[Bucket] = []
         self._of_unit = {id(p.unit): p for p in self.points if p.is_unit}
-        #: The unit of which some buckets were gathered, and others are still to be.
-        self.partial: tuple[Unit, Direction] | None = None
         self._ordered: dict[tuple[int, Direction], list[Bucket]] = {}
         for unit in (root, *units):
             self._ordered[id(unit), "forward"] = unit.buckets
             self._ordered[id(unit), "backward"] = unit.buckets[::-1]
-        #: Whether all ranks have `seen` the same, and gather in that order from the next pass on.
-        self.is_agreed = False
         self._follows = False
 
-    @property
-    def seen(self) -> Sequence[int]:
-        """The order in which modules have run, by number, for ranks to compare."""
-        return self._order.sequence("forward")
-
-    def follow(self) -> None:
-        """Before a pass, where the order is agreed: gather in it."""
-        if self._follows:
+    def begin_pass(self) -> None:
+        """Where the order of modules is agreed, gather in it from now on."""
+        super().begin_pass()
+        if self._follows or not self.is_agreed:
             return
         self._follows = True
         for (unit, direction), buckets in list(self._ordered.items()):
-            points = [self.points[index] for index in self._order.sequence(direction)]
+            points = [self.points[index] for index in self._modules.sequence(direction)]
             read = [bucket for point in points for bucket in point.buckets]
             order = dict.fromkeys(bucket for bucket in read if bucket in buckets)
             self._ordered[unit, direction] = list(order)
@@ -177,13 +85,13 @@ class GatherByModule:
         """All buckets of a unit in the order in which a pass through it gathers them."""
         return self._ordered[id(unit), direction]
 
-    def complete(self, unit: Unit | None = None, *, forget: bool = False) -> None:
+    def gather_rest(self, unit: Unit | None = None, *, forget: bool = False) -> None:
         """Gather what a unit, or `unit` alone, has not gathered; forget: or leave it at that."""
         if self.partial is None or unit not in (None, self.partial[0]):
             return
         (begun, direction), self.partial = self.partial, None
         if not forget:
-            self._params.issue(begun, direction, self.buckets(begun, direction))
+            self.issue(begun, direction, self.buckets(begun, direction))
 
     def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
         """Note that a call inside its unit's has ended, and with what tensors.
@@ -206,68 +114,73 @@ class GatherByModule:
         buckets = self._of_unit[id(point.unit)].buckets
         buckets += [bucket for bucket in point.buckets if bucket not in buckets]
 
-    def forward(self, point: GatherPoint, *, recomputing: bool) -> None:
-        """The module is about to run: what it needs becomes ready and visible."""
-        self._issue(point.unit, "forward", point.buckets, recomputing=recomputing)
-        self._wait_no_more(point)
-        if not recomputing:
-            self._order.observe(point.index)
-            self.ahead(point, "forward")
-        self._show(point, "forward")
-
-    def end_forward(self, point: GatherPoint) -> None:
-        """The module has run."""
-        self._order.observe_end(point.index)
-        if point.is_unit:
-            self.complete(point.unit)
-
-    def backward(self, point: GatherPoint, *, recomputed: bool = False) -> None:
-        """A gradient has reached its output, or it was recomputed: what it needs becomes ready."""
-        self._wait_no_more(point)
-        self._issue(point.unit, "backward", point.buckets, recomputing=recomputed)
-        self._show(point, "backward")
-
-    def ahead(self, point: GatherPoint, direction: Direction) -> None:
-        """Gather what the next module still needs, unless something still waits for its module."""
-        waits = any(bucket.weights.is_gathered for bucket in self._waiting)
-        if not self._prefetch or waits:
-            return
-        passed = self._params.gathered[direction].gathered
-        for index in self._order.upcoming(point.index, direction):
-            target = self.points[index]
-            if target.unit is not point.unit and target.unit.index in passed:
-                continue
-            lacking = [bucket for bucket in target.buckets if not bucket.weights.is_gathered]
-            if lacking:
-                if target.unit is not point.unit:
-                    self.complete()
-                wanted = self._up_to(target.unit, direction, lacking)
-                lacking = [bucket for bucket in wanted if not bucket.weights.is_gathered]
-                if self._params.issue_ahead(target.unit, direction, lacking, of=point.unit):
-                    self._note(target.unit, direction, wanted)
-                    self._waiting = lacking
-                return
-
-    def end_pass(self) -> None:
-        """The root has run."""
-        self._order.finish_pass()
-
-    def _issue(
-        self, unit: Unit, direction: Direction, buckets: list[Bucket], *, recomputing: bool
-    ) -> None:
-        """Start gathering `buckets`, and what comes before them."""
-        outside = direction == "forward" and not (recomputing or any(map(_is_unit, unit.open)))
+    def start(self, point: GatherPoint, direction: Direction) -> None:
+        """Gather what the module needs, and what comes before that."""
+        unit, buckets = point.unit, point.buckets
+        recomputing = direction == "forward" and inside_backward()
+        self._waiting = [bucket for bucket in self._waiting if bucket not in buckets]
+        if direction == "forward" and not recomputing:
+            self._modules.observe(point.index)
+        outside = direction == "forward" and not (recomputing or any(p.is_unit for p in unit.open))
         if outside or (recomputing and any(b.weights.has_two_payloads for b in unit.buckets)):
-            self._params.issue(unit, direction, buckets)
+            self.issue(unit, direction, buckets)
             return
         order: Direction = "backward" if recomputing else direction
         wanted = self._up_to(unit, order, buckets)
         if all(bucket.weights.serves(direction) for bucket in wanted):
             return
         if self.partial not in (None, (unit, order)):
-            self.complete()
-        self._params.issue(unit, direction, wanted)
+            self.gather_rest()
+        self.issue(unit, direction, wanted)
         self._note(unit, order, wanted)
+
+    def show(self, point: GatherPoint) -> None:
+        """Return once the module may compute, and sees whole weights."""
+        unit = point.unit
+        unit.ahead, unit.shows_raw = False, True
+        for bucket in point.buckets:
+            bucket.weights.complete()
+            bucket.show_raw()
+
+    def ahead(self, point: GatherPoint, direction: Direction) -> None:
+        """Gather what the next module still needs, unless something still waits for its module."""
+        waits = any(bucket.weights.is_gathered for bucket in self._waiting)
+        if not self._prefetch or waits:
+            return
+        passed = self.gathered[direction].gathered
+        for index in self._modules.upcoming(point.index, direction):
+            target, unit = self.points[index], self.points[index].unit
+            if unit is not point.unit and unit.index in passed:
+                continue
+            lacking = [bucket for bucket in target.buckets if not bucket.weights.is_gathered]
+            if not lacking:
+                continue
+            if unit is not point.unit:
+                self.gather_rest()
+            wanted = self._up_to(unit, direction, lacking)
+            lacking = [bucket for bucket in wanted if not bucket.weights.is_gathered]
+            if not any(bucket.weights.is_gathered for bucket in unit.buckets):
+                upcoming = [] if unit.index is None else [unit.index]
+                if not self._chosen(upcoming, of=point.unit):
+                    return
+                unit.ahead = True
+            self.issue(unit, direction, lacking)
+            self._publish(lacking)
+            self._note(unit, direction, wanted)
+            self._waiting = lacking
+            return
+
+    def end_forward(self, point: GatherPoint) -> None:
+        """The module has run."""
+        self._modules.observe_end(point.index)
+        if point.is_unit:
+            self.gather_rest(point.unit)
+
+    def end_pass(self) -> None:
+        """The root has run."""
+        self._modules.finish_pass()
+        self.seen = self._modules.sequence("forward")
+        super().end_pass()
 
     def _up_to(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> list[Bucket]:
         """`buckets` and those before them, in their order."""
@@ -278,19 +191,6 @@ class GatherByModule:
     def _note(self, unit: Unit, direction: Direction, gathered: list[Bucket]) -> None:
         is_all = len(gathered) == len(unit.buckets)
         self.partial = None if is_all else (unit, direction)
-
-    def _wait_no_more(self, point: GatherPoint) -> None:
-        self._waiting = [bucket for bucket in self._waiting if bucket not in point.buckets]
-
-    def _show(self, point: GatherPoint, direction: Direction) -> None:
-        self._params.ready(point.unit, direction, point.buckets)
-        point.unit.shows_raw = True
-        for bucket in point.buckets:
-            bucket.show_raw()
-
-
-def _is_unit(point: object) -> bool:
-    return isinstance(point, GatherPoint) and point.is_unit
 
 
 def gather_points(root: Unit, units: list[Unit]) -> list[GatherPoint]:

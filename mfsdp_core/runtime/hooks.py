@@ -33,8 +33,7 @@ from mfsdp_core.runtime.call_tensors import (
 )
 from mfsdp_core.runtime.calls import NO_BACKWARD, Call, current_backward, inside_backward
 from mfsdp_core.runtime.context import ShardedContext
-from mfsdp_core.runtime.gathering import GatherPoint
-from mfsdp_core.runtime.units import Unit, is_called
+from mfsdp_core.runtime.units import GatherPoint, Unit, is_called
 
 #: What compiles the frames that this thread enters; None where nothing does.
 _compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
@@ -140,7 +139,7 @@ def _tell(calls: weakref.ref[weakref.WeakSet[CallHooks]], gradient: torch.Tensor
 def attach_hooks(context: ShardedContext) -> None:
     """Hook every module at which `context` gathers, and the parameters of every unit."""
     leaves = LeafInputs()
-    for point in context.gathering.points:
+    for point in context.schedule.points:
         _hook_module(context, point, leaves)
     for unit in context.grads.units:
         _hook_parameters(context, unit)
@@ -181,7 +180,7 @@ def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs
         """Tensors from which a backward pass may come to the call that has ended."""
         outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
         if not point.is_unit:
-            context.gathering.escapes(point, tensors, hooked=bool(outputs))
+            context.schedule.escapes(point, tensors, hooked=bool(outputs))
         return outputs + left.new()
 
     # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
@@ -195,7 +194,7 @@ def _hook_ways_in(context: ShardedContext) -> None:
 
     Without gradients such a call is one of the root, whose weights are read in it.
     """
-    root = next(p for p in context.gathering.points if p.is_unit and p.unit is context.root)
+    root = next(p for p in context.schedule.points if p.is_unit and p.unit is context.root)
     units = {id(unit.module) for unit in context.units}
 
     def before(module: nn.Module, _args: Any) -> None:
@@ -230,7 +229,7 @@ def _around_units(module: nn.Module, units: set[int]) -> Iterator[nn.Module]:
 
 def _hook_two_payloads(context: ShardedContext) -> None:
     """See [Note: two payloads] of `runtime/weight_buffers.py`."""
-    points = context.gathering.points
+    points = context.schedule.points
     seen = {id(point.module) for point in points}
     for point in points:
         buckets = [bucket for bucket in point.buckets if bucket.weights.has_two_payloads]

@@ -7,7 +7,9 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
+import torch
 from torch import nn
 
 from mfsdp_core.errors import UnitSelectionError
@@ -16,6 +18,7 @@ from mfsdp_core.plan.prefetch import Direction, backward_of_nested
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.parameters import ManagedParameter
+from mfsdp_core.shard.dtensor import local_tensor
 
 
 @dataclass
@@ -53,7 +56,7 @@ class Unit:
     index: int | None
     buckets: list[Bucket] = field(default_factory=list)
     around: list[Unit] = field(default_factory=list)
-    open: list[object] = field(default_factory=list)
+    open: list[GatherPoint] = field(default_factory=list)
     missing: set[int] = field(default_factory=set)
     active_backwards: int = 0
     ahead: bool = False
@@ -157,6 +160,40 @@ class Unit:
         self.shows_raw = False
         for module, attribute, managed in self._faces:
             module._parameters[attribute] = managed.sharded
+
+
+@dataclass(eq=False)
+class GatherPoint:
+    """A module at whose call buckets of `unit` are gathered.
+
+    around: the point of the next module around it. index: position among all points.
+    running: the innermost of its calls, as its hooks see it.
+    """
+
+    unit: Unit
+    module: nn.Module
+    buckets: list[Bucket] = field(default_factory=list)
+    around: GatherPoint | None = None
+    index: int = -1
+    running: Any = None
+
+    @cached_property
+    def is_unit(self) -> bool:
+        """Whether a call of the module is a call of the unit."""
+        return self.module is self.unit.module
+
+    def has_returned_weights(self, outputs: list[torch.Tensor]) -> bool:
+        """Whether one of `outputs` lies in the memory of gathered weights."""
+        held = []
+        for bucket in self.unit.buckets if self.is_unit else self.buckets:
+            if bucket.weights.comes_and_goes:
+                held.append(bucket.weights.full.data.untyped_storage()._cdata)  # noqa: PERF401
+        for tensor in outputs if held else ():
+            if tensor.layout is torch.strided:
+                plain = tensor if type(tensor) is torch.Tensor else local_tensor(tensor)
+                if plain.untyped_storage()._cdata in held:
+                    return True
+        return False
 
 
 def resolve_unit_classes(

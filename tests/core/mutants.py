@@ -27,7 +27,7 @@ SEEN_BY_TESTS = {
     "R4": ("conformance/test_optimizers.py", "elementwise"),
     "R5": ("conformance/test_interface.py", "wire_dtype"),
     "R6": ("conformance/test_plans.py", "gathered_ahead"),
-    "R7": ("conformance/test_plans.py", "gathered_ahead"),
+    "R7": ("test_golden_traces.py", "recomputed"),
     "R8": ("test_cases.py", "that_of_plain_torch and stack"),
     "R9": ("test_cases.py", "that_of_plain_torch and stack"),
     "R11": ("test_experts.py", "experts_get_the_mean"),

@@ -83,7 +83,7 @@ def test_slow_downs_of_one_line_are_found_by_name(cells, run_cells, tmp_path):
     assert more["sleep"] > 0
     assert more["aten.clone bfloat16"] > 0
     sites = {row.operation: row.site for row in slow.rows}
-    assert sites["sleep"] == "mfsdp_core/runtime/param_pipeline.py:ParamPipeline.ready"
+    assert sites["sleep"] == "mfsdp_core/runtime/schedule.py:Schedule.show"
 
 
 @pytest.mark.nightly

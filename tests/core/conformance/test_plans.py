@@ -85,7 +85,6 @@ def test_units_are_gathered_ahead_in_order() -> None:
         upcoming: list[int],
         limits: tuple[Any, Any] = (None, None),
         from_unit: bool = True,
-        recomputing: bool = False,
         **residents: Any,
     ) -> list[int]:
         return prefetch.gather_ahead(
@@ -94,12 +93,9 @@ def test_units_are_gathered_ahead_in_order() -> None:
             prefetch.PrefetchLimits(*limits),
             prefetch.Residents(**residents),
             from_unit=from_unit,
-            recomputing=recomputing,
         )
 
     same("the next one", ahead([1, 2, 3]), [1])
-    for budget in (None, 99):
-        same("while recomputing", ahead([1], (budget, None), recomputing=True), [])
     same("already there", ahead([1, 2], gathered={1}), [])
     same("within a budget", ahead([0, 1, 2], (30, None)), [0, 1])
     same("a budget for everything", ahead([3, 1, 2, 0], (100, None)), [3, 1, 2, 0])

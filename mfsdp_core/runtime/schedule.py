@@ -1,10 +1,12 @@
-"""When compute weights are gathered and released, unit by unit."""
+"""When compute weights are gathered and released: the one place that decides it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from itertools import filterfalse
 from typing import Any
+
+import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
@@ -19,27 +21,39 @@ from mfsdp_core.plan.prefetch import (
     gather_ahead,
 )
 from mfsdp_core.runtime.bucket import Bucket
-from mfsdp_core.runtime.units import Unit
+from mfsdp_core.runtime.units import GatherPoint, Unit
 
 
-class ParamPipeline:
-    """Gathers, prefetches and releases; which bucket does what is up to its placements.
+class Schedule:
+    """Gathers, prefetches and releases units as a whole; what a bucket does, its placements say.
 
-    gathered: by direction, the units that the pass under way has gathered; not ahead again.
+    points: modules at whose calls weights are gathered. order: of units. gathered: by direction,
+    the units that the pass under way has gathered; not ahead again.
     """
+
+    #: The unit of which some buckets were gathered, and others are still to be.
+    partial: tuple[Unit, Direction] | None = None
+    #: The order in which modules have run, for ranks to compare; whether all gather in it.
+    seen: Sequence[int] = ()
+    is_agreed = False
 
     def __init__(
         self,
         root: Unit,
         units: list[Unit],
         order: PrefetchOrder,
-        gathered: Mapping[Direction, GatherOrder],
         events: EventBus,
         *,
         prefetch: bool,
         budget_bytes: int | None,
         allocators: Allocators,
     ) -> None:
+        self.points = [GatherPoint(unit, unit.module, unit.buckets) for unit in (root, *units)]
+        self.order = order
+        self.gathered: dict[Direction, GatherOrder] = {
+            "forward": GatherOrder(order, "forward"),
+            "backward": GatherOrder(order, "backward"),
+        }
         self._root = root
         self._units = units
         self._events = events
@@ -57,8 +71,63 @@ class ParamPipeline:
             for unit in units
             if pool is not None and unit.index is not None and unit.name in pool.plan.homes
         )
-        self.order = order
-        self.gathered = gathered
+
+    def begin_pass(self) -> None:
+        """The root begins to run."""
+        self.gathered["forward"].begin()
+
+    def enter(self, index: int) -> None:
+        """A unit runs for the first time in a forward pass: join in what others may gather."""
+        order = self.gathered["forward"]
+        for skipped in order.missing_before(index):
+            order.gathered.add(skipped)
+            self.join(self._units[skipped], "forward")
+        order.gathered.add(index)
+
+    def start(self, point: GatherPoint, direction: Direction) -> None:
+        """A module is about to run, or a gradient has reached its output: gather what it needs."""
+        self.issue(point.unit, direction)
+
+    def show(self, point: GatherPoint) -> None:
+        """Return once the module may compute, and sees whole weights."""
+        unit = point.unit
+        unit.ahead = False
+        for bucket in unit.buckets:
+            bucket.weights.complete()
+        unit.show_raw()
+
+    def ahead(self, point: GatherPoint, direction: Direction) -> None:
+        """Start the gathers of what is expected to follow; see `gather_ahead`."""
+        if not self._prefetch:
+            return
+        unit, passed = point.unit, self.gathered[direction].gathered
+        given = unit.followers.get(direction) if unit.followers else None
+        following: Iterable[int] = self.order.upcoming(unit.index, direction)
+        if given is not None:
+            following = [one.index for one in given if one.index is not None]
+        left = filterfalse(passed.__contains__, following)
+        for index in self._chosen(left, of=unit) if given is None else left:
+            target = self._units[index]
+            if self.issue(target, direction):
+                target.ahead = True
+                self._publish(target.buckets)
+
+    def end_forward(self, point: GatherPoint) -> None:
+        """The module has run."""
+
+    def end_pass(self) -> None:
+        """The root has run: gather what others may run, and free what does not stay.
+
+        Prefetched and never used included.
+        """
+        order = self.gathered["forward"]
+        for index in order.missing_before(None):
+            self.join(self._units[index], "forward")
+        order.end()
+        self.order.finish_pass()
+        for unit in (*self._units, self._root):
+            if "forward" not in unit.stays:
+                self.release(unit)
 
     def issue(self, unit: Unit, direction: Direction, buckets: list[Bucket] | None = None) -> bool:
         """Start whatever gathers `unit` needs, or only `buckets` of it; whether there were any."""
@@ -78,63 +147,39 @@ class ParamPipeline:
             started |= bucket.weights.issue(direction)
         return started
 
-    def ready(self, unit: Unit, direction: Direction, buckets: list[Bucket] | None = None) -> None:
-        """Return once `unit`, or what needs only `buckets` of it, may compute."""
-        self.issue(unit, direction, buckets)
-        unit.ahead = False
-        for bucket in unit.buckets if buckets is None else buckets:
-            bucket.weights.complete()
+    def buckets(self, unit: Unit, _direction: Direction) -> list[Bucket]:
+        """All buckets of a unit in the order in which a pass through it gathers them."""
+        return unit.buckets
 
-    def issue_ahead(
-        self, unit: Unit, direction: Direction, buckets: list[Bucket], *, of: Unit
-    ) -> bool:
-        """Start gathering `buckets` of `unit` ahead of need while `of` runs, if there is room.
+    def join(self, unit: Unit, direction: Direction) -> None:
+        """Take part, without running, in the gathers of a unit that other ranks may run."""
+        if self.partial is not None:
+            self.gather_rest()
+        self.issue(unit, direction, self.buckets(unit, direction))
+        if direction not in unit.stays:
+            self.release(unit)
 
-        A unit of which something is there already has its room.
-        """
-        if not any(bucket.weights.is_gathered for bucket in unit.buckets):
-            upcoming = [] if unit.index is None else [unit.index]
-            if not gather_ahead(
-                upcoming,
-                self._sizes_bytes,
-                self._limits,
-                self._residents(),
-                from_unit=of.index is not None,
-                recomputing=False,
-            ):
-                return False
-            unit.ahead = True
-        self.issue(unit, direction, buckets)
-        self._publish(buckets)
-        return True
+    def agree(self, unit: Unit, direction: Direction) -> None:
+        """Before a unit is gathered that the pass has gathered already; see `rendezvous`."""
+        for bucket in self.buckets(unit, direction):
+            bucket.weights.rendezvous()
 
-    def prefetch(self, unit: Unit, direction: Direction, *, recomputing: bool = False) -> None:
-        """Start the gathers of units that are expected to follow `unit`; see `gather_ahead`."""
-        if not self._prefetch:
-            return
-        passed = self.gathered[direction].gathered
-        given = unit.followers.get(direction) if unit.followers and not recomputing else None
-        following: Iterable[int] = self.order.upcoming(unit.index, direction)
-        if given is not None:
-            following = [one.index for one in given if one.index is not None]
-        left = filterfalse(passed.__contains__, following)
-        chosen = gather_ahead(
-            left,
+    def gather_rest(self, unit: Unit | None = None, *, forget: bool = False) -> None:
+        """Gather what a unit, or `unit` alone, has not gathered; forget: or leave it at that."""
+
+    def escapes(self, point: GatherPoint, outputs: list[torch.Tensor], *, hooked: bool) -> None:
+        """Nothing can: the unit's weights are there as long as anything of it."""
+
+    def _chosen(self, upcoming: Iterable[int], *, of: Unit) -> list[int]:
+        return gather_ahead(
+            upcoming,
             self._sizes_bytes,
             self._limits,
             self._anywhere if self._is_unlimited else self._residents(),
-            from_unit=unit.index is not None,
-            recomputing=recomputing,
+            from_unit=of.index is not None,
         )
-        for index in chosen if given is None else left:
-            target = self._units[index]
-            if self.issue(target, direction):
-                target.ahead = True
-                self._publish(target.buckets)
 
     def _residents(self) -> Residents:
-        if self._is_unlimited:
-            return self._anywhere
         ahead_bytes = 0
         if self._limits.budget_bytes is not None:
             ahead = (unit.index for unit in self._units if unit.ahead and unit.index is not None)
@@ -155,15 +200,6 @@ class ParamPipeline:
             if self._by_name[holder].ahead:
                 self.release(self._by_name[holder])
 
-    def join_collectives(self, unit: Unit, direction: Direction, buckets: list[Bucket]) -> None:
-        """Take part, without running, in the gathers of a unit that other ranks may run.
-
-        buckets: its buckets in the order in which those ranks gather them.
-        """
-        self.issue(unit, direction, buckets)
-        if direction not in unit.stays:
-            self.release(unit)
-
     def release(self, unit: Unit) -> None:
         """Free the unit's full buffers, where its placements say so."""
         unit.ahead = False
@@ -171,15 +207,9 @@ class ParamPipeline:
             if bucket.weights.full.held:
                 bucket.weights.release()
 
-    def release_all(self) -> None:
-        """After a forward pass: free what does not stay, prefetched and never used included."""
-        for unit in (*self._units, self._root):
-            if "forward" not in unit.stays:
-                self.release(unit)
-
-    def complete(self) -> None:
-        """Wait for every gather under way, without starting any."""
-        for unit in (self._root, *self._units):
+    def wait(self, units: Iterable[Unit] | None = None) -> None:
+        """Wait for the gathers of units under way, without starting any; None: of all."""
+        for unit in (self._root, *self._units) if units is None else units:
             for bucket in unit.buckets:
                 bucket.weights.complete()
 
