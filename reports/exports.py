@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -24,6 +25,7 @@ from bench.store import ResultsStore
 from bench.workload import ImportedStep, Workload
 from reports.compare.parity import losses
 from reports.compare.samples import CellSamples, cell_samples, imported_samples
+from reports.compare.series import stated_steps
 from reports.compare.statistics import Interval, Rearrangements, subset_means
 from reports.views.cells import Cell
 from reports.views.machine import entries
@@ -134,7 +136,8 @@ def _measures(runs: Sequence[Exported]) -> Iterator[tuple[Exported, Measure]]:
         numbers = {known[n]: tuple(v.values()) for n, v in run.samples.values.items() if n in known}
         for metric in (LOSS, GRAD_NORM):
             curves = run.samples.curves.get(metric.name, ())
-            numbers[metric] = tuple(curve.values[-1] for curve in curves if curve.values)
+            last = (curve.values[-1] for curve in curves if curve.values)
+            numbers[metric] = tuple(filter(math.isfinite, last))
         for metric, values in numbers.items():
             if values:
                 interval = Rearrangements(subset_means(values)).interval(_ALPHA)
@@ -146,20 +149,28 @@ def _json(document: Any) -> str:
 
 
 def _golden(runs: Sequence[Exported]) -> _Files:
-    """Every step; what a step does not tell is `nan`, as Megatron-LM writes it."""
+    """Every step; what a step does not tell is `nan`, as Megatron-LM writes it.
+
+    A loss or norm that it does not tell is left out, since `nan` is one that diverged.
+    """
     files = {}
     for run in runs:
         numbers = [step.step for step in run.steps]
         gaps = {after - before for before, after in itertools.pairwise(numbers)}
         document = {}
         for metric, (field, factor) in _GOLDEN.items():
-            values = {str(step.step): getattr(step, field) for step in run.steps}
-            if any(value is not None for value in values.values()):
+            stated = stated_steps(run.steps, field)
+            steps = stated if field in CURVES else numbers
+            if stated:
                 document[metric] = {
                     "start_step": numbers[0],
                     "end_step": numbers[-1],
                     "step_interval": min(gaps, default=1),
-                    "values": {n: "nan" if v is None else v * factor for n, v in values.items()},
+                    "values": {
+                        str(step): value if math.isfinite(value) else str(value)
+                        for step in steps
+                        for value in (stated.get(step, math.nan) * factor,)
+                    },
                 }
         if run.steps:
             files[f"golden_values_{run.file}.json"] = _json(document)

@@ -241,11 +241,13 @@ def _side_by_side(
     headline = ""
     if pairs and all(pair.unlike for pair in pairs):
         headline = f"not comparable: {text_of(why for pair in pairs for why in pair.unlike)}"
+    outcomes = [headline] if headline else []
+    outcomes += [text for pair in pairs for text in pair.divergences]
     implied = [doubt for run in shown if run.run and (doubt := logs.flops_doubt(run, PRESETS))]
     data: dict[str, Any] = {"side_by_side": logs.to_data(shown), "verdicts": None}
-    data |= {"outcome": headline} if headline else {}
+    data |= {"outcome": "; ".join(outcomes)} if outcomes else {}
     data |= {"flops": implied} if implied else {}
-    document: list[Block] = [Paragraph(headline)] if headline else []
+    document: list[Block] = [Paragraph(text) for text in outcomes]
     document.append(TableBlock(logs.side_by_side(shown), logs.CAPTION))
     telling = [pair for pair in pairs if pair.changes or pair.differences or pair.doubts]
     for pair in telling:

@@ -1,12 +1,15 @@
 """One run as its lines tell it, line by line.
 
-A value that cannot be (a negative time, not-a-number, 1e308) is dropped here, with its line; a
-field that stands in two forms, of which one is not understood, has no number at all.
+A value that cannot be (a negative time, 1e308) is dropped here, with its line; a loss or gradient
+norm may be NaN or infinite. A field that stands in two forms, of which one is not understood, has
+no number at all.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -31,6 +34,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "tokens_per_second_per_device": (1e-6, 1e12),
     "teraflops_per_device": (0.0, 1e6),
 }
+_MAY_DIVERGE = re.compile(r"(?i)loss|grad[_ -]?norm")
 _BYTES, _ANY = (0.0, 2.0**50), (-1e30, 1e30)
 _MOST_EXTRAS = 64
 _LONGEST_TEXT = 80
@@ -42,9 +46,10 @@ _SHORT = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "f
 # Arguments whose names hold one of these change what FSDP does.
 _TELLING = ("fsdp", "nccl_ub", "recompute", "fp8", "fp4", "overlap", "sharding", "outer", "expert")
 _CONSTANTS = {"True": True, "False": False, "None": None}
+_NAN_ITERATIONS = "number of nan iterations"
 _ODD = {
     "number of skipped iterations": "were skipped",
-    "number of nan iterations": "gave not-a-number",
+    _NAN_ITERATIONS: "gave not-a-number",
 }
 
 
@@ -229,6 +234,8 @@ class Parsed:
             for name in said.keys() & OURS
         }
         extra = {name: value for name, value in said.items() if name not in OURS}
+        if "loss" not in known and _number(extra.get(_NAN_ITERATIONS)) > 0:
+            known["loss"] = math.nan  # Megatron-LM leaves the loss of such a step out
         lines = tuple(sorted(self._lines.get(number, set()) - {0}))
         return ImportedStep(number, **known, extra=extra, lines=lines)
 
@@ -238,7 +245,7 @@ class Parsed:
             low, high = _BYTES if name.endswith("_bytes") else _LIMITS.get(name, _ANY)
             if isinstance(value, str):
                 kept[name] = value[:_LONGEST_TEXT]
-            elif low <= value <= high:
+            elif low <= value <= high or (not math.isfinite(value) and _MAY_DIVERGE.search(name)):
                 kept[name] = value
             else:
                 self.drop(place, name, f"{value:g}")
@@ -264,18 +271,21 @@ class Parsed:
                 f" {min(self._repeated)}: the last line counts"
             )
         for name, words in _ODD.items():
-            counts = [(step, step.extra.get(name, 0)) for step in steps]
-            odd = [(step, int(n)) for step, n in counts if not isinstance(n, str) and n > 0]
+            counts = [(step.step, int(_number(step.extra.get(name)))) for step in steps]
+            odd = {step: count for step, count in counts if count > 0}
             if odd:
-                where = ", ".join(str(step.step) for step, _ in odd[:_SHOWN])
-                lost = sum(step.loss is None for step, _ in odd) if "nan" in name else 0
-                more = f"; {lost} of these steps have no loss" if lost else ""
-                yield f"{sum(n for _, n in odd)} iterations {words} (step {where}){more}"
+                where = ", ".join(map(str, [*odd][:_SHOWN]))
+                yield f"{sum(odd.values())} iterations {words} (step {where})"
         timed = [
             step.step for step in steps if step.loss is not None or step.milliseconds is not None
         ]
         if {after - before for before, after in itertools.pairwise(timed)} - {1}:
             yield "not every step has a line, so that a line may be a mean over several"
+
+
+def _number(value: Value | None) -> float:
+    """0.0 of words and of nothing."""
+    return value if isinstance(value, float) else 0.0
 
 
 def some(told: Iterable[str]) -> str:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -78,9 +79,7 @@ class Imports:
                 f"{', whose numbers this version reads otherwise' if same else ''}; choose"
                 f" another with --name, or delete {folder}"
             )
-        lines = (json.dumps(dataclasses.asdict(step), allow_nan=False) for step in run.steps)
-        text = "".join(f"{line}\n" for line in lines)
-        write_text_atomically(folder / _STEPS, text)
+        write_text_atomically(folder / _STEPS, _text(run.steps))
         shown = "".join(f"{line}\n" for line in run.nccl)
         if shown:
             write_text_atomically(folder / _NCCL, shown)
@@ -113,7 +112,7 @@ class Imports:
         try:
             document = json.loads((folder / _WORKLOAD).read_text(encoding="utf-8"))
             text = (folder / _STEPS).read_text(encoding="utf-8")
-            steps = tuple(_STEP.validate_json(line) for line in text.splitlines())
+            steps = tuple(map(_step, text.splitlines()))
             workload = Workload.model_validate(document["workload"])
             provenance = Provenance.model_validate(document["provenance"])
             log = folder / _NCCL
@@ -136,4 +135,23 @@ class Imports:
 
 def _identity(run: ImportedRun) -> tuple[object, ...]:
     origin = run.provenance
-    return run.workload, run.steps, origin.sha256, origin.label, origin.lines
+    return run.workload, _text(run.steps), origin.sha256, origin.label, origin.lines
+
+
+def _text(steps: Iterable[ImportedStep]) -> str:
+    """Lines of JSON, where NaN and infinity are words."""
+    plain = (dataclasses.asdict(step) for step in steps)
+    written = (_as_words(step) | {"extra": _as_words(step["extra"])} for step in plain)
+    return "".join(f"{json.dumps(step, allow_nan=False)}\n" for step in written)
+
+
+def _as_words(values: Mapping[str, Any]) -> dict[str, Any]:
+    is_odd = {name: isinstance(v, float) and not math.isfinite(v) for name, v in values.items()}
+    return {name: str(value) if is_odd[name] else value for name, value in values.items()}
+
+
+def _step(line: str) -> ImportedStep:
+    step = _STEP.validate_json(line)
+    words: dict[str, float | str]
+    words = {name: float(v) for name, v in step.extra.items() if v in ("nan", "inf", "-inf")}
+    return dataclasses.replace(step, extra=step.extra | words)

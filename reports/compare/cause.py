@@ -6,8 +6,10 @@ finding with its place, its cost and its cells; the rows it explains are for tho
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from math import isfinite
 
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
@@ -188,13 +190,14 @@ def _by_metric(judgements: Sequence[Judgement], cells: int) -> list[Cause]:
 
 
 def _changes(rows: Sequence[Judgement]) -> str:
-    """` +9.9 % to +10.2 %`, of all rows; empty where no change is known."""
+    """` +9.9 % to +10.2 %`, of all rows; why, where one is infinite; "" where none is known."""
     counts = [row.head - row.base for row in rows if row.base is not None and row.head is not None]
     if rows[0].is_count and counts:
         return " " + " to ".join(dict.fromkeys(f"{n:+,.0f}" for n in (min(counts), max(counts))))
     known = [row.change for row in rows if row.change is not None]
-    if not known:
-        return ""
+    if not known or not all(map(isfinite, known)):
+        reasons = (row.reason for row in rows if row.change is not None and row.reason)
+        return "".join(f" {reason}" for reason in itertools.islice(reasons, 1))
     exact = rows[0].time_ratio is None
     ends = (quantity.change(end, exact=exact) for end in (min(known), max(known)))
     return " " + " to ".join(dict.fromkeys(ends))

@@ -592,6 +592,9 @@ def judge_curve(
         count = quantity.counted(len(lacking), "step")
         why = f"the head has no value at {count} of the base, first at {lacking[0]}"
         return CurveFinding("regressed", why)
+    gaps = (Gap.of(base[0].by_step, run.by_step) for run in head)
+    if why := next((gap.divergence for gap in gaps if gap and gap.divergence), ""):
+        return CurveFinding("regressed", why, 0.0 if mode == "bitwise" else None)
     if mode == "bitwise":
         return _bitwise(base, head)
     return _against_spread(base, head, accepted, distances)

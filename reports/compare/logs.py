@@ -227,9 +227,9 @@ def differences_table(gaps: Mapping[str, Gap]) -> Table:
         (
             name,
             f"{len(gap.apart):,}",
-            quantity.difference(gap.largest, signed=True),
+            gap.text(gap.at, quantity.difference(gap.largest, signed=True)),
             f"{gap.at:,}",
-            f"{quantity.difference(gap.apart[last], signed=True)} (step {last:,})",
+            gap.text(last, quantity.difference(gap.apart[last], signed=True)) + f" (step {last:,})",
         )
         for name, gap in gaps.items()
         for last in (max(gap.apart),)
@@ -260,6 +260,13 @@ class Beside:
     differences: Mapping[str, Gap] = field(default_factory=dict)
     doubts: tuple[str, ...] = ()
 
+    @property
+    def divergences(self) -> list[str]:
+        """Quantities that are NaN or infinite on one side alone, and from which step on."""
+        gaps = self.differences.items()
+        texts = [f"{name} {gap.divergence}" for name, gap in gaps if gap.divergence]
+        return [f"{self.head} diverges from {self.base}: {text}" for text in texts]
+
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data."""
         return {
@@ -273,6 +280,7 @@ class Beside:
                     "last": gap.apart[last],
                     "last_step": last,
                 }
+                | ({"divergence": gap.divergence} if gap.divergence else {})
                 for name, gap in self.differences.items()
                 for last in (max(gap.apart),)
             ],
@@ -339,6 +347,8 @@ class Refreshed:
         """What a reviewer is to look at."""
         if self.gap.first() is None:
             return "equal"
+        if self.gap.divergence:
+            return "diverges"
         moved = self.gap.middle if self.tolerance else self.gap.largest
         return "review" if abs(moved) > self.tolerance else "within tolerance"
 
@@ -347,7 +357,8 @@ class Refreshed:
         gap = self.gap
         numbers = {"steps": len(gap.apart), "first": gap.first(), "largest": gap.largest}
         about = {"at": gap.at, "middle": gap.middle, "tolerance": self.tolerance, "flag": self.flag}
-        return {"name": self.name} | numbers | about
+        divergence = {"divergence": gap.divergence} if gap.divergence else {}
+        return {"name": self.name} | numbers | about | divergence
 
 
 def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
@@ -368,7 +379,7 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
             metric.name,
             f"{len(metric.gap.apart):,}",
             "-" if (first := metric.gap.first()) is None else f"{first:,}",
-            quantity.change(metric.gap.largest, _DIGITS),
+            metric.gap.text(metric.gap.at, quantity.change(metric.gap.largest, _DIGITS)),
             f"{metric.gap.at:,}",
             quantity.change(metric.gap.middle, _DIGITS),
             metric.flag,

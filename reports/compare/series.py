@@ -39,17 +39,21 @@ def absolute(base: float, head: float) -> float:
 
 @dataclass(frozen=True)
 class Gap:
-    """Head against base. apart: by step, of the steps of both (one at least), in their order."""
+    """Head against base, by step, of the steps of both (one at least), in their order.
+
+    apart: differences. values: of base and head.
+    """
 
     apart: Steps
+    values: Mapping[int, tuple[float, float]]
 
     @classmethod
     def of(
         cls, base: Steps, head: Steps, measure: Callable[[float, float], float] = relative
     ) -> Self | None:
         """None where the two have no step in common."""
-        both = sorted(base.keys() & head.keys())
-        return cls({step: measure(base[step], head[step]) for step in both}) if both else None
+        both = {step: (base[step], head[step]) for step in sorted(base.keys() & head.keys())}
+        return cls({step: measure(*two) for step, two in both.items()}, both) if both else None
 
     @property
     def sizes(self) -> list[float]:
@@ -71,6 +75,19 @@ class Gap:
         """The median."""
         return median(self.apart.values())
 
+    @property
+    def divergence(self) -> str:
+        """The first step at which one side alone is NaN or infinite, and both values; else ""."""
+        for step, (base, head) in self.values.items():
+            if math.isfinite(base) != math.isfinite(head):
+                return f"{head:.6g} at step {step:,}, where the base has {base:.6g}"
+        return ""
+
+    def text(self, step: int, shown: str) -> str:
+        """`shown`, or both values of this step where no finite number is between them."""
+        base, head = self.values[step]
+        return shown if math.isfinite(self.apart[step]) else f"{head:.6g}, not {base:.6g}"
+
     def first(self, beyond: float = 0.0) -> int | None:
         """The first step with one of more than `beyond`."""
         return next((step for step, value in self.apart.items() if abs(value) > beyond), None)
@@ -88,7 +105,8 @@ class Distances:
 
     Of losses the largest and the mean. A gradient norm amplifies rounding a hundred times where it
     peaks, so of norms the first step counts, which both sides begin with the same weights, and the
-    median of all. words: what the two numbers are. factor: of the second one's bound.
+    median of all; infinite where a norm of one side alone is not finite. words: what the two
+    numbers are. factor: of the second one's bound.
     """
 
     of: Callable[[Gap], tuple[float, float]]
@@ -110,7 +128,7 @@ NORM_FACTOR = 10.0
 
 LOSSES = Distances(lambda gap: (max(gap.sizes), fmean(gap.sizes)), ("at most", "on average"))
 NORMS = Distances(
-    lambda gap: (gap.sizes[0], median(gap.sizes)),
+    lambda gap: (gap.sizes[0], math.inf if gap.divergence else median(gap.sizes)),
     ("at the first step", "in the median"),
     NORM_FACTOR,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from typing import NamedTuple
 
 from bench.derive.metrics import (
@@ -103,9 +104,10 @@ def _add_imported(contents: _Contents, runs: Sequence[ImportedRun]) -> None:
         fractions = [less_one(ratio) for ratio in others]
         contents.rows.append(_row((head.name, base.name), speed, fractions, "n=1, no interval"))
         # Without the numbers of a trade-off, which the table has.
-        doubts = beside(*pair).doubts
-        contents.doubts += [f"{head.name}: {text.partition(': time')[0]}" for text in doubts]
-        moved += [] if loss is None else [(abs(loss), loss, head.name)]
+        both = beside(*pair)
+        contents.doubts += [f"{head.name}: {text.partition(': time')[0]}" for text in both.doubts]
+        contents.parity += [f"{text}." for text in both.divergences]
+        moved += [(abs(loss), loss, head.name)] if loss is not None and isfinite(loss) else []
     if moved:
         _, largest, name = max(moved)
         contents.parity.append(

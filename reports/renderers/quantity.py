@@ -26,8 +26,8 @@ def significant(value: float | None, digits: int = 4) -> str:
 
 
 def loss(value: float | None) -> str:
-    """A loss with the six decimals at which engines are compared by eye."""
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.6f}"
+    """A loss with the six decimals at which engines are compared by eye, or `nan`."""
+    return MISSING if value is None else f"{value:.6f}"
 
 
 def change(fraction: float | None, decimals: int = 1, *, exact: bool = False) -> str:

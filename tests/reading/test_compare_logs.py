@@ -8,11 +8,15 @@ from pathlib import Path
 import pytest
 
 from bench.cli.compare import CompareVerb
+from bench.cli.export import ExportVerb
+from bench.cli.gate import GateVerb
+from bench.cli.import_ import ImportVerb
 from bench.errors import UsageError
 from bench.resolve.presets import PRESETS
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.logs import flops_doubt, of_import
 from reports.compare.unlike import trade_off
+from reports.exports import FORMS
 
 LINE = (
     "iteration {}/ 9 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): 300."
@@ -42,6 +46,74 @@ def test_two_logs_are_compared_without_a_folder_of_results(tmp_path: Path, capsy
     (loss, _) = found["parity"]["differences"]
     assert (loss["steps"], loss["largest"]) == (3, -0.25)
     assert not nowhere.exists()
+
+
+def _golden(losses):
+    values = {str(step): value for step, value in enumerate(losses, start=1)}
+    about = {"start_step": 1, "end_step": 3, "step_interval": 1, "values": values}
+    return json.dumps({"lm loss": about})
+
+
+FIRST_TWO = "".join(BASE.splitlines(keepends=True)[:2])
+NAN_ITERATION = LINE.replace("lm loss: {} |", "number of nan iterations: {} |")
+
+
+@pytest.mark.parametrize(
+    ("suffix", "base", "head", "step"),
+    [
+        ("log", BASE, FIRST_TWO + LINE.format(5, 805, "NAN"), "nan at step 5"),
+        ("log", BASE, FIRST_TWO + NAN_ITERATION.format(5, 805, 1), "nan at step 5"),
+        ("json", _golden([10.5, 2.5, 2]), _golden([10.5, "nan", "nan"]), "nan at step 2"),
+        ("csv", "step,loss\n1,10.5\n2,2.5\n", "step,loss\n1,10.5\n2,inf\n", "inf at step 2"),
+    ],
+)
+def test_a_loss_that_is_no_number_on_one_side_is_a_divergence(
+    tmp_path: Path, capsys, suffix, base, head, step
+) -> None:
+    names = [tmp_path / f"base.{suffix}", tmp_path / f"head.{suffix}"]
+    for name, text in zip(names, (base, head), strict=True):
+        name.write_text(text)
+    said = f"loss {step}, where the base has 2.5"
+    seen = compared(capsys, *names)
+    assert seen["outcome"] == f"head diverges from base: {said}"
+    assert said.removeprefix("loss ") == seen["parity"]["differences"][0]["divergence"]
+    text = compared(capsys, *names, as_json=False)
+    assert text.startswith(f"head diverges from base: {said}")
+    assert f"{step[:3]}, not 2.5" in text
+    text = compared(capsys, *names, as_json=False, form="refresh").replace("*", "")
+    assert f"{step[:3]}, not 2.5" in text
+    assert "| diverges |" in text
+    # The other way round the base is the one that has none; of two alike nothing diverges.
+    assert f"2.5 at {step[7:]}, where the base has {step[:3]}" in str(
+        compared(capsys, *names[::-1])
+    )
+    assert "outcome" not in compared(capsys, names[1], names[1])
+    gate = GateVerb(sweep=str(names[1]), baseline=str(names[0]), results=tmp_path / "no").run()
+    (loss,) = (row for row in gate.data["judgements"] if row["metric"] == "loss")
+    assert (gate.code != 0, loss["verdict"]) == (True, "regressed")
+    assert loss["reason"] == said.removeprefix("loss ")
+
+
+def test_of_a_pasted_table_the_side_that_diverges_is_named(tmp_path: Path, capsys) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("|step|main loss|PR loss|\n|-|-|-|\n|1|2.5|2.5|\n|2|2.4|nan|\n|3|2.3|nan|\n")
+    text = compared(capsys, page, as_json=False)
+    said = "page.pr diverges from page.main: loss nan at step 2, where the base has 2.4"
+    assert text.startswith(said)
+    assert "were dropped" not in text
+
+
+def test_a_kept_run_whose_loss_is_no_number_is_imported_twice_and_exported(
+    store, tmp_path: Path
+) -> None:
+    log = tmp_path / "bad.csv"
+    log.write_text("step,loss,milliseconds\n1,2.5,9\n2,nan,9\n3,,9\n")
+    first, again = (ImportVerb(logs=(str(log),), results=store.root).run() for _ in range(2))
+    assert str(first.data) == str(again.data)
+    for form in FORMS.keys() - {"asv"}:  # which wants a commit
+        ExportVerb(form=form, out=tmp_path / "out", results=store.root).run()
+    golden = tmp_path / "out" / "golden_values_bad.json"
+    assert json.loads(golden.read_text())["lm loss"]["values"] == {"1": 2.5, "2": "nan"}
 
 
 def test_a_difference_at_step_zero_is_the_first(tmp_path: Path, capsys) -> None:

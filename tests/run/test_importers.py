@@ -151,9 +151,8 @@ def test_a_repeated_line_without_a_loss_does_not_keep_the_loss_of_the_first() ->
     bad = ITERATION.format(2, "700.0", "1.0", 0).replace("lm loss: 1.0 |", "")
     bad = bad.replace("nan iterations:   0", "nan iterations:   1")
     _, provenance, steps = read(MEGATRON + bad)
-    assert (steps[1].loss, steps[1].device_peak_bytes) == (None, 21 << 20)
-    said = "1 iterations gave not-a-number (step 2); 1 of these steps have no loss"
-    assert said in provenance.remarks
+    assert (str(steps[1].loss), steps[1].device_peak_bytes) == ("nan", 21 << 20)
+    assert "1 iterations gave not-a-number (step 2)" in provenance.remarks
 
 
 def test_lines_that_are_means_over_several_steps_are_said_to_be() -> None:
@@ -164,7 +163,6 @@ def test_lines_that_are_means_over_several_steps_are_said_to_be() -> None:
 @pytest.mark.parametrize(
     ("milliseconds", "loss", "says"),
     [
-        ("1.0", "NAN", "loss nan (line 1)"),
         ("-5.0", "2.0", "milliseconds -5 (line 1)"),
         ("inf", "2.0", "milliseconds inf (line 1)"),
         ("1e308", "2.0", "milliseconds 1e+308 (line 1)"),
@@ -353,7 +351,6 @@ def test_columns_that_are_not_understood_are_kept_up_to_a_bound() -> None:
     [
         ("step,loss,lr\n1,2,1\n2,two,1\n", "loss two (line 3)"),
         ("step,loss\n1,2\n1.5,2\n", "step 1.5 (line 3)"),
-        ("step,loss\n1,2\n2,nan\n", "loss nan (line 3)"),
     ],
 )
 def test_a_cell_that_cannot_be_understood_is_dropped_with_its_line(text: str, says: str) -> None:
@@ -413,12 +410,11 @@ STATE = {
 
 
 def test_a_state_of_the_trainer_keeps_losses_apart_from_evaluations() -> None:
-    workload, provenance, steps = read(json.dumps(STATE, indent=1))
+    workload, _, steps = read(json.dumps(STATE, indent=1))
     assert (workload.framework, workload.steps) == ("transformers", 100)
     assert [(step.step, step.loss) for step in steps] == [(50, 1.387), (100, 0.0)]
     assert steps[0].extra["eval_loss"] == 9.9
-    assert steps[1].grad_norm is None
-    assert any("grad_norm nan" in said for said in provenance.remarks)
+    assert str(steps[1].grad_norm) == "nan"
 
 
 def test_what_the_trainer_sums_up_at_its_end_is_kept_with_the_last_step() -> None:

@@ -351,8 +351,8 @@ WITHOUT = (
         *((text, "") for text in DIFFERENCES + WITHOUT),
         # All values were dropped.
         (
-            "step:  1  loss:  nan\nstep:  2  loss:  nan\n",
-            r"found only loss nan \(line 1\), loss nan",
+            "step:  1  loss:  1e99\nstep:  2  loss:  1e99\n",
+            r"found only loss 1e\+99 \(line 1\), loss 1e\+99",
         ),
         (
             "step:  1  loss:  2.5\nstep:  2  loss:  2<5\n",

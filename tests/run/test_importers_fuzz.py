@@ -68,6 +68,7 @@ def standing(text: str) -> set[str]:
     bare = re.sub(r"(?:\x1b|\ufffd)?\[[\d;]+m|\x1b\[[\d;?]*[A-Za-z]", "", text)
     forms = [text, bare, *(re.sub(r"\s*[\r\n]+\s*", gap, bare) for gap in ("", " "))]
     words = {word for form in forms for word in re.findall(NUMBER, form)}
+    words |= set(re.findall("(?i)nan|inf", bare))
     words |= {part for word in words for part in word.split(",")}
     numbers = set()
     for word in words:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -101,6 +102,9 @@ def test_two_commands_do_not_write_one_import_at_once(store: ResultsStore) -> No
 
 
 def test_no_file_holds_a_number_that_json_has_not(store: ResultsStore) -> None:
-    with pytest.raises(ValueError, match="not JSON compliant"):
-        store.imports.write(ImportedRun("theirs", THEIRS, LOG, (ImportedStep(1, loss=math.nan),)))
-    assert store.imports.ids() == []
+    step = ImportedStep(1, loss=math.nan, extra={"eval_loss": -math.inf, "words": "none"})
+    store.imports.write(ImportedRun("theirs", THEIRS, LOG, (step,)))
+    text = (store.imports.folder / "theirs" / "steps.jsonl").read_text()
+    assert (json.loads(text)["loss"], "NaN" in text, "Infinity" in text) == ("nan", False, False)
+    (read,) = store.imports.read("theirs").steps
+    assert str(read) == str(step)
