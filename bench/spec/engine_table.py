@@ -240,7 +240,8 @@ class MfsdpSettings(MegatronSwitches):
 class FrontSettings(EngineSettings):
     """Switches of `mfsdp_core.fsdp2.fully_shard`."""
 
-    front: Literal["fsdp2"] = "fsdp2"
+    front: FrontName = "megatron"
+    """Always fsdp2 here; the default is that of the engine, so that a run's identity has it."""
     reshard_after_forward: int | None = Field(default=None, ge=2)
     """As for fsdp2."""
 

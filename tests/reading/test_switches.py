@@ -79,8 +79,16 @@ def test_cells_that_differ_in_one_switch_are_held_to_what_it_may_change(
     assert sentence is None or ("", sentence) in sentences.items
 
 
-@pytest.mark.parametrize("other", [{}, {"transport": "native", "overlap_param_gather": False}])
-def test_cells_that_differ_in_nothing_or_in_more_than_the_switch_are_no_group(store, other):
-    found = findings(store, {"a": (engine(), 0.0), "b": (engine(**other), 0.0)})
+@pytest.mark.parametrize(
+    ("first", "other"),
+    [
+        ({}, {}),
+        ({}, {"transport": "native", "overlap_param_gather": False}),
+        # Another front is no switch, though it lacks a setting whose value the other has.
+        ({"fine_grained_gather": False}, {"front": "fsdp2"}),
+    ],
+)
+def test_cells_that_differ_in_nothing_or_in_more_than_the_switch_are_no_group(store, first, other):
+    found = findings(store, {"a": (engine(**first), 0.0), "b": (engine(**other), 0.0)})
     assert switch_groups(found.finished) == []
     assert "switches" not in {s.anchor for s in build_document(found).sections}
