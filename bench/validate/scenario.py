@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from bench.engines.inspection import Inspectable, Inspection, LocalRows
 from bench.engines.registry import build_engine
 from bench.errors import UnsupportedError
-from bench.models.sharding import EXPERT, TENSOR, mesh_of
+from bench.models.sharding import EXPERT, TENSOR, mesh_of, tensor_mesh
 from bench.spec import DtypeName
 from bench.validate.cases import CLOSING_BOUNDS, EXPERT_PARALLEL, POLICIES, TENSOR_PARALLEL, Case
 from bench.validate.observation import Seen, StepSeen
@@ -62,7 +62,10 @@ class Bench:
         self.inspection: Inspection = self.engine.inspection()
         with contextlib.suppress(UnsupportedError):
             self.optional("follow")(say_event)
-        self.tap = WireTap()
+        # DTensor adds up parts of gradients over the tensor-parallel ranks by itself.
+        cut = tensor_mesh(model)
+        ranks = None if cut is None else dist.get_process_group_ranks(cut.get_group(TENSOR))
+        self.tap = WireTap(ranks)
         self.seen = Seen(rank, autocast=self.inspection.autocast)
         self._logged = 0
         self._accounted = 0

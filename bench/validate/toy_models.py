@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from bench.spec.engine_table import TABLE
 from bench.testing.toy_models import (
@@ -160,17 +160,26 @@ class Scalar(Stack):
 
 
 class Rowwise(nn.Module):
-    """A weight that tensor parallelism may have cut along dim 1: reads the part that it holds."""
+    """A weight that tensor parallelism may have cut along dim 1: reads the part that it holds.
+
+    The gain is whole on every rank, and each computes a part of its gradient.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(HIDDEN, WIDTH))
+        self.gain = nn.Parameter(torch.empty(WIDTH))
         self.back = nn.Linear(HIDDEN, WIDTH, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., WIDTH] to the same."""
         held = self.weight.to_local() if isinstance(self.weight, DTensor) else self.weight
-        out: Tensor = x + self.back(F.gelu(F.linear(x, held)))
+        gain: Tensor = self.gain
+        if isinstance(gain, DTensor):
+            share = (0.25, 0.75)[gain.device_mesh.get_local_rank()]
+            gain = gain.to_local(grad_placements=[Partial()])
+            gain = gain * share + (gain * (1 - share)).detach()
+        out: Tensor = x + self.back(F.gelu(F.linear(x, held))) * (1 + gain)
         return out
 
 
@@ -187,11 +196,15 @@ class TensorParallel(Stack):
         self.blocks = nn.ModuleList(Rowwise() for _ in range(2))
 
     def cut(self, mesh: DeviceMesh) -> None:
-        """Replace each weight by a DTensor of twice its columns, cut over `tp`."""
+        """Replace a weight by a DTensor of twice its columns, cut over `tp`; mark one as cut."""
         self.tensor_mesh = mesh
-        for block in (b for b in self.blocks if isinstance(b, Rowwise)):
-            whole = torch.cat([block.weight.detach()] * mesh["tp"].size(), dim=1)
-            block.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(1)]))
+        first, second = (block for block in self.blocks if isinstance(block, Rowwise))
+        whole = torch.cat([first.weight.detach()] * mesh["tp"].size(), dim=1)
+        first.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(1)]))
+        second.weight._tensor_parallel_mode = "row"  # type: ignore[attr-defined]
+        for block in (first, second):
+            gain = distribute_tensor(block.gain.detach(), mesh["tp"], [Replicate()])
+            block.gain = nn.Parameter(gain)
 
 
 class Expert(Block):

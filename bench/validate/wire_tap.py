@@ -31,10 +31,14 @@ _FUNCTIONAL = {
 
 
 class WireTap(TorchDispatchMode):
-    """Use as a context manager; `take` returns what was sent since the last call."""
+    """Use as a context manager; `take` returns what was sent since the last call.
 
-    def __init__(self) -> None:
+    model_ranks: functional collectives over these are the model's own, and not noted.
+    """
+
+    def __init__(self, model_ranks: list[int] | None = None) -> None:
         super().__init__()
+        self._model_ranks = model_ranks
         self._sent: list[Sent] = []
 
     def __torch_dispatch__(
@@ -63,10 +67,11 @@ class WireTap(TorchDispatchMode):
         if name in _FUNCTIONAL:
             full = max(args[0], output, key=Tensor.numel)
             dtype = str(full.dtype).removeprefix("torch.")
-            ranks = distributed_c10d._resolve_process_group(args[-1]).size()  # type: ignore[attr-defined]
-            self._sent.append(
-                Sent(_FUNCTIONAL[name], dtype, full.numel(), full.nbytes, ranks, args[-1])
-            )
+            group = distributed_c10d._resolve_process_group(args[-1])  # type: ignore[attr-defined]
+            ranks = distributed_c10d.get_process_group_ranks(group)
+            if ranks != self._model_ranks:
+                size = full.numel(), full.nbytes, len(ranks)
+                self._sent.append(Sent(_FUNCTIONAL[name], dtype, *size, args[-1]))
 
     def _note(self, func: Callable[..., Any], args: tuple[Any, ...]) -> None:
         name = func.__name__.partition(".")[0]

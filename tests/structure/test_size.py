@@ -24,7 +24,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "bench: engines": (2203, ("bench/engines/",)),
     "bench: meters, worker, loop": (2620, ("bench/meters/", "bench/worker/", "bench/loop.py")),
     "bench: launch": (3564, ("bench/launch/",)),
-    "bench: validate, testing, plug-in": (7557, (
+    "bench: validate, testing, plug-in": (7578, (
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1421, ("bench/fit/",)),
