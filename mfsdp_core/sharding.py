@@ -122,4 +122,12 @@ def environment_of(options: Options) -> Environment:
         dense,
     )
     target = target_device(options.device, dense.mesh)
+    host = torch.device("cpu")
+    lacks = options.offload and host not in {target, *dense.data_group._device_types}
+    wrong = (
+        "offload=True has shards in host memory, which checkpoints and norms of gradients send "
+        f"over ranks, and the process group serves {target.type} alone: expected "
+        f"init_process_group('cpu:gloo,{target.type}:nccl'), or leave offload out."
+    )
+    refuse([(lacks, ConfigurationError, wrong)])
     return Environment(dense, experts, Streams.of(target), EventBus(), MemoryLedger())

@@ -119,23 +119,26 @@ class CopyIn:
         if "stream" in vars(self):
             torch.cuda.current_stream(self._device).wait_stream(self.stream)
 
-    def mark(self) -> Work:
-        """All that it has so far, to wait for. Inside of `running`."""
-        return _Recorded(self.stream.record_event(), self._device)
+    def mark(self, *, on_host: bool) -> Work:
+        """All that it has so far, to wait for, for the host too if it says so. In `running`."""
+        return _Recorded(self.stream.record_event(), self._device, on_host)
 
 
 class _Recorded:
-    """An event of a device, whatever device is the current one."""
+    """An event of a device, whatever device is the current one. on_host: the host waits as well."""
 
-    __slots__ = ("_device", "_event")
+    __slots__ = ("_device", "_event", "_on_host")
 
-    def __init__(self, event: torch.cuda.Event, device: torch.device) -> None:
+    def __init__(self, event: torch.cuda.Event, device: torch.device, on_host: bool) -> None:
         self._event = event
         self._device = device
+        self._on_host = on_host
 
     def wait(self) -> None:
         """Let the device's current stream wait for it."""
         self._event.wait(torch.cuda.current_stream(self._device))
+        if self._on_host:
+            self._event.synchronize()
 
 
 class Streams:
@@ -175,6 +178,14 @@ class Streams:
 
     def synchronize(self) -> None:
         """Return once the device has done everything."""
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Memory that the host computes in and the device copies from and to."""
+        return torch.empty(elements, dtype=dtype, device=self.device)
+
+    def copied(self) -> Work | None:
+        """What the current stream has so far, for the host to wait for; None: it has ended."""
+        return None
 
     def communicated(self) -> AbstractContextManager[None]:
         """Around allocations that collectives read or write, and that stay where they are."""
@@ -235,6 +246,15 @@ class CudaStreams(Streams):
     def synchronize(self) -> None:
         """Return once the device has done everything."""
         torch.cuda.synchronize(self.device)
+
+    def host_memory(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        """Pinned, so that copies do not hold up the host."""
+        return torch.empty(elements, dtype=dtype, device="cpu", pin_memory=True)
+
+    def copied(self) -> Work:
+        """What the current stream has so far, for the host to wait for."""
+        event = torch.cuda.current_stream(self.device).record_event()
+        return _Recorded(event, self.device, on_host=True)
 
     @property
     def has_graphs(self) -> bool:

@@ -66,6 +66,7 @@ class MegatronFSDP(nn.Module):
         self.dist_index = DistIndex(environment.dense.named_groups()[0][1])
         self.cuda_graph_mode = options.cuda_graph_mode
         self.decouples_gradients = options.use_decoupled_grad
+        self.offloads = options.offload
         self._environment = environment
         self._policy = options.mixed_precision_policy
         self.transports = self._context.transports

@@ -16,6 +16,7 @@ from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.memory.allocators import (
     Allocator,
     DBuffer,
+    HostAllocator,
     KeepingAllocator,
     ResizingAllocator,
     carve,
@@ -43,14 +44,15 @@ _LARGEST_KEPT_BYTES = 2**25 - 2**16
 class Allocators:
     """Makes buffers, and knows who serves which.
 
-    lasting: what stays for the model's life. by_role: transient buffers that no slot serves; those
-    of other roles are fresh ones. Who has kept a gradient over `zero_grad`, which gives its memory
-    back, then has its numbers still, as with plain torch. requests: transient buffers of units.
-    factors: that gradients are scaled by, made once.
+    lasting: what stays for the model's life. host: what is in host memory. by_role: transient
+    buffers that no slot serves; those of other roles are fresh ones. Who has kept a gradient over
+    `zero_grad`, which gives its memory back, then has its numbers still, as with plain torch.
+    requests: transient buffers of units. factors: that gradients are scaled by, made once.
     """
 
     lasting: ResizingAllocator
     fresh: Allocator
+    host: HostAllocator
     by_role: Mapping[Role, Allocator]
     streams: Streams
     config: AllocationConfig
@@ -82,7 +84,9 @@ class Allocators:
     def _buffer(self, row: Buffer, layout: Layout | None = None) -> DBuffer:
         if row not in self._made:
             allocator = self.by_role.get(row.role, self.fresh)
-            if row.lifetime in ("model", "version") or not row.elements:
+            if row.where == "host":
+                allocator = self.host
+            elif row.lifetime in ("model", "version") or not row.elements:
                 allocator = self.lasting
             elif (pool := self._pool_of(row)) is not None:
                 allocator = pool
@@ -167,7 +171,8 @@ def build_allocators(
         role: SlotPool(role, plan, streams=streams, ledger=ledger)
         for role, plan in plan_pools(config, requests).items()
     }
-    return Allocators(lasting, fresh, by_role, streams, config, requests, pools)
+    host = HostAllocator(streams, ledger)
+    return Allocators(lasting, fresh, host, by_role, streams, config, requests, pools)
 
 
 def _keep_freed_memory(streams: Streams) -> None:

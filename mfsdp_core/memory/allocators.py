@@ -115,8 +115,8 @@ class Allocator:
     def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
         """Put memory behind a buffer; see `DBuffer.take`."""
         del in_place
-        row, device = buffer.row, self._streams.device
-        buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
+        row = buffer.row
+        buffer.data = self._made(buffer.elements, buffer.dtype)
         self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
         if row.role == "compute_weights":
             booking = (buffer.category, -buffer.size_bytes, row.bucket, row.role)
@@ -128,6 +128,19 @@ class Allocator:
         buffer.held, buffer.data, row = False, _NOTHING, buffer.row
         if row.role != "compute_weights":
             self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)
+
+    def _made(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(elements, dtype=dtype, device=self._streams.device)
+
+
+class HostAllocator(Allocator):
+    """As `Allocator`, in host memory and on its account."""
+
+    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
+        super().__init__(streams, ledger.host)
+
+    def _made(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
+        return self._streams.host_memory(elements, dtype)
 
 
 class ResizingAllocator(Allocator):

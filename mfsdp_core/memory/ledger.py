@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from mfsdp_core.plan.buffers import CATEGORIES, Category
 
@@ -49,6 +50,11 @@ class MemoryLedger:
         self._meters: list[tuple[Category, Callable[[], int]]] = []
         self._subscribers: list[BookingSubscriber] = []
         self._alive: dict[tuple[Category, str, str, bool], int] = {}
+
+    @cached_property
+    def host(self) -> MemoryLedger:
+        """The account of host memory, which has no part in this one."""
+        return MemoryLedger()
 
     def add(
         self,

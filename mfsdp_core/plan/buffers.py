@@ -17,9 +17,10 @@ payload          S       of payload   gather,    the same, where weights are gat
                                       or model
 main_weights     O       main_params  model      main and compute dtypes differ, or weights are
                                                  encoded, or a shard of FLAT parameters serves as
-                                                 both
+                                                 both, or offload
 accumulator      S or I  main_grads   cycle, or  trainable; I where every microbatch reduces; model
-                                      model      with a pool
+                                      model      with a pool and no offload
+host_gradient    O       main_grads   cycle      trainable, and offload
 grad_bucket      S       grad_comm    reduction  trainable, and every microbatch reduces, or
                                                  gradients change dtype on their way to the wire
 outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a change of dtype; I
@@ -27,9 +28,10 @@ outer_bucket     S or I  grad_comm    reduction  trainable, an outer axis, and a
 grad_cast        O       main_params  step       trainable, the main gradient has another dtype
                                                  and is not handed over decoupled
 
-Transports take scratch memory besides (role `peer_slices`), which depends on them alone. Weights
-that modules compute with as codes have a `compute_weights` of no elements, and `payload`s that are
-there as long as compute weights would be.
+With offload main weights, host gradients and casts of gradients are in host memory, and an
+accumulator goes when it is final. Transports take scratch memory besides (role `peer_slices`),
+which depends on them alone. Weights that modules compute with as codes have a `compute_weights` of
+no elements, and `payload`s that are there as long as compute weights would be.
 [Note: one copy] of `runtime/weight_buffers.py` says what the missing rows share storage with.
 """
 
@@ -71,12 +73,16 @@ CATEGORY_OF_ROLE: Mapping[Role, Category] = {
     "compute_shard": "compute_weights",
     "payload_shard": "compute_weights",
     "accumulator": "gradients",
+    "host_gradient": "gradients",
     "grad_cast": "gradients",
     "payload": "communication_buffers",
     "grad_bucket": "communication_buffers",
     "outer_bucket": "communication_buffers",
     "peer_slices": "communication_buffers",
 }
+
+#: What an offloaded model has in host memory.
+ON_HOST: frozenset[Role] = frozenset({"main_weights", "host_gradient", "grad_cast"})
 
 #: Slots that a pool needs at most: one outer reduction is waited for before the next is started.
 MOST_SLOTS: Mapping[PooledRole, int] = {"outer_bucket": 1}
@@ -115,18 +121,21 @@ def plan_buffers(
     *,
     decoupled: bool = False,
     pooled: bool = False,
+    offload: bool = False,
 ) -> BucketBuffers:
     """The rows of `plan` on the rank at `coordinate`, by the table of the module.
 
     payloads: of the codec of its weights; none, or `WEIGHTS` alone, where they travel as they are.
     decoupled: gradients are handed over in their own dtype, and never cast. pooled: the model has a
-    pool, with which no buffer moves, so accumulators stay too.
+    pool, with which no buffer moves, so accumulators stay too. offload: see `Options`.
     """
     extents = _Extents(plan, strategy, coordinate)
     encoded = [payload for payload in payloads if payload.name != WEIGHTS]
-    rows = [*_weights(extents, dtypes, encoded, pooled=pooled)]
+    rows = [*_weights(extents, dtypes, encoded, pooled=pooled, offload=offload)]
     if plan.requires_grad:
-        rows += _gradients(extents, dtypes, decoupled=decoupled, pooled=pooled)
+        rows += _gradients(extents, dtypes, decoupled=decoupled, pooled=pooled, offload=offload)
+    if offload:
+        rows = [row._replace(where="host") if row.role in ON_HOST else row for row in rows]
     return BucketBuffers(plan, tuple(rows), extents.owned)
 
 
@@ -165,7 +174,12 @@ class _Extents:
 
 
 def _weights(
-    of: _Extents, dtypes: GroupDtypes[str], encoded: Sequence[Payload], *, pooled: bool
+    of: _Extents,
+    dtypes: GroupDtypes[str],
+    encoded: Sequence[Payload],
+    *,
+    pooled: bool,
+    offload: bool,
 ) -> Iterator[Buffer]:
     inner, outer = of.strategy.inner, of.strategy.outer
     comes_and_goes = inner.gathers_every_use and of.plan.unit != ROOT
@@ -184,18 +198,21 @@ def _weights(
                 lasts = "model"
             yield of.payload("payload", of.whole, payload, lasts)
     serves_as_both = inner.gathers_every_use and not (collects or encoded)
-    if encoded or not dtypes.shares_weights or serves_as_both:
-        is_sent = serves_as_both and dtypes.shares_weights
+    if encoded or not dtypes.shares_weights or serves_as_both or offload:
+        is_sent = serves_as_both and dtypes.shares_weights and not offload
         yield of.row("main_weights", of.owned, dtypes.main_params, is_sent=is_sent)
 
 
 def _gradients(
-    of: _Extents, dtypes: GroupDtypes[str], *, decoupled: bool, pooled: bool
+    of: _Extents, dtypes: GroupDtypes[str], *, decoupled: bool, pooled: bool, offload: bool
 ) -> Iterator[Buffer]:
     inner, comm = of.strategy.inner, dtypes.grad_comm
     every_microbatch = inner.reduces_every_microbatch
     accumulated = of.inner if every_microbatch else of.whole
-    yield of.row("accumulator", accumulated, dtypes.main_grads, "model" if pooled else "cycle")
+    stays = pooled and not offload
+    yield of.row("accumulator", accumulated, dtypes.main_grads, "model" if stays else "cycle")
+    if offload:
+        yield of.row("host_gradient", of.owned, dtypes.main_grads, "cycle", is_sent=False)
     if every_microbatch or dtypes.needs_comm_buffer:
         yield of.row("grad_bucket", of.whole, comm, "reduction")
     if of.has_outer_axis and dtypes.needs_comm_buffer:

@@ -122,6 +122,9 @@ class Options:
     warned of, and in `buffer_registration` of the model. manual_registration: leave registering to
     the caller, who calls `param_and_grad_buffer.manual_buffer_registration()` once, after the first
     iteration. nested_units: of nested matches of fsdp_unit_modules the outermost, or all.
+    offload: keep main weights, reduced gradients and so the optimizer's state in host memory, which
+    is pinned for CUDA; weights are copied to the device as they are gathered, gradients back as
+    they are final.
     unused_parameters: gradient of a parameter that no rank has used in a cycle: `none` as in plain
     torch, so that optimizers leave it alone, which ranks find out by one small reduction per cycle;
     `zero` without it.
@@ -175,6 +178,7 @@ class Options:
     nested_units: NestedUnits = "outermost"
     manual_registration: bool = False
     unused_parameters: UnusedParameters = "none"
+    offload: bool = False
 
     #: Gradients that are final are added to by further passes of the cycle, also where an outer
     #: axis has reduced them.
@@ -273,6 +277,25 @@ class Options:
             "enable_fine_grained_param_gather gathers what the next module needs. Leave one of "
             "them at its default.",
         )
+        for name, given, why in (
+            ("nccl_ub", self.nccl_ub, "registers device memory that never moves"),
+            ("use_decoupled_grad", self.use_decoupled_grad, "is for optimizers of the device"),
+            (
+                "weight_codec",
+                self.mixed_precision_policy.weight_codec is not None,
+                "makes codes from main weights on the device",
+            ),
+            (
+                "on_double_reduction='warn'",
+                self.on_double_reduction == "warn",
+                "adds to a gradient that has left the device",
+            ),
+        ):
+            yield (
+                self.offload and given,
+                f"offload=True keeps main weights and gradients in host memory, and {name} {why}. "
+                "Leave one of them out.",
+            )
         reasons = [reason for holds, reason in self._uncapturable() if holds]
         yield (
             self.cuda_graph_mode and reasons,
@@ -312,6 +335,7 @@ class Options:
             f"allocator={self.allocation.allocator!r} gives buffers back and gets others; use "
             "fsdp_double_buffer=True (or maxpool_double_buffer=True)",
         )
+        yield self.offload, "offload: the host waits for gradients; leave it out"
         yield (
             self.report_nan_in_param_grad or self.check_for_nan_in_grad,
             "report_nan_in_param_grad and check_for_nan_in_grad read gradients on the host; look "

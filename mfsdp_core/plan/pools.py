@@ -37,6 +37,7 @@ Role = Literal[
     "payload_shard",
     "payload",
     "accumulator",
+    "host_gradient",
     "grad_cast",
     "peer_slices",
 ]
@@ -52,7 +53,7 @@ class Buffer(NamedTuple):
 
     dtype: torch's name without prefix. slice_elements: of one slice. payload: which one of the
     encoded weights; "" of everything else. padding_elements: those that belong to no parameter.
-    is_sent: whether collectives read or write it.
+    is_sent: whether collectives read or write it. where: the memory that it is in.
     """
 
     unit: str
@@ -65,6 +66,7 @@ class Buffer(NamedTuple):
     payload: str = ""
     padding_elements: int = 0
     is_sent: bool = True
+    where: Literal["device", "host"] = "device"
 
     @property
     def elements(self) -> int:

@@ -83,9 +83,12 @@ class Plain:
     """
 
     def encode(self, main: torch.Tensor, parts: Mapping[str, torch.Tensor]) -> None:
-        """Identity where they are one copy, else a cast."""
-        if parts[WEIGHTS] is not main:
-            parts[WEIGHTS].copy_(main)
+        """Identity where they are one copy, else a cast, or a copy out of host memory."""
+        part = parts[WEIGHTS]
+        if part is not main:
+            if part.dtype != main.dtype:  # cast by the device, not by the host
+                main = main.to(part.device, non_blocking=True)
+            part.copy_(main, non_blocking=True)
 
     def decode(
         self, direction: Direction, gathered: Mapping[str, torch.Tensor], weights: torch.Tensor

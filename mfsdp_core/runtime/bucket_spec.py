@@ -82,7 +82,8 @@ class BucketSpec:
 
     dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. payloads: what
     gathers send, in their order, as far as is known before. codec: makes that of its weights.
-    decoupled: gradients are handed over in their own dtype. pooled: the model has a pool.
+    decoupled: gradients are handed over in their own dtype. pooled: the model has a pool. offload:
+    see `Options`.
     """
 
     plan: BucketPlan
@@ -94,6 +95,7 @@ class BucketSpec:
     codec: Callable[[Shard], BucketCodec]
     decoupled: bool
     pooled: bool
+    offload: bool
 
     @cached_property
     def buffers(self) -> BucketBuffers:
@@ -106,6 +108,7 @@ class BucketSpec:
             self.payloads,
             decoupled=self.decoupled,
             pooled=self.pooled,
+            offload=self.offload,
         )
 
     @property

@@ -34,7 +34,6 @@ from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.payload import BOTH, WEIGHTS, Payload
 from mfsdp_core.plan.prefetch import PrefetchOrder, unit_order
 from mfsdp_core.precision.codec import BucketCodec, Plain, Shard
-from mfsdp_core.precision.policy import MixedPrecisionPolicy
 from mfsdp_core.precision.transformer_engine import (
     PrimaryBucket,
     check_primary,
@@ -114,7 +113,7 @@ def shard_units(
     collected = _collect(root, names, {id(parameter) for parameter in left_alone})
     readers = readers_of(root.module) if options.enable_fine_grained_param_gather else {}
     policy = options.mixed_precision_policy
-    managed_facts = [_manage(held, environment, policy, readers) for held in collected]
+    managed_facts = [_manage(held, environment, options, readers) for held in collected]
     parameters = [managed for managed, _ in managed_facts]
     for axes in environment.all_axes:
         own = [m for m, f in managed_facts if environment.axes(is_expert=f.is_expert) is axes]
@@ -362,6 +361,7 @@ class BucketFactory:
             *self._codec(plan, members, axes),
             decoupled=options.use_decoupled_grad,
             pooled=options.allocation.pool is not None,
+            offload=options.offload,
         )
 
     def _codec(
@@ -454,7 +454,7 @@ def _collect(root: Unit, units: dict[int, str], left_alone: set[int]) -> list[_H
 
 
 def _unbuilt(
-    held: _Held, kind: str, environment: Environment, policy: MixedPrecisionPolicy
+    held: _Held, kind: str, environment: Environment, options: Options
 ) -> Iterator[Refusal]:
     """A tensor that would be gathered in full, or kept as codes where that cannot be."""
     name, local = held.names[0], getattr(held.raw, "_local_tensor", held.raw)
@@ -474,7 +474,14 @@ def _unbuilt(
         "model outside of quantized_model_init().",
     )
     yield (
-        kind and policy.main_params_dtype is None,
+        kind and options.offload,
+        CapabilityNotBuiltError,
+        f"{name} is kept as codes by Transformer Engine, made from main weights on the device, and "
+        "offload=True keeps those in host memory. Leave offload out, or make the model outside of "
+        "quantized_model_init().",
+    )
+    yield (
+        kind and options.mixed_precision_policy.main_params_dtype is None,
         ConfigurationError,
         f"{name} is kept as codes by Transformer Engine, and main_params_dtype=None leaves no "
         "weights for the optimizer. Use MixedPrecisionPolicy(main_params_dtype=torch.float32).",
@@ -484,7 +491,7 @@ def _unbuilt(
 def _manage(
     held: _Held,
     environment: Environment,
-    policy: MixedPrecisionPolicy,
+    options: Options,
     readers: Mapping[int, tuple[int, ...]],
 ) -> tuple[ManagedParameter, ParameterFacts]:
     """readers: as of `readers_of`, empty where units gather as a whole."""
@@ -492,7 +499,7 @@ def _manage(
     primary = next((k for m in held.holders.values() if (k := primary_kind(m, raw))), "")
     if primary:
         check_primary(names[0], raw, primary)
-    refuse(_unbuilt(held, primary, environment, policy))
+    refuse(_unbuilt(held, primary, environment, options))
     expert = is_expert(names, raw, has_expert_mesh=environment.experts is not None)
     part = tensor_part(names[0], raw, environment.axes(is_expert=expert).tensor_group)
     holders = tuple((holder, attribute) for (_, attribute), holder in held.holders.items())

@@ -56,7 +56,7 @@ class ReductionQueue:
         takes_memory = not buffers.reduces_in_place
         while takes_memory and self._holding and self._holder is not unit:
             self.drain_oldest()
-        buffers.issue()
+        buffers.issue(is_last=is_last)
         if takes_memory:
             self._holding += 1
             self._holder = unit

@@ -9,6 +9,10 @@ outer axis, the first stays PARTIAL.
                                                            microbatch reduces, also another bucket
     (F or R, ..)  what the optimizer is handed             attach; more would be reduced twice
 
+[Note: gradients on the host] With offload a gradient is copied to host memory when the cycle's last
+reduction has landed, and the accumulator goes. The host waits for the copy where the gradient is
+attached. What is added to it later is added on the device, where it is brought back.
+
 A result that has the placements of the accumulator is added; any other replaces what is there: the
 own contribution would count twice (R1). `reset`, that is `zero_grad`, gives the memory back.
 
@@ -44,6 +48,7 @@ from mfsdp_core.runtime.parameters import ManagedParameter, has_hooks, run_hooks
 from mfsdp_core.shard.dtensor import local_tensor, name_tensor
 from mfsdp_core.shard.sharded_weight import accessors
 from mfsdp_core.shard.uneven_shard import shard_like
+from mfsdp_core.streams import Work
 
 _PARTIAL = Placement.PARTIAL
 #: Placements of an accumulator that holds this rank's own contribution, or nothing.
@@ -121,6 +126,8 @@ class GradientBuffers:
         self.reduced: torch.Tensor | None = None
         self.is_attached = False
         self._is_new = True  # whether something has landed since then
+        self._is_last = False  # whether it is over when the reduction that is under way has landed
+        self._copied: Work | None = None  # to the host
         self._name = spec.name
         self._slots = spec.layout.slots
         self._allocators = allocators
@@ -153,6 +160,7 @@ class GradientBuffers:
         # What a parameter has there now, without reading what is unread; and how it gets another.
         self._held, self._put = accessors(self._attribute)
         self._accumulator = allocators.buffer(spec.buffers, "accumulator")
+        self._host = allocators.find(spec.buffers, "host_gradient")
         self._cast = allocators.find(spec.buffers, "grad_cast")
         placed, slices = spec.coordinate.range_of, spec.layout.slices
         inner, outer = spec.strategy.inner.gradient, spec.strategy.outer.gradient
@@ -161,7 +169,8 @@ class GradientBuffers:
         if communicators.outer is not None:
             self._outer = _Axis(communicators.outer, outer, placed(slices, outer, inner))
         self._use(spec)
-        if spec.pooled:
+        self._stays = self._accumulator.row.lifetime == "model"
+        if self._stays:
             self._begin()
 
     def _use(self, spec: BucketSpec) -> None:
@@ -277,7 +286,7 @@ class GradientBuffers:
         if not self.holds_whole:
             view, scale = self._open_bucket().tensor(index), self._scale
         else:
-            whole = self._accumulator if self.reduced is not None else self._open_whole()
+            whole = self._accumulator if self._accumulator.held else self._open_whole()
             view = whole.tensor(index)
             if index in self._filled:
                 scale = self._filled[index]
@@ -292,14 +301,17 @@ class GradientBuffers:
             copy_scaled(view, gradient, scale, self._allocators.factors)
         self._filled[index] = scale
 
-    def issue(self) -> None:
+    def issue(self, *, is_last: bool) -> None:
         """Start the reduction of what has been accumulated; missing gradients count as zero.
+
+        is_last: none will follow in the cycle, but for the outer stage.
 
         Raises:
             LifecycleError: a kernel requested its target, and never said that it had written it.
         """
         if self._lent:
             self._refuse_unwritten()
+        self._is_last = is_last
         buffer = self._whole_to_reduce() if self.holds_whole else self._bucket_to_reduce()
         self._reduce(self._inner, buffer, buffer.data)
         if not self.holds_whole:
@@ -313,6 +325,8 @@ class GradientBuffers:
         Its input is what that has accumulated on this rank, and is never scaled again.
         """
         assert self._outer is not None
+        if not self._accumulator.held:
+            self._begin()
         data, bucket = self._inner.into, self._outer_bucket
         if bucket is not None:
             data = bucket.take().copy_(data)
@@ -354,12 +368,29 @@ class GradientBuffers:
             if self._carried is not None and self.reduced is not None:
                 self.reduced.add_(self._carried)
                 self._carried = None
+            self._leave()
             return
         self._bucket_open = False
         if "land" in self._events.wanted:
             by, operation = axis.communicator, "add" if adds else "copy"
             where = (own.nbytes, by.role, by.size, self._name)
             self._events.publish(Event("land", operation, self._accumulator.row.dtype, *where))
+        if self._is_last and self._outer is None:
+            self._leave()
+
+    def _leave(self) -> None:
+        """See [Note: gradients on the host]."""
+        if self._host is not None and self._accumulator.held and self.reduced is not None:
+            self.reduced = self._host.take().copy_(self.reduced, non_blocking=True)
+            self._copied = self._allocators.streams.copied()
+            self._give()
+
+    def _give(self) -> None:
+        """Give the accumulator's memory back."""
+        self._accumulator.give()
+        del self._inner.into
+        if self._outer is not None:
+            del self._outer.into
 
     def attach(self, unset: set[int], read: Callable[[], None], *, passes: int) -> bool:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are requested.
@@ -380,6 +411,9 @@ class GradientBuffers:
             return False
         self._once = passes == 1 and not self.is_attached
         self._is_new, self.is_attached = False, True
+        self._leave()
+        if self._copied is not None:
+            self._copied.wait()
         reduced = self.reduced
         assert reduced is not None  # a reduction has landed
         if self._cast is not None:
@@ -478,13 +512,13 @@ class GradientBuffers:
             setattr(managed.sharded, self._attribute, None)
         if self._cast is not None:
             self._cast.give()
-        gives = self.reduced is not None and not self._spec.pooled
+        gives = self.reduced is not None and not self._stays
         if gives:
-            self._accumulator.give()
             self.reduced = None
-            del self._inner.into
-            if self._outer is not None:
-                del self._outer.into
+            if self._accumulator.held:
+                self._give()
+            if self._host is not None:
+                self._host.give()
         if gives or self._cast is not None:
             self._forget_memory()
 
@@ -498,15 +532,17 @@ class GradientBuffers:
             self._lent.clear()
 
     def _begin(self) -> None:
-        """Take the accumulator's memory; its contents are undefined."""
-        accumulator = self._accumulator
+        """Take the accumulator's memory; undefined but for a gradient that the host has."""
+        accumulator, before = self._accumulator, self.reduced
         accumulator.take()
         self.reduced = self._inner.into = accumulator.part(self._inner.slices)
         if self._outer is not None:
             self.reduced = self._outer.into = accumulator.part(self._outer.slices)
+        if before is not None:
+            self.reduced.copy_(before)
 
     def _open_whole(self) -> DBuffer:
-        if self.reduced is None:
+        if not self._accumulator.held:
             self._begin()
             if self._guard is not None:  # only it looks at what belongs to no tensor
                 self._accumulator.zero_gaps()
@@ -517,9 +553,10 @@ class GradientBuffers:
         self._zero_missing(bucket)
         if self._guard is not None:
             self._guard.check_buffer(bucket, accumulated=False)
-        if self.reduced is None:
+        if not self._accumulator.held:
             self._begin()
-        elif self.options.reopens and self.placements[0] is not _PARTIAL:
+        if self.options.reopens and self.placements[0] is not _PARTIAL:
+            assert self.reduced is not None
             self._carried, self.placements = self.reduced.clone(), _OPEN
         return bucket
 

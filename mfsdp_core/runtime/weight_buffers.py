@@ -38,6 +38,11 @@ ended, what a backward pass reads is gathered into the same memory. So a recompu
 columns, rows and columns again. Recomputation that starts inside of a unit is seen only where its
 modules gather for themselves, and refused elsewhere.
 
+[Note: offload] Main weights in host memory are copied to the device where they would be cast: for
+the gather that sends them, on the copy-in stream, or into weights that stay, when they have been
+updated. The host waits for a copy before anybody may write main weights again: where the gather is
+waited for, and in `install`.
+
 Where the outer axis shards the optimizer, the source is refreshed from the outer sub-shards before
 the first inner gather that follows an update: once per cycle and bucket, in any microbatch.
 """
@@ -175,6 +180,7 @@ class WeightBuffers:
         elif self._has_full and not self._encoded and not inner.gathers_every_use:
             sources[WEIGHTS] = self.full, self._own
         main = self._allocators.find(table, "main_weights")
+        self._is_offloaded = main is not None and main.row.where == "host"
         if main is not None:
             self.main = main.take()
             if self._has_full:
@@ -217,7 +223,7 @@ class WeightBuffers:
         else:
             with copy_in.running():
                 works = self._send(direction)
-                self._work = [*works, copy_in.mark()]
+                self._work = [*works, copy_in.mark(on_host=self._is_offloaded)]
         return True
 
     def _send(self, direction: Direction) -> list[Pending]:
@@ -327,6 +333,8 @@ class WeightBuffers:
             self._codec.forget()
         if self._parts:
             self._codec.encode(self.main, self._parts)
+            if self._is_offloaded and (copied := self._streams.copied()) is not None:
+                copied.wait()
         strategy = self._spec.strategy
         self._outer_stale = strategy.outer.weight_refresh is Collective.ALL_GATHER
         if not self._is_whole:

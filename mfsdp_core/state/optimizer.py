@@ -90,7 +90,8 @@ def prepare_optimizer(
     serve_state_dicts(optimizer)
     for owner in owners:
         owner.register_optimizer(optimizer, stepped=False)
-        owner.ledger.measure("optimizer_state", _state_meter(optimizer))
+        ledger = owner.ledger.host if owner.offloads else owner.ledger
+        ledger.measure("optimizer_state", _state_meter(optimizer))
     return optimizer
 
 

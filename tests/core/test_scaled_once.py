@@ -65,7 +65,7 @@ def test_a_whole_accumulator_is_scaled_on_its_way_into_a_narrower_bucket(strateg
     gradient = torch.randn(3, 4)
     gradients.accumulate(0, gradient)
     with Passes(gradient.numel()) as seen:
-        gradients.issue()
+        gradients.issue(is_last=True)
     assert torch.equal(seen.written.view(3, 4), (gradient * (1 / 3)).to(B16))
     assert seen.found == ["aten::mul"]
 

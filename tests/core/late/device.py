@@ -133,6 +133,12 @@ class RecordedEvent:
         """Let a stream wait for it."""
         stream.wait_for(self.events)
 
+    def synchronize(self) -> None:
+        """Let the host wait for it."""
+        assert LateDevice.now is not None
+        for event in self.events:
+            LateDevice.now._run_until(event)
+
 
 @dataclass(eq=False)
 class Block:
@@ -154,6 +160,7 @@ class LateDevice:
         self._random = random.Random(seed)
         self._streams: dict[str, Stream] = {}
         self._blocks: dict[int, Block] = {}
+        self._of_host: dict[int, Tensor] = {}
         self._capture: object = None
         self.compute = self.current = self.stream("compute")
         self.ran = 0
@@ -245,6 +252,15 @@ class LateDevice:
     def has(self, tensor: Tensor) -> bool:
         """Whether its memory is the device's."""
         return tensor.untyped_storage().data_ptr() in self._blocks
+
+    def hosted(self, tensor: Tensor) -> Tensor:
+        """The same tensor, whose memory the host computes in, as long as the device lives."""
+        self._of_host[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    def is_of_host(self, tensor: Tensor) -> bool:
+        """Whether the host computes in its memory."""
+        return tensor.untyped_storage().data_ptr() in self._of_host
 
     def beneath(self, tensor: Tensor) -> Tensor:
         """The same memory, whatever becomes of the tensor."""

@@ -45,6 +45,8 @@ class LateGroup(dist.ProcessGroup):
     def __init__(self, store: Any, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
+        host = dist.PrefixStore("host", store)
+        self._of_host = dist.ProcessGroupGloo(host, rank, size, timeout)
         self._waiting = ThreadPoolExecutor()
 
     @property
@@ -59,6 +61,8 @@ class LateGroup(dist.ProcessGroup):
         device = LateDevice.now
         if device is None:
             return start(*arguments)
+        if any(device.is_of_host(one) for one in tree_leaves(arguments) if isinstance(one, Tensor)):
+            return getattr(self._of_host, name)(*arguments)
         with torch._C._DisableTorchDispatch():
             beneath = tree_map_only(Tensor, device.beneath, arguments)
 

@@ -47,6 +47,7 @@ def _twins(device: LateDevice) -> list[tuple[Any, str, Any]]:
     return [
         (LateDevice, "now", device),
         (Streams, "of", CudaStreams),
+        (CudaStreams, "host_memory", partial(_host_memory, device)),
         (torch.UntypedStorage, "resize_", _resized(device)),
         (Tensor, "tolist", _read(device, "tolist")),
         (Tensor, "numpy", _read(device, "numpy")),
@@ -74,6 +75,12 @@ class Operations(TorchDispatchMode):
             return NotImplemented  # it comes again, as operations on what this rank holds
         if _happens_at_once(func):
             return func(*args, **kwargs)
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+        of_host = [*map(self._device.is_of_host, given)]
+        if any(of_host) and not kwargs.get("non_blocking", args[2:3] == (True,)):
+            if not all(of_host):
+                self._device.synchronize(self._device.current)
+            return tree_map_only(Tensor, self._device.hosted, func(*args, **kwargs))
         arguments = [one.alias_info for one in func._schema.arguments]
         makes = any(one.alias_info is None for one in func._schema.returns)
         writes = any(one is not None and one.is_write for one in arguments)
@@ -146,6 +153,11 @@ def _read(device: LateDevice, name: str) -> Callable[..., Any]:
         return plain(tensor, *args, **kwargs)
 
     return read
+
+
+def _host_memory(device: LateDevice, elements: int, dtype: torch.dtype) -> Tensor:
+    with torch._C._DisableTorchDispatch():
+        return device.hosted(torch.full((elements,), torch.nan, dtype=dtype))
 
 
 def _resized(device: LateDevice) -> Callable[..., Any]:

@@ -109,6 +109,21 @@ def trained(case: Case, seed: int | None, unordered: list[str] | None = None) ->
     return toy.full_parameters()
 
 
+def outputs_before_a_change(case: Case, seed: int | None) -> Tensor:
+    """Of a pass without a graph, behind which the host writes other weights at once."""
+    axes = late_mesh(case.ranks)
+    inputs = batch(case.toy, 0, 0, case.dtype, 0)
+    with nullcontext() if seed is None else late_device(seed), torch.no_grad():
+        model = _sharded(build(case.toy, case.dtype), case, axes, None).model
+        weights = [local_tensor(parameter) for parameter in model.parameters()]
+        for weight in weights:
+            weight.mul_(1.5)
+        outputs: Tensor = model(inputs)
+        for weight in weights:
+            weight.zero_()
+    return outputs
+
+
 def host_waits(strategy: str, seed: int) -> tuple[list[int], list[str]]:
     """What the host has waited for the device, of which each rank leaves a parameter out.
 
