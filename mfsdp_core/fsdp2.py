@@ -48,7 +48,12 @@ from mfsdp_core.runtime.parameters import ManagedParameter
 from mfsdp_core.runtime.units import Unit, is_called
 from mfsdp_core.shard.chunk import offsets_of
 from mfsdp_core.shard.dtensor import name_tensor
-from mfsdp_core.sharding import environment_of, prepare_tensors, refuse_shared
+from mfsdp_core.sharding import (
+    environment_of,
+    prepare_tensors,
+    refuse_devices_alone,
+    refuse_shared,
+)
 from mfsdp_core.state.model_state import load_model_state, serve_holders, shard_of
 from mfsdp_core.streams import Streams
 
@@ -81,7 +86,7 @@ def fully_shard(
     reshard_after_forward: bool | int | None = None,
     shard_placement_fn: Callable[[nn.Parameter], Any] | None = None,
     mp_policy: MixedPrecisionPolicy = MixedPrecisionPolicy(),  # noqa: B008 - frozen
-    offload_policy: OffloadPolicy = OffloadPolicy(),  # noqa: B008 - without fields
+    offload_policy: OffloadPolicy | None = None,
     ignored_params: set[nn.Parameter] | None = None,
     **unknown: Any,
 ) -> Any:
@@ -94,7 +99,8 @@ def fully_shard(
     reshard_after_forward: whether weights go after the forward pass; None: yes, but of the
     outermost module; a number: but for a part, from which so many neighbours put them together
     for the backward pass. shard_placement_fn: may say None or Shard(0). mp_policy: torch's; sums
-    over ranks are held in the dtype that travels. ignored_params: stay as they are.
+    over ranks are held in the dtype that travels. offload_policy: torch's CPUOffloadPolicy() is
+    `offload` of `Options`. ignored_params: stay as they are.
 
     Raises:
         ConfigurationError: an argument that cannot mean anything. Nothing has been sharded.
@@ -110,7 +116,8 @@ def fully_shard(
         refuse(_wrong_parameters(_own(each, ignored), mp_policy, shard_placement_fn))
     held = Counter(parameter for each in modules for parameter in each.parameters())
     alone = ignored | {parameter for parameter, times in held.items() if times > 1}
-    options, place = _place(mesh, mp_policy)
+    options, place = _place(mesh, mp_policy, offload=isinstance(offload_policy, CPUOffloadPolicy))
+    refuse_devices_alone(options, place.environment)
     refuse(row for m in modules for inner in _inside(m) for row in _wrong_inside(inner, place))
     for each in modules:
         unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
@@ -539,11 +546,13 @@ def _cast_around(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
 _places: WeakValueDictionary[tuple[object, int], _Place] = WeakValueDictionary()
 
 
-def _place(mesh: DeviceMesh | None, policy: MixedPrecisionPolicy) -> tuple[Options, _Place]:
+def _place(
+    mesh: DeviceMesh | None, policy: MixedPrecisionPolicy, *, offload: bool
+) -> tuple[Options, _Place]:
     """The options of one call, and where it is sharded."""
     wire, compute = policy.reduce_dtype, policy.param_dtype
     core = _Policy(None, None, wire, reduce_dtype=wire, param_dtype=compute)
-    options = _Options(mesh, mixed_precision_policy=core)
+    options = _Options(mesh, mixed_precision_policy=core, offload=offload)
     if mesh is not None and mesh.mesh_dim_names is not None and mesh.ndim > 1:
         outer, inner = mesh.mesh_dim_names
         options = replace(options, dp_outer_dim=outer, dp_shard_dim=inner)
@@ -591,9 +600,10 @@ def _wrong_options(
         dtype = getattr(policy, name, None)
         where = f"mp_policy: {name}"
         yield _other_kind(where, dtype, (torch.dtype, type(None)), "a torch.dtype")
-    yield _other_kind("offload_policy", offload, OffloadPolicy, "OffloadPolicy()")
-    built = type(offload) is OffloadPolicy
-    yield not built, lacks, f"offload_policy={type(offload).__name__}() is not built: leave it out."
+    kinds = (OffloadPolicy, type(None))
+    yield _other_kind("offload_policy", offload, kinds, "CPUOffloadPolicy() or None")
+    what = "offload_policy: pin_memory=False is not built, copies would hold up the host: leave it."
+    yield not getattr(offload, "pin_memory", True), lacks, what
 
 
 def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Rows:

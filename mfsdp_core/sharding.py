@@ -44,6 +44,7 @@ def shard_module(module: nn.Module, options: Options) -> tuple[ShardedContext, E
     )
     refuse_shared(module)
     environment = environment_of(options)
+    refuse_devices_alone(options, environment)
     prepare_tensors(module, environment.streams.device)
     return build_context(module, units, options, environment), environment
 
@@ -122,12 +123,20 @@ def environment_of(options: Options) -> Environment:
         dense,
     )
     target = target_device(options.device, dense.mesh)
-    host = torch.device("cpu")
-    lacks = options.offload and host not in {target, *dense.data_group._device_types}
-    wrong = (
-        "offload=True has shards in host memory, which checkpoints and norms of gradients send "
-        f"over ranks, and the process group serves {target.type} alone: expected "
-        f"init_process_group('cpu:gloo,{target.type}:nccl'), or leave offload out."
-    )
-    refuse([(lacks, ConfigurationError, wrong)])
     return Environment(dense, experts, Streams.of(target), EventBus(), MemoryLedger())
+
+
+def refuse_devices_alone(options: Options, environment: Environment) -> None:
+    """Refuse offload over a process group that does not serve host memory.
+
+    Raises:
+        ConfigurationError: there is no backend for it.
+    """
+    device, host = environment.streams.device, torch.device("cpu")
+    wrong = (
+        "offload has shards in host memory, which checkpoints and norms of gradients send over "
+        f"ranks, and the process group serves {device.type} alone: expected "
+        f"init_process_group('cpu:gloo,{device.type}:nccl'), or leave offload out."
+    )
+    served = {device, *environment.dense.data_group._device_types}
+    refuse([(options.offload and host not in served, ConfigurationError, wrong)])

@@ -97,6 +97,34 @@ def test_any_optimizer_trains_as_over_whole_tensors() -> None:
         _train_beside(model, plain, make)
 
 
+def test_offload_changes_no_bit() -> None:
+    """Over passes that add up, with a set of modules that stays on the device, and from meta."""
+    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    two = init_device_mesh("cpu", (2, 1), mesh_dim_names=("replicate", "shard"))
+    for options in ({"mp_policy": policy}, {"mesh": two}, {"reshard_after_forward": False}):
+        found: list[list[Tensor]] = []
+        before = 0  # the account is that of the mesh
+        for offload in (CPUOffloadPolicy(), None):
+            with torch.device("meta"):
+                model = Small()
+            fully_shard(model.units[0], **options)
+            fully_shard(model.units[1], offload_policy=offload, **options)
+            fully_shard(model, offload_policy=offload, **options)
+            model.to_empty(device="cpu")
+            model.load_state_dict(build(Small, torch.float32, 3, 0.4).state_dict())
+            optimizer = _MAKES[0](model.parameters())
+            for step in range(4):
+                model(batch(step).float()).backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                if step % 2:
+                    _step(optimizer)
+            found.append([gather_full(p.detach()) for p in model.parameters()])
+            held = environment_of_module(model).ledger.host.bytes_by_category()["main_weights"]
+            same("more on the host", held > before, offload is not None)
+            before = held
+        assert all(map(torch.equal, *found))
+
+
 def test_gradients_of_before_count_for_nothing() -> None:
     plain = build(Small, torch.float64, 3, 0.4)
     module = copy.deepcopy(plain)
@@ -565,7 +593,7 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
         (ConfigurationError, "divides the 2 ranks", {"reshard_after_forward": 2}),
         (ConfigurationError, "expected True, False or None", {"reshard_after_forward": "yes"}),
         (ConfigurationError, "found str", {"mp_policy": "bf16"}),
-        (CapabilityNotBuiltError, "CPUOffloadPolicy", {"offload_policy": CPUOffloadPolicy()}),
+        (CapabilityNotBuiltError, "pin_memory", {"offload_policy": CPUOffloadPolicy(False)}),
         (ConfigurationError, "found str", {"offload_policy": "cpu"}),
     )
     for error, words, options in wrong:
