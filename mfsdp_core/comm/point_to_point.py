@@ -43,7 +43,8 @@ _channels: WeakKeyDictionary[dist.ProcessGroup, Iterator[int]] = WeakKeyDictiona
 class PointToPointCommunicator(Communicator):
     """A communicator whose gathers and reductions go directly from rank to rank.
 
-    scratch: memory for the slices that arrive from other ranks before they are added up.
+    scratch: memory for the slices that arrive from other ranks before they are added up. The first
+    arrives in the memory of the sum, where that is of its dtype and no part of the buffer.
     """
 
     transport = "point_to_point"
@@ -122,8 +123,12 @@ class PointToPointCommunicator(Communicator):
     ) -> Pending:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
-        block = self._scratch(bucket, (self.size - 1) * mine.numel(), mine.dtype)
-        received = list(block.data.tensor_split(self.size - 1))
+        received, block, others = [], None, self.size - 1
+        if out is not None and out.dtype is total is mine.dtype and not _shares(out, full):
+            received, others = [out], others - 1
+        if others:
+            block = self._scratch(bucket, others * mine.numel(), mine.dtype)
+            received += block.data.tensor_split(others)
         contributions = [*received[: self.rank], mine, *received[self.rank :]]
         tag = self._tag(next(self._reductions), bucket) + 1
         exchange = self._exchange(f"reduction of {bucket}", parts, contributions, tag)
@@ -131,7 +136,8 @@ class PointToPointCommunicator(Communicator):
         def add_up() -> torch.Tensor:
             exchange.wait()
             found = sum_in_order(contributions, total, out)
-            block.give()
+            if block is not None:
+                block.give()
             return found.div_(self.size) if average else found
 
         return _Then(add_up)
@@ -189,6 +195,10 @@ def carries_tags(group: dist.ProcessGroup) -> bool:
 @cache
 def _checksum(bucket: str) -> int:
     return zlib.crc32(bucket.encode()) % _BUCKETS
+
+
+def _shares(part: torch.Tensor, full: torch.Tensor) -> bool:
+    return part.untyped_storage().data_ptr() == full.untyped_storage().data_ptr()
 
 
 class _Then:
