@@ -100,21 +100,27 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
         runs = {cell.name_of(arm): run for cell in plan.cells for arm, run in cell.runs.items()}
         cells: dict[str, Any] = {}
         rows: list[tuple[str, ...]] = []
-        fits = True
+        verdicts: list[Verdict] = []
         for name, result in predictions(runs, every=self.every).items():
             if isinstance(result, UnsupportedError):
                 cells[name] = {"refusal": result.reason}
                 rows.append((name, "-", "-", "-", "-", result.reason))
                 continue
             verdict = None if machine is None else Verdict.of(result, machine)
-            fits &= verdict is None or (verdict.fits and verdict.setup_fits)
+            verdicts += [] if verdict is None else [verdict]
             cells[name] = result.to_document() | {"verdict": _data(verdict)}
             rows.append(_sweep_row(name, result, verdict))
         titles = ("cell", "peak", "set-up", "sent per step", "when", "most of it")
+        fitting = sum(verdict.fits and verdict.setup_fits for verdict in verdicts)
+        document: list[Block] = []
+        if verdicts:
+            largest = min(verdicts, key=lambda verdict: verdict.spare_bytes)
+            text = f"{fitting} of {len(verdicts)} cells fit; the largest {largest.text()}"
+            document.append(Paragraph(text))
         return Answer(
-            [columns(titles, rows, left=1), *pruned_cells(plan)],
+            [*document, columns(titles, rows, left=1), *pruned_cells(plan)],
             {"cells": cells, "pruned": [vars(cell) for cell in plan.pruned]},
-            _code(fits=fits),
+            _code(fits=fitting == len(verdicts)),
         )
 
 

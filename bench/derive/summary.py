@@ -142,6 +142,8 @@ def _window_steps(
             why = "NCCL wrote a log of every collective, which slows the run down"
         elif run.launch.ranks_per_device > 1:
             why = "ranks shared a device"
+        elif run.measure.profile == "none":
+            why = "measure.nvtx names its parts for a tool, which slows the run down if attached"
     if steady is None or why:
         notes.append(f"no times: {why}")
         return []

@@ -85,10 +85,11 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         owners |= {row.name for row in engine_rows() if changed and row.outer_axis}
     if not unknown:
         return None
-    return (
-        f"engine {engine.known_row.name} has no {', '.join(unknown)}: these are switches of"
-        f" {' and '.join(sorted(owners))}"
-    )
+    says = f"engine {engine.known_row.name} has no {', '.join(unknown)}: "
+    if engine.name in owners:  # behind its other front
+        names = " and ".join(f"engine.{switch}" for switch, _ in engine.foreign)
+        return f"{says}drop {names}, or engine.front={engine.setting('front')}"
+    return f"{says}these are switches of {' and '.join(sorted(owners))}"
 
 
 def outer_axis(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
@@ -246,9 +247,12 @@ def _no_whole_matrices(run: ResolvedRun) -> str | None:
     what = "train.optimizer=muon" if is_muon else "engine.matrices=whole"
     if not engine.known_row.whole_matrices:
         able = [row.name for row in engine_rows() if row.whole_matrices]
+        change = f"use {' or '.join(able)}"
+        if engine.name in able:  # behind its other front
+            change = f"drop {what} or engine.front={engine.setting('front')}"
         return (
             f"{what} needs whole matrices, and engine {engine.known_row.name} is not known to give"
-            f" its optimizer any: use {' or '.join(able)}"
+            f" its optimizer any: {change}"
         )
     if engine.tensor_parallel > 1:
         return f"{what}: tensor parallelism cuts matrices as well: set engine.tensor_parallel to 1"

@@ -110,6 +110,7 @@ FIT: Scenarios = {
         ),
         TWO,
         ask("fit sweep.yaml --json", '"cells"'),
+        ask("fit sweep.yaml --device H100 --gpus 8", " cells fit; the largest fits NVIDIA H100"),
     ],
     "it does not fit": [
         ask(f"fit --model tiny --device L40S --gpus 2 {LONG}", "does not fit NVIDIA L40S"),

@@ -118,7 +118,7 @@ CASES = {
     "optimizer-needs-whole-matrices": Case(
         engine("mfsdp", front="fsdp2").model_copy(update={"train": MUON}),
         engine("mfsdp", matrices="whole").model_copy(update={"train": MUON}),
-        "engine mfsdp with front=fsdp2 is not known to give its optimizer any: use ddp or",
+        "is not known to give its optimizer any: drop train.optimizer=muon or engine.front=fsdp2",
     ),
     "parallelism-not-in-engine": Case(
         engine("ddp", tensor_parallel=2),

@@ -49,7 +49,7 @@ def test_the_table_of_states_lists_every_state() -> None:
 
 
 def test_the_bound_on_threads_per_core_is_the_documented_one() -> None:
-    assert f"threads (at most {MAX_THREADS_PER_CORE} per core)" in PAGE
+    assert f"at most {MAX_THREADS_PER_CORE} threads per core" in PAGE
 
 
 def test_every_rule_has_a_case_here() -> None:
@@ -68,6 +68,14 @@ def test_a_rule_lets_the_nearest_case_through(rule: str) -> None:
     case = CASES[rule]
     machine = case.machine_that_can or case.machine
     assert rule not in dict(broken_rules(resolve_anywhere(case.passes), machine))
+
+
+def test_a_switch_of_the_other_front_is_refused_with_both_that_may_be_dropped() -> None:
+    front = RunSpec(engine=EngineSpec(front="fsdp2", matrices="whole"))
+    assert dict(broken_rules(resolve_anywhere(front), LAPTOP))["switch-not-in-engine"] == (
+        "engine mfsdp with front=fsdp2 has no matrices=whole: drop engine.matrices, or"
+        " engine.front=fsdp2"
+    )
 
 
 def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> None:
