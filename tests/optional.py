@@ -21,6 +21,7 @@ import pytest
 _SLURM = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scancel", "scontrol", "squeue")
 #: Name -> the programs, and the packages of Debian that bring them.
 PROGRAMS = {
+    "g++": (("g++",), "g++"),
     "sshd": (("sshd", "ssh", "ssh-keygen"), "openssh-server"),
     "slurm": (_SLURM, "slurm-wlm munge"),
 }
@@ -43,6 +44,7 @@ SURROUNDINGS: dict[str, dict[str, str]] = {
     "locale": {"LC_ALL": "C", "LANG": "C", "LANGUAGE": ""},
 }
 CORES = "two_cores"
+CPU_BUILD = "cpu_torch"
 _SBIN = ("/usr/sbin", "/usr/local/sbin", "/sbin")
 
 
@@ -76,6 +78,11 @@ def missing(name: str) -> str | None:
     if name == CORES:
         cores = len(os.sched_getaffinity(0))
         return f"needs two processor cores, found {cores}" if cores < 2 else None
+    if name == CPU_BUILD:
+        found = importlib.util.find_spec("torch")
+        torch = Path(found.origin or "").parent if found else Path()
+        other = Path(torch, "lib", "libtorch_cuda.so").exists()
+        return "needs torch's CPU build, found that for CUDA" if other else None
     if name == "transformer_engine_files":
         here = files_of_transformer_engine() is not None
     else:
@@ -85,7 +92,7 @@ def missing(name: str) -> str | None:
 
 def absent() -> set[str]:
     """What ABSENT names."""
-    known = {*PROGRAMS, *PACKAGES, *SURROUNDINGS, CORES}
+    known = {*PROGRAMS, *PACKAGES, *SURROUNDINGS, CORES, CPU_BUILD}
     named = set(os.environ.get("ABSENT", "").split())
     if named == {"all"}:
         return known

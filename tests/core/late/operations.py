@@ -84,7 +84,7 @@ class Operations(TorchDispatchMode):
         arguments = [one.alias_info for one in func._schema.arguments]
         makes = any(one.alias_info is None for one in func._schema.returns)
         writes = any(one is not None and one.is_write for one in arguments)
-        if _reads(func, args, kwargs) or (makes and writes):
+        if host_reads(func, args, kwargs) or (makes and writes):
             self._device.synchronize(self._device.current)
             return func(*args, **kwargs)
         made = self._made(func, args, kwargs) if makes else ()
@@ -135,7 +135,7 @@ def _given(func: Any, args: Any, kwargs: Any) -> Any:
     return found[0] if len(found) == 1 else tuple(found) or None
 
 
-def _reads(func: Any, args: Any, kwargs: Any) -> bool:
+def host_reads(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether the host needs the result before it can go on."""
     name = func._schema.name
     if _READ_TAGS.isdisjoint(func.tags) and name not in _READS:
