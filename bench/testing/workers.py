@@ -105,9 +105,10 @@ class ForkServer:
         count: int,
         core: Path | None = None,
         prepare: Callable[[], Any] | None = None,
+        calls_of_a_group: int | None = None,
     ) -> Iterator[Workers]:
         """Up to `count` ranks at a time that import mfsdp_core from the folder `core`."""
-        made = Workers(self, count, core, prepare)
+        made = Workers(self, count, core, prepare, calls_of_a_group)
         try:
             yield made
         finally:
@@ -147,12 +148,17 @@ class Workers:
         count: int,
         core: Path | None = None,
         prepare: Callable[[], Any] | None = None,
+        calls_of_a_group: int | None = None,
     ) -> None:
-        """prepare: a module-level function that new ranks call once, before anything else."""
+        """prepare: a module-level function that new ranks call once, before anything else.
+
+        calls_of_a_group: all process groups, each with three threads that poll, last so many calls.
+        """
         self._server = server
         self._count = count
         self._core = core
         self._prepare = prepare
+        self._most_calls, self._calls = calls_of_a_group, 0
         self._pids: list[int] = []
         self._pipes: list[Connection] = []
         self._folder = Path()
@@ -208,9 +214,12 @@ class Workers:
         self, call: FunctionCall, ranks: int, seconds: float, cpu_seconds: float | None = None
     ) -> list[Any]:
         # Ranks that leave a group for another and come back need a rendezvous of their own.
-        if self._world is None or self._world.ranks != ranks:
+        used = self._calls == self._most_calls
+        if self._world is None or self._world.ranks != ranks or used:
+            self._calls = 0
             rendezvous = tempfile.mktemp(dir=self._folder, prefix="rendezvous-")
             self._world = World(ranks, rendezvous)
+        self._calls += 1
         content = request(self._world, call)
         for pipe in self._pipes[:ranks]:
             with contextlib.suppress(OSError):
@@ -253,11 +262,8 @@ class Workers:
     def _failures(
         self, ranks: int, answers: dict[int, CallResult], dead: list[int], limit: str
     ) -> list[WorkerFailure]:
-        found = {
-            r: WorkerFailure(r, "raised", a.error, self._log(r))
-            for r, a in answers.items()
-            if a.error
-        }
+        raised = {r: a.error for r, a in answers.items() if a.error}
+        found = {r: WorkerFailure(r, "raised", e, self._log(r)) for r, e in raised.items()}
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
             ending = f"exit code {code}" if code >= 0 else signal_name(-code)
             found[rank] = WorkerFailure(rank, "died", f"died with {ending}", self._log(rank))

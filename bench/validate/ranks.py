@@ -31,6 +31,8 @@ class CallOutcome:
 #: More of a rank's processor time for a case (0.2 to 0.5 s; 6.5 s for the first of DeepSpeed, which
 #: compiles) is a failure, whatever the numbers are: something spins, or is done again and again.
 MOST_CPU_SECONDS = 20.0
+#: Of the resident ranks: meshes of several axes leave process groups behind.
+CALLS_OF_A_GROUP = 16
 #: torch's caches hold meshes of groups that are gone, where ranks were in a world of another size
 #: between; such ranks have ended with this, and new ones are asked.
 _STALE = "Could not resolve the process group"

@@ -29,7 +29,7 @@ from bench.validate.fuzz.fixed import ProgramCase
 from bench.validate.fuzz.session import outcome_of
 from bench.validate.judge import judge, settings
 from bench.validate.matrix import AnyCase
-from bench.validate.ranks import CallOutcome, outcome_on
+from bench.validate.ranks import CALLS_OF_A_GROUP, CallOutcome, outcome_on
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
 #: What ranks find loaded.
@@ -117,11 +117,9 @@ def verdicts(
         return outcome_on(ranks, *arguments, ranks=case.ranks, seconds=workers.case_seconds)
 
     wanted = itertools.takewhile(lambda _: stop is None or not stop.is_set(), cases)
+    of_a_set = (workers.ranks, core, rank.prepare, CALLS_OF_A_GROUP)
     with contextlib.ExitStack() as stack:
-        sets = [
-            stack.enter_context(fork_server.workers(workers.ranks, core, rank.prepare))
-            for _ in range(workers.sets)
-        ]
+        sets = [stack.enter_context(fork_server.workers(*of_a_set)) for _ in range(workers.sets)]
         with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
             for case, one in found:
                 if isinstance(case, Case) and isinstance(one, CallOutcome):

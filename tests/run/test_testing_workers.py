@@ -91,6 +91,22 @@ def test_groups_of_different_sizes_are_cut_out_of_the_same_ranks(workers: Worker
     assert [found[0] for found in two] == [found[0] for found in three[:2]] == workers.pids[:2]
 
 
+def groups_with_another() -> tuple[int, int]:
+    dist.new_group([0, 1])
+    return os.getpid(), len(dist.distributed_c10d._world.pg_map)
+
+
+@pytest.mark.processes
+def test_groups_that_calls_have_made_last_so_many_calls(fork_server: ForkServer) -> None:
+    with fork_server.workers(2, calls_of_a_group=2) as made:
+        found = [made.run(groups_with_another, seconds=SECONDS)[0] for _ in range(3)]
+    assert [(pid == found[0][0], groups) for pid, groups in found] == [
+        (True, 2),
+        (True, 3),
+        (True, 2),
+    ]
+
+
 @pytest.mark.processes
 def test_a_rank_that_dies_is_told_with_its_signal_and_its_last_words(workers: Workers) -> None:
     with pytest.raises(WorkersError) as caught:

@@ -17,7 +17,7 @@ from bench.validate.fuzz.script import script
 from bench.validate.fuzz.shrinking import shrunk
 from bench.validate.fuzz.trial import DiffersError
 from bench.validate.rank import prepare
-from bench.validate.ranks import MOST_CPU_SECONDS, outcome_on
+from bench.validate.ranks import CALLS_OF_A_GROUP, MOST_CPU_SECONDS, outcome_on
 
 MODULES = ("bench.validate.fuzz.rank", "bench.validate.rank")
 RANKS = 4
@@ -25,8 +25,6 @@ _PROGRAM_SECONDS = 10.0
 #: Of processor time, ten times what a pass uses; as much of waiting again.
 _PASS_SECONDS = 0.5
 _SHRINK_SECONDS = 90.0
-#: Meshes of two axes leave process groups behind.
-_PROGRAMS_PER_GROUP = 100
 
 Kind = Literal["equal", "refused", "differs", "raised", "died", "hung"]
 
@@ -112,8 +110,7 @@ class Fuzzer:
 
     def __init__(self, fork_server: ForkServer, core: Path | None = None) -> None:
         """core: folder with the mfsdp_core that the ranks import, None is the checkout's own."""
-        self._workers = Workers(fork_server, RANKS, core, prepare)
-        self._run = 0
+        self._workers = Workers(fork_server, RANKS, core, prepare, CALLS_OF_A_GROUP)
 
     def __enter__(self) -> Fuzzer:
         return self
@@ -123,9 +120,6 @@ class Fuzzer:
 
     def outcome(self, program: Program) -> ProgramOutcome:
         """Run it."""
-        self._run += 1
-        if self._run % _PROGRAMS_PER_GROUP == 0:
-            self._workers.end()
         return outcome_of(self._workers, program)
 
     def fuzz(
