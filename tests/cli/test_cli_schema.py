@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from bench.cli.schema import SchemaVerb
 from bench.spec import RunSpec
 
 _BOUNDS = {"minimum", "exclusiveMinimum", "maxLength", "pattern", "enum"}
@@ -21,10 +21,10 @@ def fields(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
             yield f"{title}.{name}", field
 
 
-@pytest.fixture
-def run_schema(in_process) -> dict[str, Any]:
+@pytest.fixture(scope="module")
+def run_schema() -> dict[str, Any]:
     """What may stand below `base` of a sweep."""
-    known = json.loads(in_process("schema")[1])["$defs"]
+    known = SchemaVerb().run().data["$defs"]
     return known["RunSpec"] | {
         "$defs": {one: known[one] for one in RunSpec.model_json_schema()["$defs"]}
     }
