@@ -8,11 +8,7 @@ from torch import nn
 
 from bench.testing.quantised import quantised
 from conformance.judging import same
-from mfsdp_core import (
-    MixedPrecisionPolicy,
-    fully_shard_model,
-    gather_full,
-)
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.plan.recipes import Recipe
 from mfsdp_core.precision.float8_reference import Float8Reference
 from oracle.ranks import mesh

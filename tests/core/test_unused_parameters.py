@@ -10,11 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mfsdp_core import (
-    MixedPrecisionPolicy,
-    fully_shard_model,
-    gather_full,
-)
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from oracle.beside_torch import WAYS, beside, own_batch

@@ -5,15 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from setup_rank import peak_of_setup
-from small_runs import (
-    BF16,
-    HFSDP,
-    MAIN16,
-    SENT16,
-    SET_UPS,
-    ZERO3,
-    small_run,
-)
+from small_runs import BF16, HFSDP, MAIN16, SENT16, SET_UPS, ZERO3, small_run
 from small_runs import accumulating_run as run
 
 from bench.fit.prediction import predict

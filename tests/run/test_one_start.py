@@ -9,14 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 from setup_rank import differences_from_whole, live_setup, start_of, unequal_start
-from small_runs import (
-    BF16,
-    HFSDP,
-    SENT16,
-    SET_UPS,
-    TIED,
-    ZERO3,
-)
+from small_runs import BF16, HFSDP, SENT16, SET_UPS, TIED, ZERO3
 from small_runs import accumulating_run as run
 
 from bench.models.build import build_model

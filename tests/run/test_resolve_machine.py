@@ -9,12 +9,7 @@ from typing import Any
 import pytest
 
 from bench.resolve import Machine
-from bench.resolve.machine import (
-    CudaDevice,
-    choose_visible,
-    devices_by_proc,
-    visible_cuda_devices,
-)
+from bench.resolve.machine import CudaDevice, choose_visible, devices_by_proc, visible_cuda_devices
 
 A = CudaDevice("NVIDIA A", uuid="GPU-aaaa1111")
 B = CudaDevice("NVIDIA B", uuid="GPU-bbbb2222")

@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from rule_cases import (
-    CASES,
-    H100,
-    LAPTOP,
-    RULE_IDS,
-    SERVER,
-    graph,
-    on_cuda,
-)
+from rule_cases import CASES, H100, LAPTOP, RULE_IDS, SERVER, graph, on_cuda
 
 from bench.errors import ConfigError, UnsupportedError
 from bench.record import RunState

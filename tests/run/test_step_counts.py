@@ -9,9 +9,7 @@ import pytest
 from small_runs import small_run
 
 from bench.derive.counts import COUNTED, StepCounts, by_name
-from bench.spec import (
-    ResolvedRun,
-)
+from bench.spec import ResolvedRun
 from tools.bug_in_a_copy import apply, copy_of_core
 
 STEPS = 3

@@ -28,11 +28,7 @@ from conformance.small_model import (
     train_beside,
     whole_weights,
 )
-from mfsdp_core.errors import (
-    CheckpointError,
-    ConfigurationError,
-    StateDictError,
-)
+from mfsdp_core.errors import CheckpointError, ConfigurationError, StateDictError
 from mfsdp_core.state.safe_dcp import SafeLoadPlanner, SafeReader
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]

@@ -17,14 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mfsdp_core
 from conformance.judging import close, refuses, same
-from conformance.small_model import (
-    Small,
-    Unit,
-    batch,
-    compare_gradients,
-    pair,
-    plain_backward,
-)
+from conformance.small_model import Small, Unit, batch, compare_gradients, pair, plain_backward
 from mfsdp_core.errors import LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]

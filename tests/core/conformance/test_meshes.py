@@ -12,11 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import mfsdp_core
 from conformance.judging import close, refuses, same
-from conformance.small_model import (
-    Unit,
-    batch,
-    pair,
-)
+from conformance.small_model import Unit, batch, pair
 from mfsdp_core.comm.agreement import from_first, together
 from mfsdp_core.errors import (
     CapabilityNotBuiltError,

@@ -6,13 +6,7 @@ from typing import Any
 
 from conformance.judging import refuses, same
 from mfsdp_core.errors import ConfigurationError
-from mfsdp_core.plan import (
-    grouping,
-    layout,
-    prefetch,
-    recipes,
-    strategy,
-)
+from mfsdp_core.plan import grouping, layout, prefetch, recipes, strategy
 from mfsdp_core.plan.coordinate import Coordinate
 from mfsdp_core.plan.dtype_policy import resolve_dtypes
 from mfsdp_core.plan.options import Options

@@ -10,13 +10,7 @@ import torch.distributed as dist
 
 import mfsdp_core
 from conformance.judging import refuses, same
-from conformance.small_model import (
-    batch,
-    compare_gradients,
-    name_of,
-    pair,
-    plain_backward,
-)
+from conformance.small_model import batch, compare_gradients, name_of, pair, plain_backward
 from mfsdp_core.errors import LifecycleError
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
