@@ -121,13 +121,14 @@ class SaveVerb(ResultsOption, name="baseline save"):
         from reports.compare.samples import imported_samples
         from reports.compare.sides import samples_of
 
-        store, sweep = self.store(), self.sweep
+        sweep, is_file = self.sweep, Path(self.sweep).is_file()
+        store = self.store(create=is_file)
         if store.baselines.path(self.name).exists():
             raise UsageError(
                 f"baseline {self.name!r} exists and is not overwritten: save under another name,"
                 f" then `mfsdp-bench baseline promote OTHER {self.name}`"
             )
-        if sweep not in store.sweeps() and Path(sweep).is_file():
+        if sweep not in store.sweeps() and is_file:
             return _written(store, baseline_of_file(self.name, Path(sweep)))
         if sweep in store.imports.ids():
             cells = [imported_samples(store.imports.read(sweep))]

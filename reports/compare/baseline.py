@@ -21,7 +21,7 @@ from bench.derive.metrics import GRAD_NORM, LOSS, STEP_TIME
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError, first_problem
 from bench.store.layout import checked_identifier
 from bench.workload import Workload
-from reports.compare.samples import CellSamples
+from reports.compare.samples import TOKENS, CellSamples
 from reports.compare.series import Curve
 from reports.compare.unlike import only_compared
 
@@ -68,6 +68,7 @@ class _CellDocument(BaseModel):
     loss_bound: float
     losses: list[_Curves]
     grad_norms: list[_Curves] = []
+    tokens: list[_Curves] | None = None
     counts: dict[str, dict[str, list[int]]] = {}
     nodes: tuple[str, ...] = ()
     workload: Workload | None = None
@@ -95,6 +96,7 @@ class _CellDocument(BaseModel):
             },
             "losses": _Curves.of(cell.curves[LOSS.name]),
             "grad_norms": _Curves.of(cell.curves[GRAD_NORM.name]),
+            "tokens": _Curves.of(cell.curves.get(TOKENS, ())) or None,
             "nodes": tuple(sorted(cell.nodes)),
             "counts": counts,
             "workload": cell.workload and only_compared(cell.workload),
@@ -112,6 +114,7 @@ class _CellDocument(BaseModel):
         ]
         counts = StepCounts(ranks=1, units=1, microbatches=1, rows=tuple(rows)) if rows else None
         curves = {LOSS.name: self.losses, GRAD_NORM.name: self.grad_norms}
+        curves |= {TOKENS: self.tokens} if self.tokens else {}
         read = {
             "values": {name: dict(enumerate(numbers)) for name, numbers in self.values.items()},
             "curves": {
@@ -121,7 +124,7 @@ class _CellDocument(BaseModel):
             "counts": counts,
             "nodes": frozenset(self.nodes),
         }
-        plain = {key: value for key, value in self if key not in ("losses", "grad_norms")}
+        plain = {k: v for k, v in self if k not in ("losses", "grad_norms", "tokens")}
         return CellSamples(**{**plain, "hardware": hardware, **read})
 
 

@@ -29,6 +29,7 @@ from reports.compare.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
 from reports.views.machine import entries
 
+TOKENS = "tokens"
 _STATED = HardwareKey(STATED, UNKNOWN, 1)
 
 
@@ -37,12 +38,13 @@ class CellSamples:
     """Runs of one configuration, one code, one kind of hardware.
 
     values: metric -> block -> number, of finished runs that have it (a time only of those whose
-    time counts). curves: metric -> one of each finished run; empty where there is none.
+    time counts). curves: metric -> one of each finished run; empty where there is none; `TOKENS`
+    of a step, as a log counts them.
     loss_bound: relative difference of losses that the dtypes explain. not_steady: finished runs
     without a time; why_not_steady: reasons of those, each once. counts: what a step of one of the
     runs did, None if none counted. live: what one of the runs held between two steps. nodes: of a
     cluster, of all runs. inputs: as of a status, of one run. tokens_per_step, workload: None if a
-    file does not say. tokens: by step, as a log counts them.
+    file does not say.
     ledger_is_measured: whether the peak of the ledger is of one moment, and no bound; None where
     an older baseline does not say.
     """
@@ -65,7 +67,6 @@ class CellSamples:
     nodes: frozenset[str] = frozenset()
     inputs: Mapping[str, str] = field(default_factory=dict)
     workload: Workload | None = None
-    tokens: Mapping[int, int] = field(default_factory=dict)
     ledger_is_measured: bool | None = None
 
     def of(self, metric: Metric) -> Mapping[int, float]:
@@ -79,12 +80,17 @@ class CellSamples:
 
     @property
     def pace(self) -> Pace:
-        """Medians over runs; of a file without its workload only the time."""
+        """Medians over runs, on the device of the hardware; without a workload only the time."""
         time, rate = (
             median(values.values()) if (values := self.of(metric)) else None
             for metric in (STEP_TIME, THROUGHPUT)
         )
-        return Pace(self.workload or Workload(framework="unknown"), time, rate, tokens=self.tokens)
+        tokens = {step: round(count) for step, count in self.curve(TOKENS).items()}
+        device = None if self.hardware.device == UNKNOWN else self.hardware.device
+        work = (self.workload or Workload(framework="unknown")).model_copy(
+            update={"device": device}
+        )
+        return Pace(work, time, rate, tokens=tokens)
 
 
 def cell_samples(cell: Cell) -> CellSamples:
@@ -151,12 +157,11 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         values={name: {0: value} for name, value in numbers.items() if value is not None},
         curves={
             name: (Curve.of(stated),) if (stated := stated_steps(run.steps, name)) else ()
-            for name in CURVES
+            for name in (*CURVES, TOKENS)
         },
         loss_bound=EXACT_BOUNDS.get(dtype, UNIT_ROUNDOFF.get(dtype, UNIT_ROUNDOFF["bf16"])),
         not_steady=int(shown.pace.milliseconds is None),
         workload=work,
-        tokens=shown.pace.tokens,
     )
 
 

@@ -373,8 +373,10 @@ def _label(base: str, head: str) -> str:
 
 
 def _unlike(base: CellSamples, head: CellSamples) -> tuple[Unlike, ...]:
-    """As far as both say it; without the device, which the hardware says better."""
-    return tuple(why for why in unlike_paces(base.pace, head.pace) if why.name != "device")
+    """As far as both say it; measured devices are compared as hardware."""
+    is_stated = STATED in (base.hardware.kind, head.hardware.kind)
+    differences = unlike_paces(base.pace, head.pace)
+    return tuple(why for why in differences if is_stated or why.name != "device")
 
 
 def _no_finished_run(cell: Cell) -> str:

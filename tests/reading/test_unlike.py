@@ -7,6 +7,7 @@ import json
 import pytest
 from recorded_runs import TINY, Arm, Recorded, record_arms, record_run, resolved_run, write_plan
 
+from bench.cli.baseline import SaveVerb
 from bench.cli.compare import CompareVerb
 from bench.cli.gate import GateVerb, gate_code
 from bench.errors import NotComparableError
@@ -114,6 +115,33 @@ def test_batches_of_other_tokens_are_unlike_though_no_sequence_is_counted(store)
     for name, tokens in (("a", fixed), ("b", budget)):
         keep(store, name, plain, *(ImportedStep(n, loss=1.0, tokens=t) for n, t in tokens.items()))
     assert "tokens per step" in headline(judge(sides_of_sweeps(store, "a", "b")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "tokens", "said"),
+    [
+        ({}, 8192, "tokens per step 4,096, 8,192"),
+        ({"global_batch": 256}, 4096, "global batch 128, 256"),
+        ({"seq_len": 8192}, 4096, "sequence length 4,096, 8,192"),
+        ({"ranks": 16}, 4096, "number of devices 8, 16"),
+        ({"device": "NVIDIA H200"}, 4096, "device H100, NVIDIA H200"),
+        ({"model": "Llama 70B"}, 4096, "model Llama 8B, Llama 70B"),
+        ({"parameters": 2}, 4096, "model of 1 parameters, of 2 parameters"),
+        ({"compute_dtype": "fp8"}, 4096, "compute dtype bf16, fp8"),
+        ({"main_grads_dtype": "bf16"}, 4096, "dtype of main gradients fp32, bf16"),
+    ],
+)
+def test_a_saved_baseline_knows_what_its_log_said(store, changes, tokens, said):
+    for name, work, counted in (
+        ("base", other(parameters=1), 4096),
+        ("head", other(**{"parameters": 1} | changes), tokens),
+    ):
+        steps = (ImportedStep(n, 100.0, 2.5, tokens=counted) for n in range(1, 101))
+        keep(store, name, work, *steps)
+    SaveVerb(name="kept", sweep="base", results=store.root).run()
+    answer = GateVerb(sweep="head", baseline="kept", results=store.root).run()
+    assert answer.code == 5
+    assert answer.text().startswith(f"not comparable: {said}")
 
 
 def keep(store, name: str, workload: Workload, *steps: ImportedStep) -> None:
