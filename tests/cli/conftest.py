@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -41,6 +42,7 @@ def in_process(
     from bench.cli.main import run_command_line
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # tracebacks of internal errors
 
     def run(*arguments: object) -> tuple[int, str, str]:
         code = run_command_line([str(argument) for argument in arguments])

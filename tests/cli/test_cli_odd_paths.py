@@ -117,7 +117,6 @@ def test_a_report_that_fails_loses_nothing_of_what_was_run(world, monkeypatch, p
     def fail(*_: object, **__: object) -> None:
         raise problem
 
-    monkeypatch.setenv("TMPDIR", str(world.folder))
     monkeypatch.setattr("reports.build.write_report", fail)
     file = world.file("name: two\nmatrix: {product: {engine.name: [ddp, mfsdp]}}\n")
     world.states = {"ddp": "crashed"}
