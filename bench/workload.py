@@ -97,9 +97,10 @@ class Provenance(Frozen):
     kind: `measured` by this harness, in the folder that holds the record; or `imported`. source:
     the name of the log, without a path. sha256: of its content. importer: what read it, with its
     version. label: what the text above the run calls it, "" where nothing does; stated: what that
-    label says in brackets. lines: the first and the last line of the run in the log, from 1.
-    absent: what the importer looked for and did not find, in words. remarks: what a reader must
-    know of the log, as that steps stand in it twice.
+    label says in brackets; side: what columns of a table call it, next to those of other runs.
+    lines: the first and the last line of the run in the log, from 1. absent: what the importer
+    looked for and did not find, in words. remarks: what a reader must know of the log, as that
+    steps stand in it twice.
     """
 
     kind: Literal["measured", "imported"] = "measured"
@@ -108,6 +109,7 @@ class Provenance(Frozen):
     importer: str = ""
     imported_utc: str = ""
     label: str = ""
+    side: str = ""
     stated: tuple[str, ...] = ()
     lines: tuple[int, int] | None = None
     absent: tuple[str, ...] = ()

@@ -130,11 +130,10 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
 
         if self.head is not None:
             return _side_by_side(shown)
-        first, *others = shown[0]
-        if not others:
-            raise UsageError(f"{self.base} holds one run; name HEAD to compare it with")
-        alike = list(pairs(shown[0], alike=False))
-        return _side_by_side(shown, alike or [(first, other) for other in others])
+        if not (compared := list(pairs(shown[0], alike=False))):
+            count = "one run" if len(shown[0]) == 1 else "no two runs of one row, or with steps"
+            raise UsageError(f"{self.base} holds {count}; name HEAD to compare it with")
+        return _side_by_side(shown, compared)
 
     def _shown(self, name: str) -> list[Shown]:
         """The runs of a log, the imported run or the finished cells of this name."""

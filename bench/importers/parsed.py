@@ -82,12 +82,14 @@ class Said:
 class Parsed:
     """One run as the lines that were read tell it, its name and its lines of NCCL.
 
+    side: what the columns of a table call it, next to those of another run.
     steps: by number, what its lines say by kind. reached: by kind of line and rank, where the first
     and the last line stand.
     """
 
     importer: str = ""
     label: str = ""
+    side: str = ""
     stated: tuple[str, ...] = ()
     workload: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, str] = field(default_factory=dict)

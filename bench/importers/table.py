@@ -108,6 +108,7 @@ def _imported(
             importer=run.importer or "nccl",
             imported_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             label=run.label,
+            side=run.side,
             stated=run.stated,
             lines=(run.first_line, run.last_line) if run.last_line else None,
             absent=_absent(workload, steps),

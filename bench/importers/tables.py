@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import functools
+import itertools
 import re
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
-from bench.importers.parsed import Parsed
+from bench.importers.parsed import Parsed, Said
 from bench.importers.quantities import NOTHING, NUMBER, quantities
 from bench.importers.reading import MOST, FormatReader
 
@@ -27,6 +29,9 @@ _SIDE = re.compile(
 _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
+# Differences, and the numbers of rows, do not say of which run a row is.
+_OF_NO_RUN = re.compile(r"(?i).*(?:diff|delta|\u0394|gap|change|ratio|speed-?up|%)|unnamed$")
+_MOST_LABELS = 6
 _LENGTH = "number of steps"
 
 
@@ -101,61 +106,86 @@ class LogTable:
             cells = [_FOOTNOTE.sub("", cell).strip(" *`~≈") for cell in self._split(line)]
             self._rows.append((number, cells))
 
-    def runs(self) -> list[tuple[str, Parsed]]:
-        """What each run is called, and what tells of it; those without a value too."""
+    def runs(self) -> list[Parsed]:
+        """What tells of each run, those without a value too.
+
+        Rows without a step are those of steps where no column tells them apart, else of runs.
+        """
         if self._split is _piped and not any(column.is_known for column in self._columns):
             self._turn()
         self._tell_lengths()
-        names = list(dict.fromkeys(column.run for column in self._columns if column.run))
-        has_steps = any(column.is_step for column in self._columns)
-        labels = self._labels(has_steps)
-        runs: list[tuple[str, Parsed]] = []
-        of_label: dict[str, Parsed] = {}
+        sides = list(dict.fromkeys(column.run for column in self._columns if column.run)) or [""]
+        labels, has_steps = self._labels(), any(column.is_step for column in self._columns)
+        other = [at for at, column in enumerate(self._columns) if not column.is_known]
+        are_steps = has_steps or not any(
+            at in labels or not _OF_NO_RUN.match(self._columns[at].name) for at in other
+        )
+        runs: list[Parsed] = []
+        latest: dict[tuple[str, str, int], Parsed] = {}
         for number, cells in self._rows:
             if len(cells) != len(self._columns):
                 if runs:
-                    runs[-1][1].drop(f"line {number}", "row of cells", str(len(cells)))
+                    runs[-1].drop(f"line {number}", "row of cells", str(len(cells)))
                 continue
             row = list(zip(self._columns, cells, strict=True))
-            words = [cells[at] for at in labels if _is_word(cells[at])]
-            for name in names or [""]:
-                label = name or " ".join(words[:3])
-                if not has_steps or label not in of_label:
-                    of_label[label] = Parsed()
-                    runs.append((label, of_label[label]))
-                    if not has_steps:
-                        remark = "a row of a table, which does not say at which step"
-                        of_label[label].remarks.append(remark)
-                self._add(of_label[label], row, name, number)
+            words = " ".join([cells[at] for at in labels if _is_word(cells[at])][:3])
+            for side in sides:
+                said = self._said(row, side, None if are_steps else 0)
+                key = words, side, 0 if are_steps else number
+                again = latest[key].begins_again(said, "") if key in latest else ""
+                if again or key not in latest:
+                    remark = f"{again} at line {number}: they are a run of their own"
+                    remark = (
+                        remark if again else "a row of a table, which does not say at which step"
+                    )
+                    label = ": ".join(filter(None, (words, side)))
+                    remarks = [remark] if again or not are_steps else []
+                    latest[key] = Parsed(label=label, side=side, remarks=remarks)
+                    latest[key].begins_again(said, "")
+                    runs.append(latest[key])
+                latest[key].seen(number)
+                if said.values or said.unread:
+                    latest[key].add(said, number)
         return runs
 
-    def _labels(self, has_steps: bool) -> list[int]:
+    def _labels(self) -> list[int]:
         """Columns whose words say of which run a row is.
 
-        Where rows have steps, only if a step stands twice, and those that have a word twice, as
-        `base, base, head, head`; no column of dates.
+        Where rows have steps, only if a step stands twice, and then the fewest that make runs.
         """
         rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
-        repeat = [at for at in range(len(self._columns)) if len({r[at] for r in rows}) < len(rows)]
-        if has_steps and not any(self._columns[at].is_step for at in repeat):
-            return []
-        columns = repeat if has_steps else range(len(self._columns))
-        return [at for at in columns if not self._columns[at].is_known]
+        words = [
+            at
+            for at, column in enumerate(self._columns)
+            if not (column.is_known or column.is_step) and any(_is_word(row[at]) for row in rows)
+        ]
+        steps = [row[at] for row in rows for at, c in enumerate(self._columns) if c.is_step]
+        if not steps:
+            return words
+        repeat = [at for at in words if len({row[at] for row in rows}) < len(rows)][:_MOST_LABELS]
+        for count in range(1, len(repeat) + 1) if len({*steps}) < len(steps) else ():
+            for some in itertools.combinations(repeat, count):
+                series: dict[tuple[str, ...], list[str]] = {}
+                for row, step in zip(rows, steps, strict=False):
+                    series.setdefault(tuple(row[at] for at in some), []).append(step)
+                if _are_runs([*series.values()]):
+                    return list(some)
+        return []
 
-    def _add(self, run: Parsed, row: list[tuple[_Column, str]], name: str, number: int) -> None:
-        at = next((cell for c, cell in row if c.is_step), "0")
-        step = quantities(at)[0].plain if quantities(at) else None
-        if step is None or not step.is_integer() or not 0 <= step < MOST:
-            run.drop(f"line {number}", "step", at)
-            return
+    def _said(self, row: list[tuple[_Column, str]], side: str, step: int | None) -> Said:
+        """What a row says of a side. step: where it has none."""
+        if at := next((cell for column, cell in row if column.is_step), ""):
+            amount = quantities(at)[0].plain if quantities(at) else None
+            if amount is None or not amount.is_integer() or not 0 <= amount < MOST:
+                return Said(unread=[("step", at)])
+            step = int(amount)
         # A quantity that does not say of which run it is, next to some that do, is of none.
-        lone = [c.name for c, _ in row if name and c.is_known and not c.run]
-        own = [c for c in row if c[0].run in ("", name) and not c[0].is_left_out]
+        lone = [c.name for c, _ in row if side and c.is_known and not c.run]
+        own = [c for c in row if c[0].run in ("", side) and not c[0].is_left_out]
         pairs = [(c.name, cell) for c, cell in own if not c.is_step and c.name not in lone]
-        said = self._reader.of_pairs(pairs, int(step))
+        said = self._reader.of_pairs(pairs, step)
         said.unknown += lone
-        if said.values or said.unread:
-            run.add(said, number)
+        return said
 
     def _column(self, name: str) -> _Column:
         shown = _shown(name)
@@ -196,6 +226,18 @@ class LogTable:
             number = self._rows[0][0]
             turned = [[name, *(cells[at] for cells in rows)] for at, name in names]
             self._columns, self._rows = columns, [(number, cells) for cells in turned]
+
+
+def _are_runs(series: Sequence[Sequence[str]]) -> bool:
+    """Whether each has a step once, and all begin alike, or share more than half of their steps.
+
+    What varies along one run, as a status, has neither.
+    """
+    counts = Counter(step for steps in series for step in steps)
+    shared = all(2 * sum(counts[step] > 1 for step in steps) > len(steps) for steps in series)
+    return all(len({*steps}) == len(steps) for steps in series) and (
+        shared or len({steps[0] for steps in series}) == 1
+    )
 
 
 def _shown(name: str) -> str:

@@ -246,8 +246,8 @@ class _Cut:
         while table.takes(self._lines.ahead(1)):
             table.row(*(self._lines.take() or (0, "")))
         heading = self._label if self._is_near else None
-        for label, run in table.runs():
-            named = _named(": ".join(filter(None, (heading, label))))
+        for run in table.runs():
+            named = _named(": ".join(filter(None, (heading, run.label))))
             run.label, run.stated, run.importer = named.label, named.stated, table.name
             run.workload = named.workload | run.workload
             self._runs.append(run)

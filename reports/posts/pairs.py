@@ -12,9 +12,9 @@ from reports.compare.series import relative
 
 Pair = tuple[Shown, Shown]
 """Base and head."""
-_BASE = re.compile(
-    r"^\W*(?:main|base(?:line)?|before|reference|master)\b|\bmain branch\b", re.IGNORECASE
-)
+_WORDS = r"(?:main|base(?:line)?|before|reference|master)"
+# Behind a colon stands what a row of a table is called.
+_BASE = re.compile(rf"^\W*{_WORDS}\b|\bmain branch\b|: {_WORDS}$", re.IGNORECASE)
 _TAKEN_AWAY = re.compile(r"^\W*(?:no|without|w/o)\s+(?P<what>.+)", re.IGNORECASE)
 
 
@@ -22,16 +22,19 @@ def pairs(runs: Sequence[Shown], *, alike: bool = True) -> Iterator[Pair]:
     """Every run against the only one that is called main or base, else the nearest such one above.
 
     Where none is called so, against the first. Runs of a text with several are compared within it,
-    and where they should be alike, within a model, a sequence length and a batch.
+    columns of a table within their rows, and where they should be alike, within a model, a sequence
+    length and a batch.
     """
     groups: dict[object, list[Shown]] = {}
     texts = Counter(run.origin for run in runs)
     for run in runs:
-        if (run.pace.milliseconds, run.loss, run.pace.tokens_per_second) != (None, None, None):
+        if run.steps:
             work = run.workload
             text = run.origin if texts[run.origin] > 1 else ""
+            origin = run.run.provenance if run.run else None
+            lines = origin.lines if origin and origin.side else None
             same = (work.model, work.seq_len, work.global_batch) if alike else ()
-            groups.setdefault((text, *same), []).append(run)
+            groups.setdefault((text, lines, *same), []).append(run)
     for group in groups.values():
         named = [run for run in group if _BASE.search(_label(run))]
         base = named[0] if len(named) == 1 else group[0]
@@ -70,7 +73,7 @@ def _last(run: Shown) -> ImportedStep | None:
 
 
 def _label(run: Shown) -> str:
-    return "" if run.run is None else run.run.provenance.label
+    return "" if run.run is None else run.run.provenance.side or run.run.provenance.label
 
 
 def _ordered(base: Shown, head: Shown) -> Pair:

@@ -165,6 +165,33 @@ def test_of_one_text_the_run_called_main_is_the_base(tmp_path: Path, capsys) -> 
     assert (log_time["base"], log_time["head"]) == (804.0, 704.0)
 
 
+COLUMNS = {
+    "PR loss,main loss\n2.51,2.5\n2.42,2.4\n": [("main", "pr", 2)],
+    "fsdp2 loss,mfsdp loss,diff\n2.5,2.51,0.1\n2.4,2.42,0.2\n": [("fsdp2", "mfsdp", 2)],
+    "config,PR loss,main loss\na,2.51,2.5\nb,2.42,2.4\n": [
+        ("a-main", "a-pr", 1), ("b-main", "b-pr", 1),
+    ],
+    "chunks,fsdp2 loss,mfsdp loss\n1,2.51,2.5\n2,,2.4\n4,,2.3\n": [("fsdp2", "mfsdp", 1)],
+    "config,step,main loss,PR loss\na,1,2.5,\na,2,2.4,2.6\nb,1,3.5,3.6\nb,2,3.4,3.6\n": [
+        ("a-main", "a-pr", 1), ("b-main", "b-pr", 2),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", COLUMNS)
+def test_columns_of_two_sides_are_compared_within_their_rows(tmp_path, capsys, text) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(text)
+    found = compared(capsys, path)
+    names = [run["name"].removeprefix("t.") for run in found["side_by_side"]]
+    pairs = [found["parity"], *found.get("further", ())]
+    assert [pair["differences"][0]["steps"] for pair in pairs] == [n for *_, n in COLUMNS[text]]
+    said = compared(capsys, path, as_json=False)
+    for base, head, _ in COLUMNS[text]:
+        assert {base, head} <= {*names}
+        assert len(pairs) == 1 or f"t.{head} against t.{base}" in said
+
+
 def test_a_log_stands_beside_a_run_that_is_kept(store, tmp_path: Path, capsys) -> None:
     steps = (ImportedStep(3, milliseconds=402.0, loss=2.5),)
     log = Provenance(kind="imported", source="kept")

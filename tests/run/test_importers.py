@@ -289,6 +289,30 @@ def test_rows_of_several_runs_are_told_apart_by_their_words_where_steps_repeat()
     assert [step.loss for step in alone.steps] == [2.5, 2.4]
 
 
+SERIES = {
+    # A status varies along one run; the last line of a step counts.
+    "step,status,loss\n1,ok,2.5\n2,ok,2.4\n2,retry,2.3\n3,ok,2.2\n": {"": [2.5, 2.3, 2.2]},
+    "status,run,step,loss\nok,a,1,2.5\nwarn,a,2,2.4\nok,b,1,2.6\nok,b,2,2.3\n": {
+        "a": [2.5, 2.4], "b": [2.6, 2.3],
+    },
+    "e,kind,step,loss\nx,p,1,1\nx,p,2,2\nx,q,1,3\nx,q,2,4\ny,p,1,5\ny,p,2,6\n": {
+        "x p": [1, 2], "x q": [3, 4], "y p": [5, 6],
+    },
+    "run,step,loss\na,1,1\na,2,2\na,3,3\nb,2,4\nb,3,5\nb,4,6\n": {"a": [1, 2, 3], "b": [4, 5, 6]},
+    "seed,step,loss\n7,1,1\n7,2,2\n8,1,3\n8,2,4\n": {"": [3, 4]},  # the first has this label, too
+    "loss,grad_norm\n2.5,1\n2.4,2\n": {"": [2.5, 2.4]},
+    "layers,loss\n2,2.5\n4,2.4\n": {"": [2.4]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", SERIES)
+def test_words_that_vary_along_a_run_make_none(text: str) -> None:
+    runs = runs_of(text)
+    assert len(runs) == len(SERIES[text]) + text.startswith(("seed", "layers"))
+    found = {run.provenance.label: [step.loss for step in run.steps] for run in runs}
+    assert found == SERIES[text]
+
+
 @pytest.mark.parametrize(
     "header",
     ["step,main loss,PR loss,loss (%)", "step,loss (base),loss (new),delta loss",
