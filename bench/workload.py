@@ -121,7 +121,8 @@ class ImportedStep:
     """One step as a log tells it; one line of `steps.jsonl`. None: the log does not say.
 
     step: as the source counts. milliseconds: per step. loss, grad_norm: as printed. Peaks: of one
-    device, what tensors held and what the allocator held; without `peak`, at that moment.
+    device, what tensors held and what the allocator held; without `peak`, at that moment;
+    device_memory_bytes: which of these is not said. tokens_per_second: of all devices.
     teraflops_per_device: as the source computes them. extra: whatever else the line says, under the
     source's own names. lines: where in the log it is said, from 1.
     """
@@ -138,6 +139,8 @@ class ImportedStep:
     teraflops_per_device: float | None = None
     device_allocated_bytes: int | None = None
     device_reserved_bytes: int | None = None
+    device_memory_bytes: int | None = None
+    tokens_per_second: float | None = None
     extra: dict[str, float | str] = field(default_factory=dict)
     lines: tuple[int, ...] = ()
 

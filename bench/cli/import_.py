@@ -37,7 +37,8 @@ class ImportVerb(ResultsOption, name="import"):
     )
     form: str | None = option(
         "--format NAME|FILE",
-        "What wrote it, as megatron, or a row of your own in YAML; found if left out.",
+        "What wrote it: automodel, composer, deepspeed, golden, jsonl, maxtext, megatron, nanotron,"
+        " nemo, pairs, table, tensorboard, torchtitan, trainer, verl, or FILE.yaml; else found.",
     )
     name: str | None = option(
         "--name NAME",

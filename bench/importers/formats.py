@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationError, model_validator
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
@@ -22,22 +22,7 @@ from bench.spec import Frozen
 from bench.workload import ImportedStep, Workload
 
 OURS = frozenset(f.name for f in dataclasses.fields(ImportedStep)) - {"step", "extra", "lines"}
-#: The kind of a line that says one argument.
-ARGUMENT = "argument"
-_ROWS = Path(__file__).parent / "rows"
 _TARGET = re.compile(r"(?P<field>\w+)(?: from (?P<unit>\S+))?|as (?P<name>.+)")
-
-
-def _compiled(text: str) -> str:
-    try:
-        re.compile(text)
-    except re.error as error:
-        raise ValueError(f"{text!r} is no pattern: {error}") from error
-    return text
-
-
-PatternText = Annotated[str, AfterValidator(_compiled)]
-"""The text of a pattern, which a reader joins with others or compiles."""
 
 
 @dataclass(frozen=True)
@@ -50,18 +35,32 @@ class Target:
     name: str
     unit: str = ""
 
-    @classmethod
-    def of(cls, text: str) -> Self:
-        """`loss`, `milliseconds from s`, or `as NAME` for a number that is kept by that name."""
-        match = _TARGET.fullmatch(text)
-        if match is not None and match["name"]:
-            return cls(match["name"])
-        if match is None or match["field"] not in OURS:
+
+def _targets(value: object) -> tuple[Target, ...]:
+    """`loss`, `milliseconds from s`, or `as NAME`; of several numbers a list."""
+    targets = []
+    for text in value if isinstance(value, list) and value else [value]:
+        match = _TARGET.fullmatch(text) if isinstance(text, str) else None
+        field, unit, name = match.group("field", "unit", "name") if match else (None, None, None)
+        units = units_of(field or "")
+        if not name and field not in OURS:
             raise ValueError(f"expected {', '.join(sorted(OURS))}, or as NAME, found {text!r}")
-        unit, known = match["unit"] or "", units_of(match["field"])
-        if unit not in ("", "?") and unit.lower() not in known:
-            raise ValueError(f"expected a unit ({', '.join(known) or 'none'}), found {text!r}")
-        return cls(match["field"], unit)
+        if unit not in (None, "?") and unit.lower() not in units:
+            raise ValueError(f"expected a unit ({', '.join(units) or 'none'}), found {text!r}")
+        targets.append(Target(name or field or "", unit or ""))
+    return tuple(targets)
+
+
+def _fact(value: str) -> str:
+    if value not in Workload.model_fields:
+        raise ValueError(f"expected {', '.join(Workload.model_fields)}, found {value!r}")
+    return value
+
+
+Targets = Annotated[tuple[Target, ...], PlainValidator(_targets)]
+Fact = Annotated[str, AfterValidator(_fact)]
+"""A field of `Workload`."""
+Pattern = re.Pattern[str]
 
 
 class LineForm(Frozen):
@@ -69,11 +68,11 @@ class LineForm(Frozen):
 
     has: tuple[str, ...]
     """Words of which a line must have one, tried before the pattern."""
-    match: re.Pattern[str]
+    match: Pattern
     """Groups: step, steps (in all), fields (a text that split and field cut), or fields' names."""
-    split: re.Pattern[str] | None = None
+    split: Pattern | None = None
     """What parts fields; without it, field is searched for again and again."""
-    field: re.Pattern[str] = re.compile(r"(?P<name>[^:=]+?)\s*[:=]\s*(?P<value>.+)")
+    field: Pattern = re.compile(r"(?P<name>[^:=]+?)\s*[:=]\s*(?P<value>.+)")
     closed: bool = False
     """Whether a separator stands behind the last field, too: one without it was cut off."""
     kind: str = "step"
@@ -86,7 +85,7 @@ class LineForm(Frozen):
 
     @model_validator(mode="after")
     def _names_its_values(self) -> Self:
-        pattern = self.match if self.kind == ARGUMENT else self.field
+        pattern = self.match if self.kind == "argument" else self.field
         if lacking := {"name", "value"} - pattern.groupindex.keys():
             raise ValueError(f"expected the groups name and value, found no {min(lacking)}")
         return self
@@ -95,14 +94,13 @@ class LineForm(Frozen):
 class Document(Frozen):
     """A whole text in JSON. history: a list of objects, each of the step that it has below step.
 
-    needs: a name without which it tells of no step; aside: names that do not tell of the step.
+    needs: a name without which it tells of an evaluation.
     """
 
     history: str
     steps: str
     step: str
     needs: str
-    aside: re.Pattern[str]
 
 
 class Format(Frozen):
@@ -113,51 +111,32 @@ class Format(Frozen):
     source: tuple[str, ...]
     """Where the framework prints each form."""
     lines: tuple[LineForm, ...] = ()
-    fields: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    fields: dict[str, Targets] = Field(default_factory=dict)
     """Name as printed: where its number goes, or its numbers in their order."""
-    patterns: dict[PatternText, tuple[str, ...]] = Field(default_factory=dict)
+    patterns: dict[Pattern, Targets] = Field(default_factory=dict)
     """The same, for all names that a pattern fits."""
     second: str = ""
     """What a second number is called, of which fields says nothing; it is not read without."""
     units: dict[str, str] = Field(default_factory=dict)
     """Unit as printed: the one that is meant, as GB: GiB."""
-    facts: dict[PatternText, str] = Field(default_factory=dict)
-    """Pattern of a name: field of `Workload`."""
-    arguments: dict[str, str] = Field(default_factory=dict)
-    """Name of an argument: field of `Workload`."""
+    facts: dict[Pattern, Fact] = Field(default_factory=dict)
+    """Pattern of a name: what it says."""
+    arguments: dict[str, Fact] = Field(default_factory=dict)
+    """Name of an argument: what it says."""
     frameworks: dict[str, str] = Field(default_factory=dict)
     """Name that only one framework of several prints: that framework."""
-    step: PatternText = ""
+    step: Pattern = re.compile("(?!)")
     """Pattern of the name of the field that is the step, where it is one of the fields."""
     step_from: Literal[0, 1] = 1
-    kept: tuple[PatternText, ...] = ()
+    kept: tuple[Pattern, ...] = ()
     """Patterns of names that are kept as they are. Others are kept too, and counted aloud."""
     unknown: str = "{name}"
     """What a field is called that no other key names."""
     generic: bool = False
     """Whether it is tried only where no framework's own row has read a line."""
     document: Document | None = None
-
-    @field_validator("fields", "patterns", mode="before")
-    @classmethod
-    def _are_targets(cls, value: object) -> object:
-        if not isinstance(value, dict):
-            return value
-        lists = {name: [to] if isinstance(to, str) else to for name, to in value.items()}
-        for name, targets in lists.items():
-            if not isinstance(targets, list | tuple) or not targets:
-                raise ValueError(f"expected where {name!r} goes, found {targets!r}")
-            for target in targets:
-                Target.of(str(target))
-        return lists
-
-    @field_validator("facts", "arguments")
-    @classmethod
-    def _are_of_workloads(cls, value: dict[str, str]) -> dict[str, str]:
-        if wrong := value.values() - Workload.model_fields.keys():
-            known = ", ".join(Workload.model_fields)
-            raise ValueError(f"expected {known}, found {min(wrong)!r}")
-        return value
+    files: tuple[str, ...] = ()
+    """What the whole files are called whose metrics it names."""
 
 
 def read_format(path: Path) -> Format:
@@ -167,9 +146,8 @@ def read_format(path: Path) -> Format:
         UsageError: a file that cannot be read, or that is no row.
     """
     try:
-        row = Format.model_validate(
-            YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
-        )
+        document = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+        row = Format.model_validate(document)
         row.name.encode()
     except (OSError, UnicodeError, YAMLError, RecursionError) as error:
         raise UsageError(f"--format {path}: expected a file of YAML, found: {error}") from error
@@ -183,5 +161,5 @@ def read_format(path: Path) -> Format:
 @functools.cache
 def shipped() -> tuple[Format, ...]:
     """All rows that are shipped, those of one framework before the generic ones."""
-    rows = map(read_format, sorted(_ROWS.glob("*.yaml")))
+    rows = map(read_format, sorted(Path(__file__).parent.glob("rows/*.yaml")))
     return tuple(sorted(rows, key=lambda row: row.generic))

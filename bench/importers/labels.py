@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import re
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+
+from ruamel.yaml import YAML
+
+from bench.importers.quantities import Quantity, quantities
 
 _COMMENT = re.compile(r"^\s{0,8}#{1,6}\s+(?P<text>\S.*?)\s*#*\s*$")
 _BULLET = re.compile(r"^\s*(?:[-*+•◦▪‣·○]|\d{1,2}[.)])\s+(?P<text>\S.*?)\s*$")
@@ -18,42 +25,27 @@ _BRACKETS = re.compile(r"\(([^()]+)\)")
 _QUOTE = re.compile(r"^\s*(?:>\s?)+")
 _MARKS = re.compile(r"[`*]+|__")
 
-_MODEL = re.compile(r"\b(llama[\s-]?(?:3(?:\.\d)?[\s-]?)?\d+(?:\.\d+)?\s?b)\b", re.IGNORECASE)
-_SEQUENCE = re.compile(
-    r"(?:seq(?:uence)?[\s_-]?len(?:gth)?[\s=:]*(?P<a>[\d,]*\d)\s?(?P<ak>k)?\b(?!\.\d))"
-    r"|(?:(?<![\d.,])(?P<b>\d[\d,]*)\s?(?P<bk>k)?\s*seq(?:uence)?[\s_-]?len)",
-    re.IGNORECASE,
-)
+_K, _LEAST = 1024, 64
 
-_DEVICE = (
-    r"(?P<device>(?:(?:NVIDIA|AMD|Intel)\s)?(?:Instinct\s)?"
-    r"(?:A(?:10G?|30|40|100|800)|H(?:20|100|200|800)|B[123]00|G[BH][23]00|L40S?|L4|V100"
-    r"|MI\d{3}[AX]?|RTX\s?\w{4,5}|TPU\sv\d\w?)"
-    r"(?:[\s-](?:SXM\d?|PCIe|NVL\d*|HBM\d\w?|\d{2,3}\s?GB))*)s?\b"
-)
-_THINGS = r"(?:GPUs?|ranks|devices|accelerators|processes|chips)\b"
-_TIMES = r"\s*[x\u00d7*]\s*"
-_COUNT = r"(?<![\w.,-])(?P<count>\d{1,6})"
-_EACH = r"(?:\s(?:per|a|each|/)\s?node|/node|\seach)"
-# How people write how many devices there are, and which: the first of these that a text has.
-_DEVICES = tuple(
-    re.compile(form, re.IGNORECASE)
-    for form in (
-        # nodes, and devices of each
-        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}})\snodes?(?:{_TIMES}|\s(?:of|with)\s)(?P<count>\d{{1,3}})"
-        rf"(?:(?:{_TIMES}|\s){_DEVICE}|\s{_THINGS}|(?![\w.]))",
-        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}})\snodes?\W+(?P<count>\d{{1,3}})(?:{_TIMES}|\s)"
-        rf"(?:{_DEVICE}(?:\s{_THINGS})?|{_THINGS}){_EACH}",
-        rf"(?<![\w.,-])(?P<nodes>\d{{1,5}}){_TIMES}(?P<count>\d{{1,3}})(?:{_TIMES}|\s)"
-        rf"(?:{_DEVICE}|{_THINGS})",
-        # all devices
-        rf"{_COUNT}(?:{_TIMES}|\s){_DEVICE}(?!\s?(?:{_THINGS})?{_EACH})",
-        rf"{_DEVICE}{_TIMES}(?P<count>\d{{1,6}})(?![\w.])",
-        rf"{_COUNT}\s{_THINGS}(?!{_EACH})",
-        r"\b(?:world[\s_-]?size|(?:n|num_?)gpus?|gpus)\s?[=:]?\s?(?P<count>\d{1,6})(?![\w.])",
+
+@functools.cache
+def wordings() -> SimpleNamespace:
+    """The file of that name: `names` of numbers, and patterns of what stands in a label."""
+    path = Path(__file__).with_name("wordings.yaml")
+    table = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    number = r"\d(?:[\d,]*\d)?(?:\s?k)?"
+    numbers = (
+        rf"(?<![a-z])(?:{words})\s*(?:[=:]|of\b|is\b)?\s*(?P<{name}>{number}){table['end']}"
+        rf"|(?<![\w.,-])(?P<{name}_before>{number})[\s-]?(?:{words})(?![a-z])"
+        for name, words in table["numbers"].items()
+        if name != "ranks"
     )
-)
-_ONLY_DEVICE = re.compile(rf"\b{_DEVICE}", re.IGNORECASE)
+    parts = re.compile("|".join(table["parts"]))
+    forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
+    texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
+    found = [re.compile(text, re.IGNORECASE) for text in texts]
+    named = dict(zip(("numbers", "model", "device"), found, strict=False))
+    return SimpleNamespace(names=table["numbers"], devices=found[3:], **named)
 
 
 def label_of(line: str, *, alone: bool = False) -> str | None:
@@ -81,32 +73,37 @@ def without_brackets(label: str) -> str:
 def facts_of(label: str) -> dict[str, Any]:
     """Fields of `Workload` that a label states: `Llama 8B @ SeqLen 1K`."""
     stated: dict[str, Any] = {}
-    if model := _MODEL.search(label):
+    if model := wordings().model.search(label):
         stated["model"] = model[1]
-    if sequence := _SEQUENCE.search(label):
-        text, thousand = (sequence["a"] or sequence["b"]), (sequence["ak"] or sequence["bk"])
-        stated["seq_len"] = int(text.replace(",", "")) * (1024 if thousand else 1)
+    counts: dict[str, set[int | None]] = {}
+    for match in wordings().numbers.finditer(label):
+        field, text = str(match.lastgroup).removesuffix("_before"), match[str(match.lastgroup)]
+        counts.setdefault(field, set()).add(as_count(field, match[0], quantities(text)[0]))
+    for field, found in counts.items():
+        if len(found) == 1 and (count := found.pop()) is not None:
+            stated[field] = count
     return stated | _devices_of(label)
+
+
+def as_count(field: str, name: str, amount: Quantity) -> int | None:
+    """Such a number: 8K of a length are 8192, and a few of what is called `seq` alone are none."""
+    is_length = field == "seq_len"
+    if amount.number is None or (amount.unit and (is_length, amount.unit) != (True, "k")):
+        return None
+    count = int(amount.number * (_K if amount.unit else 1))
+    return None if is_length and "len" not in name.lower() and count < _LEAST else count
 
 
 def _devices_of(label: str) -> dict[str, Any]:
     """`8x H100`, `2 nodes x 8`, `world size 16`: nothing where a label has two such counts."""
-    for form in _DEVICES:
-        if matches := list(form.finditer(label)):
-            said = matches[0].groupdict()
-            counts = {
-                int(match["count"]) * int(match.groupdict().get("nodes") or 1) for match in matches
-            }
-            device = said.get("device") or _device_of(label)
-            ranks = {"ranks": counts.pop()} if len(counts) == 1 else {}
-            return ranks | ({"device": device} if device else {})
-    device = _device_of(label)
-    return {"device": device} if device else {}
-
-
-def _device_of(label: str) -> str | None:
-    names = {match["device"] for match in _ONLY_DEVICE.finditer(label)}
-    return names.pop() if len(names) == 1 else None
+    names = {match["device"] for match in wordings().device.finditer(label)}
+    forms = (list(form.finditer(label)) for form in wordings().devices)
+    said = [match.groupdict() for match in next(filter(None, forms), [])]
+    counts = {int(one["count"]) * int(one.get("nodes") or 1) for one in said}
+    device = next((one["device"] for one in said[:1] if one.get("device")), None)
+    device = device or (names.pop() if len(names) == 1 else None)
+    ranks = {"ranks": counts.pop()} if len(counts) == 1 else {}
+    return ranks | ({"device": device} if device else {})
 
 
 def as_name(label: str, most: int = 48) -> str:

@@ -32,6 +32,7 @@ _LIMITS: dict[str, tuple[float, float]] = {
     "learning_rate": (0.0, 1e6),
     "tokens": (1.0, 1e15),
     "tokens_per_second_per_device": (1e-6, 1e12),
+    "tokens_per_second": (1e-6, 1e15),
     "teraflops_per_device": (0.0, 1e6),
 }
 _MAY_DIVERGE = re.compile(r"(?i)loss|grad[_ -]?norm")

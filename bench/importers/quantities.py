@@ -22,10 +22,11 @@ _TIME |= dict.fromkeys(("s", "sec", "secs", "seconds"), 1e3)
 _BYTES = {"b": 1.0, "bytes": 1.0}
 _BYTES |= {f"{prefix}ib": 2.0 ** (10 * at) for at, prefix in enumerate("kmgt", start=1)}
 _BYTES |= {f"{prefix}b": 10.0 ** (3 * at) for at, prefix in enumerate("kmgt", start=1)}
+_TOKENS = dict.fromkeys(("tokens", "token", "toks", "tok"), 1.0)
 _OF_FIELDS = {
     "milliseconds": _TIME,
     "teraflops_per_device": {"flops": 1e-12, "tflop": 1.0, "tflops": 1.0, "pflops": 1e3},
-    "tokens_per_second_per_device": dict.fromkeys(("tokens", "token", "toks", "tok"), 1.0),
+    **dict.fromkeys(("tokens_per_second_per_device", "tokens_per_second"), _TOKENS),
 }
 _SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
 

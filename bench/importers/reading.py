@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Any
 
-from bench.importers.formats import ARGUMENT, OURS, Format, LineForm, Target, shipped
+from bench.importers.formats import OURS, Format, LineForm, Target, shipped
+from bench.importers.labels import as_count, wordings
 from bench.importers.parsed import Parsed, Said
 from bench.importers.quantities import NOTHING, Quantity, in_field, quantities, units_of
 
@@ -17,8 +19,6 @@ _LONGEST_NAME = 60
 _TEXTS = ("framework", "engine", "model", "device", "optimizer", "strategy")
 _MEANS = re.compile(r"(?:median|mean|average|avg|final|last|train|training|total|p50)[. ]+")
 _BRACKETS = re.compile(r"\s*[(\[][^)\]]*[)\]]\s*$")
-
-Pairs = Iterable[tuple[str, str]]
 
 
 class FormatReader:
@@ -31,13 +31,12 @@ class FormatReader:
             # A table has the names that frameworks give to trackers, as perf/time_per_step.
             others = (row.fields.items() for row in shipped())
             names = {name: to for fields in others for name, to in fields if "/" in name}
-        self._exact = {
-            " ".join(name.lower().split()): tuple(map(Target.of, to)) for name, to in names.items()
-        }
-        told = (*map(re.escape, self._exact), *row.facts, *row.kept, row.step or "(?!)")
-        self._known = re.compile("|".join(told), re.IGNORECASE)
-        self._step = re.compile(row.step or "(?!)")
-        self._kept = re.compile("|".join(row.kept) or "(?!)", re.IGNORECASE)
+        self._exact = {" ".join(name.lower().split()): to for name, to in names.items()}
+        kept = [pattern.pattern for pattern in row.kept]
+        told = [*map(re.escape, self._exact), *(p.pattern for p in (*row.facts, row.step)), *kept]
+        # In a line with one of them a wrapped line can go on.
+        self.known = re.compile("|".join(told), re.IGNORECASE)
+        self._kept = re.compile("|".join(kept) or "(?!)", re.IGNORECASE)
         self.meaning = functools.cache(self._meaning)
         self._fact = functools.cache(self._fact_of)
 
@@ -50,37 +49,22 @@ class FormatReader:
                     return said
         return None
 
-    def may_begin(self, line: str) -> bool:
-        """Whether a line has words of one of ours."""
-        return any(word in line for form in self.row.lines for word in form.has)
-
-    def may_go_on(self, line: str) -> bool:
-        """Whether a line has the name of a field, so that it can be the rest of a wrapped one."""
-        return self._known.search(line) is not None
-
-    def document(self, content: object) -> Parsed | None:
+    def document(self, content: Mapping[str, Any]) -> Parsed | None:
         """The run of a whole document of JSON; None where it is none of this row."""
         form = self.row.document
-        history = content.get(form.history) if form and isinstance(content, dict) else None
-        if form is None or not isinstance(content, dict) or not isinstance(history, list):
+        entries = content.get(form.history) if form else None
+        if form is None or not isinstance(entries, list):
             return None
         run = Parsed(self.row.name, workload={"framework": self.row.framework})
         if isinstance(steps := content.get(form.steps), int) and 0 < steps < MOST:
             run.workload["steps"] = steps
-        for entry in history:
+        for entry in entries:
             step = entry.get(form.step) if isinstance(entry, dict) else None
-            if type(step) is not int or not 0 <= step < MOST:
-                continue
-            pairs = [
-                (name, str(value))
-                for name, value in entry.items()
-                if type(value) in (int, float, str)
-            ]
-            if aside := [pair for pair in pairs if form.aside.match(pair[0])]:
-                run.add(self.of_pairs(aside, step, "evaluation"), 0)
-            if form.needs in entry:
-                own = [pair for pair in pairs if pair not in aside and pair[0] != form.step]
-                run.add(self.of_pairs(own, step), 0)
+            if type(step) is int and 0 <= step < MOST:
+                kind = "step" if form.needs in entry else "evaluation"
+                told = {k: str(v) for k, v in entry.items() if type(v) in (int, float, str)}
+                del told[form.step]
+                run.add(self.of_pairs(told.items(), step, kind), 0)
         return run
 
     def _meaning(self, name: str) -> tuple[Target, ...]:
@@ -94,21 +78,22 @@ class FormatReader:
         units = re.findall(r"[a-z]+", plain)
         bare = _BRACKETS.sub("", plain)
         for tried in (plain, bare, bare.rpartition("/")[2]):
-            for form, (text, *_) in self.row.patterns.items():
-                if re.fullmatch(form, tried):
-                    target = Target.of(text)
+            for form, (target, *_) in self.row.patterns.items():
+                if form.fullmatch(tried):
                     own = [unit for unit in units if unit in units_of(target.name)]
                     return (Target(target.name, (own or [target.unit])[-1]),)
         return ()
 
     def _fact_of(self, name: str) -> str:
         bare = _BRACKETS.sub("", _plain(name.lower()))
-        forms = self.row.facts.items()
-        return next((to for form, to in forms if re.fullmatch(form, bare)), "")
+        facts = {pattern.pattern: to for pattern, to in self.row.facts.items()}
+        if self.row.patterns:
+            facts |= {words: to for to, words in wordings().names.items()}
+        return next((to for form, to in facts.items() if re.fullmatch(form, bare)), "")
 
     def _said(self, form: LineForm, match: re.Match[str]) -> Said | None:
         groups = {name: text for name, text in match.groupdict().items() if text is not None}
-        if form.kind == ARGUMENT:
+        if form.kind == "argument":
             name, text = groups["name"], groups["value"].strip()
             fact = self.row.arguments.get(name, "")
             said = Said(arguments={name: text})
@@ -135,7 +120,9 @@ class FormatReader:
             said.cut_off = (to[0].name, f"{end['value']} without a | behind it, cut off")
         return said
 
-    def of_pairs(self, pairs: Pairs, step: int | None, kind: str = "step") -> Said:
+    def of_pairs(
+        self, pairs: Iterable[tuple[str, str]], step: int | None, kind: str = "step"
+    ) -> Said:
         """What names and texts say. Of two names for one field the first counts."""
         said = Said(step, facts={"framework": self.row.framework}, kind=kind)
         told: set[str] = set()
@@ -148,36 +135,27 @@ class FormatReader:
             number = amounts[0].plain if amounts else None
             if text.strip().lower() in NOTHING:
                 continue
-            if number is not None and 0 <= number < MOST and self._step.fullmatch(name):
+            if number is not None and 0 <= number < MOST and self.row.step.fullmatch(name):
                 said.step = int(number) + 1 - self.row.step_from
             elif fact in _TEXTS and not first:
                 said.facts[fact] = text[:80]
-            elif fact and number and 0 < number < MOST and not amounts[0].unit:
-                said.facts[fact] = int(number)
+            elif fact and number and 0 < number < MOST and as_count(fact, name, amounts[0]):
+                said.facts[fact] = as_count(fact, name, amounts[0])
                 if len(amounts) > 1 and self.row.second:
                     said.values[self.row.second.replace("{name}", name)] = amounts[1].plain or text
             elif first:
-                self._numbers(said, name, text, targets, amounts)
-            elif self._is_unknown(name, text, amounts):
-                said.unknown.append(name)
-                _keep(said, self.row.unknown.replace("{name}", name), text, amounts)
+                self._numbers(said, name, text, amounts)
             else:
-                _keep(said, name, text, amounts)
+                # A table has names, as FP8-CS, in which there are digits.
+                numbers = bool(amounts) if self.row.patterns else any(map(str.isdigit, text))
+                is_unknown = numbers and not self._kept.fullmatch(name)
+                said.unknown += [name] * is_unknown
+                kept = self.row.unknown.replace("{name}", name) if is_unknown else name
+                _keep(said, kept, text, amounts)
         return said
 
-    def _is_unknown(self, name: str, text: str, amounts: tuple[Quantity, ...]) -> bool:
-        """Whether there is a number of which nothing is said; a table has names, as FP8-CS, too."""
-        numbers = bool(amounts) if self.row.patterns else any(map(str.isdigit, text))
-        return numbers and not self._kept.fullmatch(name)
-
-    def _numbers(
-        self,
-        said: Said,
-        name: str,
-        text: str,
-        targets: tuple[Target, ...],
-        amounts: tuple[Quantity, ...],
-    ) -> None:
+    def _numbers(self, said: Said, name: str, text: str, amounts: tuple[Quantity, ...]) -> None:
+        targets = self.meaning(name)
         if self.row.second and len(amounts) == 2:  # noqa: PLR2004 - a second number
             targets = (*targets[:1], Target(self.row.second.replace("{name}", name)))
         if not amounts or len(amounts) > len(targets):
@@ -218,12 +196,8 @@ def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], s
     tail = parts.pop() if form.closed else ""
     both = [(part, form.field.fullmatch(part)) for part in parts if part]
     pairs = [(_name(m["name"]), m["value"].strip()) for _, m in both if m]
-    return (
-        pairs,
-        [_without_digits(part) for part, m in both if not m],
-        tail,
-        bool(not both or both[-1][1]),
-    )
+    strange = [_without_digits(part) for part, m in both if not m]
+    return pairs, strange, tail, bool(not both or both[-1][1])
 
 
 def _whole(text: str) -> int | None:

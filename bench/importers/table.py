@@ -26,20 +26,16 @@ from bench.importers.parsed import Parsed, some
 from bench.importers.reading import FormatReader
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 
-# In words, and the fields of which one at least must be there.
-_OF_STEPS = {
-    "step times": ("milliseconds", "tokens_per_second_per_device"),
+# In words, and the fields of steps or of `Workload` of which one at least must be there.
+_LOOKED_FOR = {
+    "step times": ("milliseconds", "tokens_per_second_per_device", "tokens_per_second"),
     "losses": ("loss",),
     "gradient norms": ("grad_norm",),
-    "peak memory": ("device_peak_bytes", "device_reserved_peak_bytes"),
-}
-_OF_WORKLOAD = {
-    "engine": "engine",
-    "model": "model",
-    "device": "device",
-    "number of ranks": "ranks",
-    "global batch": "global_batch",
-    "sequence length": "seq_len",
+    "peak memory": ("device_peak_bytes", "device_reserved_peak_bytes", "device_memory_bytes"),
+    **{name: (name,) for name in ("engine", "model", "device")},
+    "number of ranks": ("ranks",),
+    "global batch": ("global_batch",),
+    "sequence length": ("seq_len",),
 }
 
 
@@ -80,17 +76,16 @@ def read_text(
         return _imported([document], source, sha256, facts)
     lines = (line.removesuffix(b"\n").decode(errors="replace") for line in io.BytesIO(content))
     parsed, without = text.runs_of(lines, readers)
-    if not parsed and without:
-        raise NothingMeasuredError(
-            f"{source} holds no run: expected times, losses, rates or memory of steps, found only"
-            f" {some(without)}. --format FILE.yaml says what they mean"
-        )
     if not parsed:
-        raise NothingMeasuredError(
-            f"{source} holds no run: no training step that {form or _all()} prints."
-            " Is it the log of the rank that prints? A table of steps can be imported from any"
-            " framework (step,loss,milliseconds), other lines by --format FILE.yaml"
+        why = (
+            f"no training step that {form or _all()} prints. Is it the log of the rank that prints?"
+            " A table of steps can be imported from any framework (step,loss,milliseconds), other"
+            " lines by --format FILE.yaml"
         )
+        if without:
+            why = f"expected times, losses, rates or memory of steps, found only {some(without)}."
+            why += " --format FILE.yaml says what they mean"
+        raise NothingMeasuredError(f"{source} holds no run: {why}")
     return _imported(parsed, source, sha256, facts)
 
 
@@ -105,7 +100,7 @@ def _imported(
             kind="imported",
             source=source,
             sha256=sha256,
-            importer=run.importer or "nccl",
+            importer=run.importer,
             imported_utc=datetime.now(UTC).isoformat(timespec="seconds"),
             label=run.label,
             side=run.side,
@@ -137,12 +132,12 @@ def _of_document(
     return _golden(document, tracker) if run is None and tracker is not None else run
 
 
-def _golden(document: object, tracker: FormatReader) -> Parsed | None:
+def _golden(document: Mapping[str, Any], tracker: FormatReader) -> Parsed | None:
     """Values by step, or in a list from start_step on, as files of before 2025 have them.
 
     A lone number, as `iteration_timing_avg`, stands at the last step.
     """
-    if not isinstance(document, dict) or not any(isinstance(of, dict) for of in document.values()):
+    if not any(isinstance(of, dict) for of in document.values()):
         return None
     series: dict[str, dict[int, Any]] = {}
     for metric, of in document.items():
@@ -199,18 +194,17 @@ def _rows(form: str | None) -> tuple[Format, ...]:
         return shipped()
     if form.endswith((".yaml", ".yml")):
         return (read_format(Path(form)),)
-    if not (named := tuple(row for row in _readable() if row.name == form)):
+    if (row := _named_rows().get(form)) is None:
         raise UsageError(f"--format: expected {_all()} or FILE.yaml, found {form!r}")
-    return named
+    return (row,)
 
 
-def _readable() -> tuple[Format, ...]:
-    """Rows of texts; the others name the metrics of whole files."""
-    return tuple(row for row in shipped() if row.lines or row.patterns)
+def _named_rows() -> dict[str, Format]:
+    return {name: row for row in shipped() for name in row.files or (row.name,)}
 
 
 def _all() -> str:
-    return ", ".join(row.name for row in _readable())
+    return ", ".join(sorted(_named_rows()))
 
 
 def _unused(label: str, taken: Sequence[str]) -> str:
@@ -245,10 +239,9 @@ def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
 
 
 def _absent(workload: Workload, steps: Sequence[ImportedStep]) -> tuple[str, ...]:
-    of_steps = [
+    told = (workload, *steps)
+    return tuple(
         words
-        for words, names in _OF_STEPS.items()
-        if all(getattr(step, name) is None for step in steps for name in names)
-    ]
-    of_workload = [words for words, name in _OF_WORKLOAD.items() if getattr(workload, name) is None]
-    return (*of_steps, *of_workload)
+        for words, names in _LOOKED_FOR.items()
+        if all(getattr(of, name, None) is None for of in told for name in names)
+    )

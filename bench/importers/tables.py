@@ -31,8 +31,6 @@ _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
 # Differences, and the numbers of rows, do not say of which run a row is.
 _OF_NO_RUN = re.compile(r"(?i).*(?:diff|delta|\u0394|gap|change|ratio|speed-?up|%)|unnamed$")
-_MOST_LABELS = 6
-_LENGTH = "number of steps"
 
 
 @dataclass(frozen=True)
@@ -53,10 +51,7 @@ class _Column:
 
 
 class LogTable:
-    """A table whose header was seen; lines are taken until one is none of its rows.
-
-    first: the header where it is a row already, as in files of step and loss without a head.
-    """
+    """A table whose header was seen; lines are taken until one is none of its rows."""
 
     def __init__(
         self, reader: FormatReader, header: list[str], split: Callable[[str], list[str]]
@@ -66,18 +61,16 @@ class LogTable:
         self._tell_sides(header)
         self._split = split
         self._rows: list[tuple[int, list[str]]] = []
-        self.first = ""
-        self.name = reader.row.name
 
     @classmethod
-    def at(cls, reader: FormatReader, header: str, following: str) -> LogTable | None:
-        """The table that begins with these two lines, of which the second is still to be taken."""
+    def at(cls, reader: FormatReader, number: int, header: str, following: str) -> LogTable | None:
+        """The table that begins with this line; the one below it is still to be taken."""
         if "|" in header and _RULE.match(following):
             return cls(reader, _piped(header), _piped)
         if _NAMELESS.fullmatch(header) and _NAMELESS.fullmatch(following):
             names = ["step", "loss", "grad_norm"][: len(header.split())]
             table = cls(reader, names, _spaced)
-            table.first = header
+            table.row(number, header)
             return table
         for mark, split in (("\t", _tabbed), (",", _commas), (" ", _spaced)):
             cells, below = (split(header), split(following)) if mark in header else ([], [])
@@ -115,8 +108,10 @@ class LogTable:
             self._turn()
         self._tell_lengths()
         sides = list(dict.fromkeys(column.run for column in self._columns if column.run)) or [""]
-        labels, has_steps = self._labels(), any(column.is_step for column in self._columns)
-        other = [at for at, column in enumerate(self._columns) if not column.is_known]
+        has_steps = any(column.is_step for column in self._columns)
+        columns = enumerate(self._columns)
+        other = [at for at, c in columns if not (c.is_known or c.is_step or c.run)]
+        labels = self._labels(other)
         are_steps = has_steps or not any(
             at in labels or not _OF_NO_RUN.match(self._columns[at].name) for at in other
         )
@@ -134,13 +129,17 @@ class LogTable:
                 key = words, side, 0 if are_steps else number
                 again = latest[key].begins_again(said, "") if key in latest else ""
                 if again or key not in latest:
-                    remark = f"{again} at line {number}: they are a run of their own"
                     remark = (
-                        remark if again else "a row of a table, which does not say at which step"
+                        "" if are_steps else "a row of a table, which does not say at which step"
+                    )
+                    remark = (
+                        f"{again} at line {number}: they are a run of their own"
+                        if again
+                        else remark
                     )
                     label = ": ".join(filter(None, (words, side)))
-                    remarks = [remark] if again or not are_steps else []
-                    latest[key] = Parsed(label=label, side=side, remarks=remarks)
+                    remarks = [remark] if remark else []
+                    latest[key] = Parsed(self._reader.row.name, label, side, remarks=remarks)
                     latest[key].begins_again(said, "")
                     runs.append(latest[key])
                 latest[key].seen(number)
@@ -148,21 +147,22 @@ class LogTable:
                     latest[key].add(said, number)
         return runs
 
-    def _labels(self) -> list[int]:
-        """Columns whose words say of which run a row is.
+    @property
+    def _whole(self) -> list[list[str]]:
+        """Rows that lack no cell."""
+        return [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+
+    def _labels(self, other: Sequence[int]) -> list[int]:
+        """Those of the other columns whose words say of which run a row is.
 
         Where rows have steps, only if a step stands twice, and then the fewest that make runs.
         """
-        rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
-        words = [
-            at
-            for at, column in enumerate(self._columns)
-            if not (column.is_known or column.is_step) and any(_is_word(row[at]) for row in rows)
-        ]
+        rows = self._whole
+        words = [at for at in other if any(_is_word(row[at]) for row in rows)]
         steps = [row[at] for row in rows for at, c in enumerate(self._columns) if c.is_step]
         if not steps:
             return words
-        repeat = [at for at in words if len({row[at] for row in rows}) < len(rows)][:_MOST_LABELS]
+        repeat = [at for at in words if len({row[at] for row in rows}) < len(rows)][:6]
         for count in range(1, len(repeat) + 1) if len({*steps}) < len(steps) else ():
             for some in itertools.combinations(repeat, count):
                 series: dict[tuple[str, ...], list[str]] = {}
@@ -199,27 +199,29 @@ class LogTable:
         of_metric: dict[str, dict[int, str]] = {}
         for at, name in enumerate(header):
             for run, metric in _sides(_shown(name)):
-                is_side = _SIDE.fullmatch(run) and self._reader.meaning(metric)
-                if is_side and not self._columns[at].run:
+                if _SIDE.fullmatch(run) and not self._columns[at].run:
                     of_metric.setdefault(metric.lower(), {}).setdefault(at, run)
-        for metric, runs in of_metric.items():
+        # A metric that is known goes before one of more words.
+        for metric in sorted(of_metric, key=lambda name: not self._reader.meaning(name)):
+            runs = {at: run for at, run in of_metric[metric].items() if not self._columns[at].run}
             if len(set(runs.values())) > 1:
+                is_known = bool(self._reader.meaning(metric))
                 for at, run in runs.items():
-                    self._columns[at] = _Column(metric, run, True)
+                    self._columns[at] = _Column(metric, run, is_known)
 
     def _tell_lengths(self) -> None:
         """A column `Steps` next to words, or whose cells are alike in several rows, is a length."""
-        cells = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+        cells = self._whole
         has_words = any(_is_word(cell) for row in cells[:1] for cell in row)
         for at, column in enumerate(self._columns):
             alike = len(cells) > 1 and len({row[at] for row in cells}) == 1
             many = _STEP.fullmatch(column.name)
             if many and many["many"] and (alike or has_words):
-                self._columns[at] = _Column(_LENGTH)
+                self._columns[at] = _Column("number of steps")
 
     def _turn(self) -> None:
         """Rows as columns, where the first cells of rows name what is measured."""
-        rows = [cells for _, cells in self._rows if len(cells) == len(self._columns)]
+        rows = self._whole
         columns = [_Column("run"), *(self._column(cells[0]) for cells in rows)]
         if any(column.is_known for column in columns):
             names = enumerate((column.name for column in self._columns[1:]), start=1)
@@ -255,7 +257,9 @@ def _sides(name: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_word(cell: str) -> bool:
-    return not (cell.lower() in NOTHING or quantities(cell) or _TIMES.fullmatch(cell))
+    """Whether it is no number; 8B is a model."""
+    numbers = [one for one in quantities(cell) if one.unit != "b"]
+    return not (cell.lower() in NOTHING or numbers or _TIMES.fullmatch(cell))
 
 
 def _piped(line: str) -> list[str]:

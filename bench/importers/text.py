@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from bench.importers import labels
 from bench.importers.parsed import Parsed, Said, some, with_arguments
@@ -28,6 +29,7 @@ _NCCL = re.compile(r"NCCL (?:INFO|WARN) .*(?: Bytes -> |NCCL version)")
 _MOST_NCCL_LINES = 2000
 _MOST_PROSE_LINES = 3
 _MOST_WRAPPED = 12
+_LONGEST_TEXT = 100
 _MOST_READINGS = 4
 _MOST_IDLE = 3
 _NARROWEST = 40
@@ -85,6 +87,7 @@ class _Cut:
         self._section: list[Parsed] = []
         self._generic = {reader.row.name for reader in readers if reader.row.generic}
         self._label: str | None = None
+        self._stated: dict[str, Any] = {}
         self._prose = 0
         self._width = 0
 
@@ -115,8 +118,8 @@ class _Cut:
                 self._take(*self._whole(line, *said), number, line)
                 before = ""
                 continue
-            if (table := self._table_at(line)) is not None:
-                self._read_table(table, number)
+            if (table := self._table_at(number, line)) is not None:
+                self._read_table(table)
             elif _NCCL.search(line):
                 run = self._runs[-1] if self._runs and not self._is_near else self._open()
                 run.seen(number)
@@ -131,7 +134,8 @@ class _Cut:
     def _begun(self, line: str) -> tuple[FormatReader, Said] | None:
         """What a line says that was wrapped before it could be known."""
         for reader in self._readers:
-            if not reader.row.generic and reader.may_begin(line):
+            words = (word for form in reader.row.lines for word in form.has)
+            if not reader.row.generic and any(word in line for word in words):
                 more = self._lines.ahead(1).strip()
                 tried = (reader.read(f"{line}{gap}{more}") for gap in ("", " "))
                 if more and any(said and said.step is not None for said in tried):
@@ -152,7 +156,7 @@ class _Cut:
         readings, best, latest, taken, above = [line], said, said, 0, line
         for count in range(1, _MOST_WRAPPED + 1):
             more = self._lines.ahead(count)
-            is_full, has_names = self._is_full(above), reader.may_go_on(more)
+            is_full, has_names = self._is_full(above), bool(reader.known.search(more))
             if not (taken or latest.is_cut_off or is_full or has_names):
                 break
             if not more.strip() or _FENCE.match(more):
@@ -192,9 +196,17 @@ class _Cut:
         )
 
     def _text(self, line: str, *, alone: bool) -> None:
-        label = labels.label_of(line, alone=alone)
-        if label is not None:
-            self._label, self._prose = label, 0
+        label = labels.label_of(line)
+        is_short = alone and label is None and len(line) <= _LONGEST_TEXT
+        stated = labels.facts_of(line) if is_short else {}
+        if stated and self._is_near:
+            self._stated |= stated
+        elif (
+            label := label
+            or labels.label_of(line, alone=alone)
+            or (line.strip() if stated else None)
+        ):
+            self._label, self._prose, self._stated = label, 0, {}
         else:
             self._prose += 1
 
@@ -206,10 +218,8 @@ class _Cut:
             self._label, self._prose = None, 0
         name = reader.row.name
         mine = [run for run in self._section if run.importer in ("", name)]
-        if not mine:
-            run = self._another("lines of another format: they are a run of their own")
-        else:
-            run = mine[-1]
+        other = "lines of another format: they are a run of their own"
+        run = mine[-1] if mine else self._another(other)
         rank = match["rank"] if (match := _RANK.search(line)) else ""
         if again := run.begins_again(said, rank):
             run = self._another(f"{again} at line {number}: they are a run of their own")
@@ -218,8 +228,7 @@ class _Cut:
         run.add(said, number)
 
     def _open(self) -> Parsed:
-        label = self._label if self._is_near else None
-        run = _named(label) if label is not None else Parsed()
+        run = _named(self._label or "" if self._is_near else "", self._stated)
         self._runs.append(run)
         self._section = [run]
         self._label, self._prose = None, 0
@@ -227,36 +236,34 @@ class _Cut:
 
     def _another(self, remark: str) -> Parsed:
         """One more run below the label of the section."""
-        run = _named(self._section[0].label)
+        run = _named(self._section[0].label, self._stated)
         run.remarks.append(remark)
         self._runs.append(run)
         self._section.append(run)
         return run
 
-    def _table_at(self, line: str) -> LogTable | None:
+    def _table_at(self, number: int, line: str) -> LogTable | None:
         below = self._lines.ahead(1)
-        tables = (
-            LogTable.at(reader, line, below) for reader in self._readers if reader.row.patterns
-        )
-        return next(filter(None, tables), None)
+        readers = (reader for reader in self._readers if reader.row.patterns)
+        return next(filter(None, (LogTable.at(r, number, line, below) for r in readers)), None)
 
-    def _read_table(self, table: LogTable, number: int) -> None:
-        if table.first:
-            table.row(number, table.first)
+    def _read_table(self, table: LogTable) -> None:
         while table.takes(self._lines.ahead(1)):
             table.row(*(self._lines.take() or (0, "")))
         heading = self._label if self._is_near else None
         for run in table.runs():
-            named = _named(": ".join(filter(None, (heading, run.label))))
-            run.label, run.stated, run.importer = named.label, named.stated, table.name
+            named = _named(": ".join(filter(None, (heading, run.label))), self._stated)
+            run.label, run.stated = named.label, named.stated
             run.workload = named.workload | run.workload
             self._runs.append(run)
             self._section = []
         self._label, self._prose = None, 0
 
 
-def _named(label: str) -> Parsed:
-    return Parsed(label=label, stated=labels.stated_in(label), workload=labels.facts_of(label))
+def _named(label: str, stated: dict[str, Any]) -> Parsed:
+    """stated: what stands between a label and its lines."""
+    workload = (stated if label else {}) | labels.facts_of(label)
+    return Parsed(label=label, stated=labels.stated_in(label), workload=workload)
 
 
 def _quality(said: Said) -> tuple[int, bool]:

@@ -76,14 +76,14 @@ def of_import(run: ImportedRun) -> Shown:
     times = stated_steps(steps, "milliseconds").values()
     losses = [*stated_steps(run.steps, "loss").values()]
     usual = run.workload.tokens_per_step
+    of_device = stated_steps(steps, "tokens_per_second_per_device").values()
     rates = [
         tokens / step.milliseconds * 1e3
         for step in steps
         if step.milliseconds and (tokens := step.tokens or usual) is not None
     ] or [
-        step.tokens_per_second_per_device * run.workload.ranks
-        for step in steps
-        if step.tokens_per_second_per_device is not None and run.workload.ranks
+        *stated_steps(steps, "tokens_per_second").values(),
+        *(rate * run.workload.ranks for rate in of_device if run.workload.ranks),
     ]
     origin = run.provenance
     time, rate = (median(values) if values else None for values in (times, rates))
@@ -91,7 +91,7 @@ def of_import(run: ImportedRun) -> Shown:
     counted_tokens = {step.step: step.tokens for step in run.steps if step.tokens}
     return Shown(
         run.id,
-        f"{origin.importer or 'unknown importer'}: {origin.source or 'unknown log'}",
+        f"{origin.importer or 'no steps'}: {origin.source or 'unknown log'}",
         run.workload,
         Pace(run.workload, time, rate, median(flops) if flops else None, counted_tokens),
         len(run.steps),
@@ -191,9 +191,11 @@ _DIFFERENCES = {"loss": "loss", "gradient norm": "grad_norm"}
 _CHANGES = (
     ("step time, median", "ms", "milliseconds"),
     ("tokens/s per device, median", "", "tokens_per_second_per_device"),
+    ("tokens/s, median", "", "tokens_per_second"),
     ("TFLOP/s per device, median", "", "teraflops_per_device"),
     ("allocated peak of a device", "bytes", "device_peak_bytes"),
     ("reserved peak of a device", "bytes", "device_reserved_peak_bytes"),
+    ("memory of a device, kind not said", "bytes", "device_memory_bytes"),
 )
 
 

@@ -171,6 +171,13 @@ COLUMNS = {
     "config,PR loss,main loss\na,2.51,2.5\nb,2.42,2.4\n": [
         ("a-main", "a-pr", 1), ("b-main", "b-pr", 1),
     ],
+    ",PR mem (GiB),main mem (GiB)\n8B,40,42\n70B,60,61\n": [
+        ("8b-main", "8b-pr", 1),
+        ("70b-main", "70b-pr", 1),
+    ],
+    "config,main tokens/s,PR tokens/s,PR mfu,main mfu\na,64000,66000,41,42\n": [
+        ("a-main", "a-pr", 1),
+    ],
     "chunks,fsdp2 loss,mfsdp loss\n1,2.51,2.5\n2,,2.4\n4,,2.3\n": [("fsdp2", "mfsdp", 1)],
     "config,step,main loss,PR loss\na,1,2.5,\na,2,2.4,2.6\nb,1,3.5,3.6\nb,2,3.4,3.6\n": [
         ("a-main", "a-pr", 1), ("b-main", "b-pr", 2),
@@ -185,7 +192,8 @@ def test_columns_of_two_sides_are_compared_within_their_rows(tmp_path, capsys, t
     found = compared(capsys, path)
     names = [run["name"].removeprefix("t.") for run in found["side_by_side"]]
     pairs = [found["parity"], *found.get("further", ())]
-    assert [pair["differences"][0]["steps"] for pair in pairs] == [n for *_, n in COLUMNS[text]]
+    steps = [len(pair["changes"]) or pair["differences"][0]["steps"] for pair in pairs]
+    assert steps == [count for *_, count in COLUMNS[text]]
     said = compared(capsys, path, as_json=False)
     for base, head, _ in COLUMNS[text]:
         assert {base, head} <= {*names}

@@ -35,7 +35,10 @@ SAMPLES: dict[str, tuple[str, list[tuple[int, dict[str, Any]]]]] = {
         " lr 1.00e-05 | mem 41.00 GiB | tps 8800.00(1100.00/gpu) | num_label_tokens 16300",
         [
             (0, {"loss": 1.9, "device_peak_bytes": 40.5 * GIB, "tokens": 16400}),
-            (1, {"loss": 1.75, "tokens_per_second_per_device": 1100.0, "tokens/s": 8800.0}),
+            (
+                1,
+                {"loss": 1.75, "tokens_per_second_per_device": 1100.0, "tokens_per_second": 8800.0},
+            ),
         ],
     ),
     "torchtitan": (

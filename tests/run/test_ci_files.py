@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import warnings
+from dataclasses import fields
 
 import pytest
 
-from bench.cli.import_ import read_logs
+from bench.cli.import_ import ImportVerb, read_logs
 from bench.errors import NothingMeasuredError, UsageError
 
 GOLDEN = {
@@ -44,6 +45,22 @@ def test_golden_values_are_a_run_in_our_units(tmp_path):
     assert run.provenance.remarks == (
         "1 values that cannot be were dropped: milliseconds nan (step 3)",
     )
+
+
+def test_every_name_of_a_format_is_taken_and_listed(tmp_path):
+    path = tmp_path / "golden_values.json"
+    path.write_text(golden())
+    (tmp_path / "x.csv").write_text("step,loss\n1,2.5\n2,2.4\n")
+    ((_, (run,)),) = read_logs((str(path),), "golden")
+    assert run.provenance.importer == "golden"
+    with pytest.raises(NothingMeasuredError, match="no training step that golden prints"):
+        read_logs((str(tmp_path / "x.csv"),), "golden")
+    (form,) = (field for field in fields(ImportVerb) if field.name == "form")
+    with pytest.raises(UsageError) as refused:
+        read_logs((str(path),), "nccl")
+    listed = str(refused.value).partition("expected ")[2].partition(" or FILE.yaml")[0]
+    assert f": {listed}, or FILE.yaml" in form.metadata["typer"].help
+    assert {"golden", "tensorboard", "table", "megatron"} < {*listed.split(", ")}
 
 
 def test_metrics_of_other_intervals_are_steps_of_their_own(tmp_path):

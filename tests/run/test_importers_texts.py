@@ -133,11 +133,40 @@ def test_what_is_no_label(line: str) -> None:
         ("main (SeqLen 8,192)", {"seq_len": 8192}),
         ("main, 8,192 sequence length", {"seq_len": 8192}),
         ("main (seq len 4.5K)", {}),
+        ("main, seq 4096, GBS 128", {"seq_len": 4096, "global_batch": 128}),
+        ("gbs 128 seq 4096 mbs 2", {"seq_len": 4096, "global_batch": 128, "micro_batch": 2}),
+        ("seq=8k global batch size of 1,024", {"seq_len": 8192, "global_batch": 1024}),
+        (
+            "GBS512, micro-batch-size: 1, 4k context",
+            {
+                "seq_len": 4096,
+                "global_batch": 512,
+                "micro_batch": 1,
+            },
+        ),
+        ("global_batch_size=64 local_batch_size=4", {"global_batch": 64, "micro_batch": 4}),
+        ("max_seq_len: 2048, context length 2048", {"seq_len": 2048}),
+        # Ranges, amounts of tokens, two numbers, and what only counts.
+        ("global batch 4M tokens, seq 4096-8192, GBS 64 -> 128", {}),
+        ("seq 4096 against seq 8192", {}),
+        ("Sequence 2: AdamW; consequence 4096", {}),
+        ("global batch of 524,288 tokens, batch 128", {}),
         ("BF16 comm", {}),
     ],
 )
 def test_a_label_states_model_and_sequence(label: str, facts: dict[str, object]) -> None:
     assert facts_of(label) == facts
+
+
+def test_text_between_a_heading_and_its_lines_states_facts() -> None:
+    log = "step 1: loss 2.5, time 1.5 s\n"
+    first, second = read(f"## main, 8 H100\n\nseq 4096, gbs=128\n\n{log}\n## PR\n{log}")
+    assert first.provenance.label == "main, 8 H100"
+    work = first.workload
+    assert (work.ranks, work.seq_len, work.global_batch) == (8, 4096, 128)
+    assert (second.provenance.label, second.workload.seq_len) == ("PR", None)
+    (alone,) = read(f"seq_len=4096 gbs=128\n\n{log}")
+    assert (alone.workload.seq_len, alone.workload.global_batch) == (4096, 128)
 
 
 def test_a_spreadsheet_begins_with_the_mark_of_its_encoding() -> None:
