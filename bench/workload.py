@@ -15,6 +15,8 @@ from pydantic import Field
 from bench.spec import Frozen, ResolvedRun
 
 OURS = "mfsdp-bench"
+_OF_SHAPE = ("parameters", "layers", "hidden", "vocab")
+_OF_DTYPES = ("compute", "main_params", "main_grads", "grad_comm")
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 
 
@@ -61,14 +63,8 @@ class Workload(Frozen):
             engine=run.engine.name,
             strategy=run.strategy,
             model=run.model_name,
-            parameters=None if shape is None else shape.parameters,
-            layers=None if shape is None else shape.layers,
-            hidden=None if shape is None else shape.hidden,
-            vocab=None if shape is None else shape.vocab,
-            compute_dtype=dtypes.compute,
-            main_params_dtype=dtypes.main_params,
-            main_grads_dtype=dtypes.main_grads,
-            grad_comm_dtype=dtypes.grad_comm,
+            **{name: getattr(shape, name, None) for name in _OF_SHAPE},
+            **{f"{name}_dtype": getattr(dtypes, name) for name in _OF_DTYPES},
             ranks=run.launch.ranks,
             data_parallel=run.data_parallel,
             tensor_parallel=run.engine.tensor_parallel,
@@ -86,9 +82,8 @@ class Workload(Frozen):
     @property
     def tokens_per_step(self) -> int | None:
         """Tokens of one global batch; None where one of its factors is absent."""
-        if self.global_batch is None or self.seq_len is None:
-            return None
-        return self.global_batch * self.seq_len
+        batch, length = self.global_batch, self.seq_len
+        return None if batch is None or length is None else batch * length
 
 
 class Provenance(Frozen):

@@ -121,8 +121,7 @@ class SaveVerb(ResultsOption, name="baseline save"):
         from reports.compare.samples import imported_samples
         from reports.compare.sides import samples_of
 
-        sweep, is_file = self.sweep, Path(self.sweep).is_file()
-        store = self.store(create=is_file)
+        store, sweep = self.store(create=(is_file := Path(self.sweep).is_file())), self.sweep
         if store.baselines.path(self.name).exists():
             raise UsageError(
                 f"baseline {self.name!r} exists and is not overwritten: save under another name,"
