@@ -117,6 +117,8 @@ def _quick(engine: str) -> Iterator[Case]:
         yield replace(either, model=model, microbatches=2)
     for strategy in ("optim", "optim_grads"):
         yield replace(base, strategy=strategy, model="sporadic", microbatches=2)
+    for strategy in ("no_shard", "optim_grads_params"):  # a divisor that no binary number holds
+        yield replace(base, strategy=strategy, ranks=3, policy="bf16_wire", microbatches=2)
     for strategy in ("optim", "optim_grads_params"):
         yield replace(base, strategy=strategy, scenario="reloaded", model="frozen", policy="bf16")
     yield replace(base, ranks=1, microbatches=3)

@@ -15,6 +15,7 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.grouping import ParameterFacts, plan_buckets
 from mfsdp_core.plan.layout import within_padding_budget
 from mfsdp_core.plan.pools import Buffer, plan_pool
+from mfsdp_core.state.grad_norm import clip_grad_norm_
 from mfsdp_core.streams import Streams
 
 CPU = torch.device("cpu")
@@ -88,3 +89,18 @@ def test_buckets_of_experts_keep_the_padding_rule_on_the_ranks_that_share_them()
             assert plan.layout.slices == (of_experts if plan.is_expert else ranks)
             assert within_padding_budget(plan.layout)
             assert {index >= len(shapes) for index in plan.members} == {plan.is_expert}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_norms_of_narrow_gradients_are_summed_in_fp32(dtype: torch.dtype) -> None:
+    """Squares of 300 overflow FP16, and a sum of many in BF16 stops growing."""
+    parameters = [torch.nn.Parameter(torch.zeros(size, dtype=dtype)) for size in (5000, 3)]
+    for parameter, value in zip(parameters, (0.011, 300.0), strict=True):
+        parameter.grad = torch.full_like(parameter, value)
+    gradients = [torch.zeros(0) if p.grad is None else p.grad.double() for p in parameters]
+    wanted = torch.cat(gradients).norm()
+    found = clip_grad_norm_(parameters, 1.0)
+    assert found.dtype == torch.float32
+    assert abs(float(found / wanted) - 1) < 1e-6
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        assert torch.equal(parameter.grad, (gradient / (wanted + 1e-6)).to(dtype))

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.errors import ConfigurationError
+from oracle import ranks
 from oracle.hybrid import PAIRS, hybrid
 from oracle.models import build
 from oracle.ranks import WORLD
@@ -116,6 +118,18 @@ def test_gradients_round_exactly_where_the_strategy_says_and_add_up_in_rank_orde
     is_native = way[0] == "native" or (way == ("auto", "wire") and strategy == "no_shard")
     most = 3 * MICROBATCHES if is_native and size > 2 else 0
     compare_emulated(strategy, None, size, dtypes, way, most=most)
+
+
+@pytest.mark.on_ranks(3)
+@pytest.mark.parametrize("dtypes", [COMBINATIONS[0], COMBINATIONS[3]])
+@pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
+def test_a_divisor_that_no_binary_number_holds_rounds_before_the_wire_and_once(
+    strategy: str, dtypes: Dtypes
+) -> None:
+    mesh_of_three = init_device_mesh("cpu", (1, 3), mesh_dim_names=("replica", "dp"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(ranks._meshes, 3, mesh_of_three)
+        compare_emulated(strategy, None, 3, dtypes, ("auto", "default"))
 
 
 @pytest.mark.sample

@@ -124,6 +124,11 @@ _PROGRAMS: dict[str, Program] = {
             _cycle("r", optimizes=False),
         ),
     ),
+    "decoupled gradients, attached twice": Program(
+        "mfsdp",
+        options=(("use_decoupled_grad", True),),
+        cycles=(_cycle("r", "r", end="each", optimizes=False),) * 2,
+    ),
     "exceptions": Program(
         "mfsdp",
         units=(UnitShape(),) * 3,
@@ -149,12 +154,17 @@ _PROGRAMS: dict[str, Program] = {
         units=(UnitShape("Gain"), UnitShape("Table"), UnitShape()),
         cycles=(Cycle((Pass("guarded", ("rrr",)), Pass("micro", ("rrr",)))),),
     ),
-    "the guard refuses whole gradients": Program(
-        "mfsdp",
-        strategy=0,
-        options=(("check_for_nan_in_grad", True),),
-        cycles=(Cycle((Pass("guarded", ("r",)), Pass("micro", ("r",)))),),
-    ),
+    **{
+        f"the guard refuses infinite gradients, {option}": Program(
+            "mfsdp",
+            strategy=strategy,
+            root="frozen",
+            options=((option, True),),
+            units=(UnitShape(frozen="all"),),
+            cycles=(Cycle((Pass("guarded", ("r",), ("inf", 0)), Pass("micro", ("r",)))),),
+        )
+        for strategy, option in ((0, "check_for_nan_in_grad"), (3, "report_nan_in_param_grad"))
+    },
     "used from the third cycle on": Program(
         "mfsdp", strategy=1, units=(UnitShape(),) * 2, cycles=(_cycle("ps"), _cycle("ps", "ps"))
     ),

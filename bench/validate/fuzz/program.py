@@ -44,9 +44,10 @@ class UnitShape:
 class Pass:
     """kind: one of `BACKWARD`, `evaluate` (no autograd), `unused` (no backward), or as below.
 
-    `failing`: an exception in a unit; `guarded`: a batch of NaN, which the guard refuses. paths:
-    letters of the units, by rank modulo the number of paths. fails: for kind `failing`, the phase
-    that an exception comes from (forward, recompute, backward), and the unit.
+    `failing`: an exception in a unit; `guarded`: a batch of NaN, or with one target of Inf, which
+    the guard refuses. paths: letters of the units, by rank modulo the number of paths. fails: for
+    kind `failing`, the phase that an exception comes from (forward, recompute, backward), and the
+    unit; for `guarded`, ("inf", 0) for the target.
     """
 
     kind: str
@@ -56,9 +57,10 @@ class Pass:
 
 @dataclass(frozen=True)
 class Cycle:
-    """Passes up to a gradient. end: `sync` (the last microbatch says so), `finish` or `start`.
+    """Passes up to a gradient.
 
-    clip: bound of the norm, 0 for none. scale: a factor of the finished gradients. wire: dtype of
+    end: `sync` (the last microbatch says so), `each` (every one does), `finish` or `start`. clip:
+    bound of the norm, 0 for none. scale: a factor of the finished gradients. wire: dtype of
     reductions from here on, "" for no change. ahead: weights are gathered before the optimizer
     step. loads: whole weights are loaded first. resumes: a new model continues from a checkpoint
     first.

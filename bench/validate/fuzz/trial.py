@@ -132,11 +132,11 @@ class Trial:
             dtype = getattr(torch, cycle.wire)
             self.driver.send_gradients_in(self.model, dtype)
             self.tolerance = max(self.tolerance, 8 * torch.finfo(dtype).eps)
-        synced = cycle.end == "sync"
+        synced, each = cycle.end == "sync", cycle.end == "each"
         for index, pass_ in enumerate(cycle.passes):
             # Its backward pass would come after the cycle's last one.
             if not (synced and pass_.kind == "failing" and -1 < cycle.last < index):
-                getattr(self, pass_.kind)(pass_, synced and index == cycle.last)
+                getattr(self, pass_.kind)(pass_, each or (synced and index == cycle.last))
         self._finish(cycle.end)
         if cycle.scale != 1.0:
             self._scale(cycle.scale)
@@ -223,11 +223,12 @@ class Trial:
         _empty_queue()
 
     def guarded(self, one: Pass, _last: bool) -> None:
-        """A batch of NaN, which the guard refuses; the training loop drops the cycle."""
+        """A batch that the guard refuses; the training loop drops the cycle."""
         inputs, target = self._choose(one)
+        (target.flatten()[:1] if one.fails[0] else inputs).fill_(float(one.fails[0] or "nan"))
         refused = "nothing"
         try:
-            self.driver.train(self.model, (inputs * float("nan"), target), False)
+            self.driver.train(self.model, (inputs, target), False)
             self.driver.finish(self.model, "finish")
         except ArithmeticError as error:
             refused = type(error).__name__
