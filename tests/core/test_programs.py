@@ -6,12 +6,13 @@ of a path say what a unit does: `bench.validate.fuzz.program.LETTERS`.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
 from bench.testing.workers import Workers
-from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
+from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
 from bench.validate.fuzz.session import outcome_of
 
 #: Five units. By case, one string per rank; the second microbatch swaps the ranks' paths.
@@ -94,6 +95,51 @@ def nested(strategy: int, mode: str, path: str) -> Program:
     return Program("mfsdp", 4, strategy, mode, units=units, cycles=(Cycle(micro((path,))),))
 
 
+def corners(ranks: int, strategy: int, *options: tuple[str, object], **more: str) -> Program:
+    """A switch in all corners at once.
+
+    A shard without elements, uneven rows, frozen weights, nested units, passes that fail, a load.
+    """
+    units = (UnitShape("Gain"), UnitShape("Outer"), UnitShape(frozen="part"), UnitShape("Table"))
+    given = {"nested_units": "all"} | dict(options)
+    if META in given:  # of which every module can draw its weights
+        units = (UnitShape(), UnitShape("Conv"), UnitShape(frozen="part"), UnitShape(hidden=1))
+    path, branches = (("rrrr",),), (("rprr", "rrsr"),)
+    if given.get("transport") == "native":  # docs/core-limits.md: one path for all ranks
+        branches = (("rprr",), ("rrsr",))
+    cycles = (
+        Cycle((*micro(*path), Pass("failing", *path, ("forward", 2))), clip=0.05),
+        Cycle((Pass("failing", *path, ("backward", 1)), *micro(*path, *branches))),
+        Cycle((Pass("evaluate", *path), *micro(*branches, *path)), loads=True, clip=0.05),
+    )
+    if given.get("use_decoupled_grad"):  # which no optimizer of torch reads
+        cycles = tuple(replace(cycle, optimizes=False) for cycle in cycles)
+    mode = more.get("mode", "flat")
+    return Program(
+        "mfsdp", ranks, strategy, mode, options=(*given.items(),), units=units, cycles=cycles
+    )
+
+
+#: Switches that change what passes do, each as its strategy has it.
+SWITCHES: tuple[tuple[int, str, object], ...] = (
+    *((strategy, "average_in_collective", True) for strategy in (0, 3)),
+    *((strategy, "calculate_per_token_loss", True) for strategy in (1, 3)),
+    *((strategy, "check_for_nan_in_grad", True) for strategy in (1, 3)),
+    *((strategy, "report_nan_in_param_grad", True) for strategy in (0, 2)),
+    *((strategy, "disable_bucketing", True) for strategy in (0, 3)),
+    *((strategy, "overlap_grad_reduce", False) for strategy in (0, 1)),
+    *((strategy, "overlap_param_gather", False) for strategy in (1, 3)),
+    *((strategy, "unused_parameters", "zero") for strategy in (1, 3)),
+    *((strategy, "transport", "point_to_point") for strategy in (0, 3)),
+    *((3, "transport", "native"), (2, "sync_model_each_microbatch", True)),
+    *((3, "allocator", name) for name in ("temporary", "fixed_pool", "max_pool")),
+    *((3, "fsdp_double_buffer", True), (3, "enable_fine_grained_param_gather", True)),
+    *((3, "prefetch_order", "static"), (3, "prefetch_budget_bytes", 400)),
+    *((0, "on_double_reduction", "warn"), (3, META, True)),
+    *((1, "nested_units", "outermost"), (3, "front", "fsdp2")),
+    *((strategy, "use_decoupled_grad", True) for strategy in (1, 3)),
+)
+
 BY_MODULE = ("enable_fine_grained_param_gather", True)
 DAILY = ((0, "k", False), (2, "k", True), (3, "c", False), (3, "k", False))
 ALLOCATORS = ("storage_resize", "temporary", "max_pool")
@@ -106,11 +152,20 @@ PROGRAMS: dict[str, Program] = {
     **{f"used in turns {s}": used_in_turns(s) for s in (0, 1)},
     **{f"nested {s} {path}": nested(s, "hsdp", path) for s in range(4) for path in ("K", "kr")},
     **{f"nested hfsdp {path}": nested(3, "hfsdp", path) for path in ("K", "kr")},
+    **{f"corners {s} {name} {value}": corners(2, s, (name, value)) for s, name, value in SWITCHES},
+    **{
+        f"corners {s} {mode}": corners(4, s, mode=mode)
+        for s in (1, 3)
+        for mode in ("hsdp", "hfsdp")
+    },
 }
 NIGHTLY = {
     f"paths {s}{r}{p}": on_other_paths(s, r, p)
     for s, r, p in product(range(4), "rkc", (True, False))
     if (s, r, p) not in DAILY
+}
+NIGHTLY |= {
+    f"alone {s} {name} {value}": corners(1, s, (name, value)) for s, name, value in SWITCHES
 }
 
 
