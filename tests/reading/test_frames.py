@@ -8,26 +8,9 @@ import pandas as pd
 import pytest
 from recorded_runs import Recorded, record_run, resolved_run
 
-from bench.derive.summary import summarise
 from bench.record import RunSummary
 from bench.spec import LaunchSpec
-from bench.store import ResultsStore
 from reports.frames import read_frames
-
-
-def test_a_row_per_run_holds_the_numbers_of_its_summary(quickstart_root):
-    frames = read_frames(quickstart_root)
-    records = {one.run_id: one for one in ResultsStore.open(quickstart_root, False).records()}
-    assert set(frames.runs["run_id"]) == set(records)
-    assert frames.problems == ()
-    assert (frames.runs["ended_utc"] >= frames.runs["started_utc"]).all()
-    for row in frames.runs.to_dict("records"):
-        summary = summarise(records[row["run_id"]])
-        for name in ("step_milliseconds_median", "tokens_per_second", "final_loss", "mfu"):
-            expected = getattr(summary, name)
-            assert row[name] == expected or (math.isnan(row[name]) and expected is None)
-        for category, size in summary.memory_by_category_bytes.items():
-            assert row[f"memory.{category}_bytes"] == size
 
 
 def test_counts_and_cpu_time_by_thread_are_columns(store, monkeypatch):
@@ -38,20 +21,6 @@ def test_counts_and_cpu_time_by_thread_are_columns(store, monkeypatch):
     record_run(store, Recorded(resolved_run(), cell="a"))
     (row,) = read_frames(store.root).runs.to_dict("records")
     assert (row["counts.copies"], row["cpu.autograd_milliseconds"]) == (3, 1.5)
-
-
-def test_a_row_per_step_of_a_rank_holds_the_raw_sample(store):
-    record_run(store, Recorded(resolved_run(), cell="a"))
-    record = next(iter(store.records()))
-    steps = read_frames(store.root).steps
-    assert len(steps) == 2 * 20
-    one = steps[(steps["rank"] == 1) & (steps["step"] == 7)].iloc[0]
-    sample = record.steps[1][6]
-    assert (one["milliseconds"], one["loss"], one["cell"]) == (
-        sample.milliseconds,
-        sample.loss,
-        "a",
-    )
 
 
 def test_what_was_not_measured_is_missing_and_its_column_is_one_of_numbers(store):

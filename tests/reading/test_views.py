@@ -13,7 +13,7 @@ from bench.errors import UsageError
 from bench.record import STOPPED
 from bench.spec import DataSpec, ResolvedRun
 from bench.store import ResultsStore
-from reports.views.cells import Run, dtype_policy, make_cell
+from reports.views.cells import Run, make_cell
 from reports.views.reference import choose_reference, rule_for
 from reports.views.sweep_view import load_sweeps
 
@@ -67,14 +67,6 @@ def test_a_configuration_is_named_a_few_times_per_run_however_many_cells_there_a
     monkeypatch.setattr(ResolvedRun, "canonical_json", lambda run: named.append(run) or text(run))
     assert len(load(store)[0].cells) == 12
     assert len(named) <= 5 * 12
-
-
-def test_several_sweeps_put_their_id_before_cell_names(store):
-    for sweep in ("one", "two"):
-        write_plan(store, [("first", A)], sweep=sweep)
-        record_run(store, Recorded(A, cell="first", sweep=sweep))
-    names = [cell.name for view in load(store, "one", "two") for cell in view.cells]
-    assert names == ["one: first", "two: first"]
 
 
 def test_a_damaged_plan_falls_back_to_the_runs_and_says_so(store):
@@ -157,12 +149,6 @@ def test_damage_outranks_success_and_an_end_from_outside_is_no_failure(store, ru
         damage(folder)
     cell = make_cell("c", store.records())
     assert (cell.runs[0].kind, cell.n, cell.value(LOSS)) == (kind, 0, None)
-
-
-def test_a_policy_is_named_by_what_differs():
-    assert dtype_policy(resolved_run()) == "fp32"
-    assert dtype_policy(resolved_run(dtype="bf16", comm="bf16")) == "bf16, main fp32, comm bf16"
-    assert dtype_policy(resolved_run(dtype="bf16")) == "bf16, main fp32"
 
 
 @pytest.mark.parametrize(("engine", "more"), [("ddp", ", residual stream fp32"), ("mfsdp", "")])
