@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from bench.derive.counts import totals
@@ -53,6 +54,9 @@ def summarise(record: RunRecord) -> RunSummary:
     ledger = ledger_peak(record.memory)
     if ledger.untold:
         notes.append(f"no ledger peak: the engine does not say its {', '.join(ledger.untold)}")
+    if record.resolved.gathers_matrices and ledger.peak_bytes is not None:
+        notes.append("no ledger peak: it lacks the whole matrices that the optimizer steps on")
+        ledger = replace(ledger, peak_bytes=None)
     cpu = _cpu_milliseconds(window)
     slowest = [max(ranks, key=lambda sample: sample.milliseconds) for ranks in window]
     host = [one.host_milliseconds for one in slowest if one.host_milliseconds is not None]

@@ -15,6 +15,7 @@ from bench.spec.engine_table import IMPORT_PATH_FORM, engine_names, find_engine
 from bench.spec.model import LinearLayers, ModelShape, ModelSpec
 from bench.spec.names import (
     HYBRID_NAMES,
+    SHARDED,
     DataKind,
     DeviceType,
     DtypeName,
@@ -234,6 +235,12 @@ class ResolvedRun(Frozen):
     def comparable_in_time(self) -> bool:
         """Whether its times mean something: nothing slows it down, and no rank shares a device."""
         return self.measure.comparable_in_time and self.launch.ranks_per_device == 1
+
+    @property
+    def gathers_matrices(self) -> bool:
+        """Whether its optimizer puts whole matrices together in a step, which no ledger books."""
+        wants = self.train.optimizer == "muon" or self.engine.setting("matrices") == "whole"
+        return wants and "optimizer" in SHARDED[self.strategy]
 
     @property
     def tokens_per_step(self) -> int:

@@ -260,8 +260,10 @@ def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | N
         return f"{parity.moved} moved", why
     moved = change.of(LOSS)
     # Of two policies, the coarser one's rounding is the yardstick.
-    bound = max(tolerance_for(cell.resolved).bound for cell in (change.base, change.head))
-    if moved is None or abs(moved) <= bound:
+    both = change.base, change.head
+    bound = max(tolerance_for(cell.resolved).bound for cell in both)
+    is_alike = len({cell.resolved.train.optimizer for cell in both}) == 1
+    if moved is None or abs(moved) <= bound or not is_alike:
         return None
     return "loss moved", (
         f"final loss {quantity.change(moved, 2)} against {change.base.name}, more than "

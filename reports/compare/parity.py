@@ -127,7 +127,7 @@ def wire_groups(cells: Sequence[Cell]) -> list[ParityGroup]:
     for members in _alike(cells, GRADIENT_DTYPES):
         if len({_wire(cell.resolved) for cell in members}) > 1:
             reference = choose_reference(members, None, lambda cell: bool(cell.finished))
-            bounds = (tolerance_for(cell.resolved) for cell in members)
+            bounds = (tolerance_of(cell.finished[0].record) for cell in members)
             widest = max(bounds, key=lambda tolerance: tolerance.bound)
             base = reference or members[0]
             rows = tuple(_row(cell, base, widest, alone=False) for cell in members)
@@ -201,6 +201,25 @@ def tolerance_for(resolved: ResolvedRun) -> Tolerance:
     return Tolerance(bound, why)
 
 
+def tolerance_of(record: RunRecord) -> Tolerance:
+    """That of its dtypes, and where Muon trained, of its updates.
+
+    torch.optim.Muon's Newton-Schulz iteration casts a gradient of any dtype to BF16 and computes in
+    it, so the order of sums may round every element of an update differently, but for weights that
+    no update has moved yet. So of what training has moved the loss by, one rounding is admitted.
+    """
+    tolerance, values = tolerance_for(record.resolved), [*losses(record).values()]
+    if record.resolved.train.optimizer != "muon" or not all(values):
+        return tolerance
+    moved = max((abs(1 - values[0] / value) for value in values), default=0.0)
+    roundoff = UNIT_ROUNDOFF["bf16"]
+    why = (
+        f"{tolerance.derivation}; and {roundoff:.2e}, the unit roundoff of the bf16 in which Muon"
+        f" computes updates, of the {moved:.2f} by which they moved the loss"
+    )
+    return Tolerance(tolerance.bound + roundoff * moved, why)
+
+
 def losses(record: RunRecord, name: str = "loss") -> dict[int, float]:
     """Mean loss, or gradient norm, over ranks by step, from 1; empty where nothing is trained.
 
@@ -219,7 +238,9 @@ def _group(members: Sequence[Cell], label: str) -> ParityGroup:
     reference = choose_reference(members, None, lambda cell: bool(cell.finished)) or members[0]
     repeats = [spread for cell in members if (spread := _repeat_spread(cell)) is not None]
     repeat_spread = max(repeats, default=None)
-    tolerance = _calibrated(tolerance_for(reference.resolved), reference, members, repeat_spread)
+    tolerance = _calibrated(
+        tolerance_of(reference.finished[0].record), reference, members, repeat_spread
+    )
     rows = tuple(_row(cell, reference, tolerance, alone=len(members) == 1) for cell in members)
     return ParityGroup(label, reference, tolerance, rows, repeat_spread)
 

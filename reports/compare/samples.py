@@ -23,7 +23,7 @@ from bench.derive.metrics import (
 from bench.record import SCHEMA_VERSION
 from bench.workload import ImportedRun, Workload
 from reports.compare.logs import of_import
-from reports.compare.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_for
+from reports.compare.parity import EXACT_BOUNDS, UNIT_ROUNDOFF, losses, tolerance_of
 from reports.compare.series import Curve, stated_steps
 from reports.compare.unlike import Pace, only_compared
 from reports.views.cells import Cell, Run
@@ -124,7 +124,7 @@ def cell_samples(cell: Cell) -> CellSamples:
         curves={
             name: tuple(Curve.of(losses(run.record, name)) for run in counted) for name in CURVES
         },
-        loss_bound=tolerance_for(record.resolved).bound,
+        loss_bound=tolerance_of(record).bound,
         not_steady=len(counted) - len(values.get(STEP_TIME.name, ())),
         why_not_steady=tuple(dict.fromkeys(w.reason for w in windows if w and not w.stable)),
         counts=next((c for run in counted if (c := step_counts(run.record))), None),

@@ -62,6 +62,9 @@ def memory_section(findings: Findings) -> Iterator[Block]:
         figure = memory_timeline_figure([(cell.name, timeline) for cell, timeline in drawn])
         yield Figure("memory-timeline", figure, caption)
         yield TableBlock(_peak_table([(cell, peak(timeline)) for cell, timeline in drawn]), _PEAK)
+        if gathering := [cell.name for cell, _ in drawn if cell.resolved.gathers_matrices]:
+            names = ", ".join(gathering)
+            yield note(f"Without the whole matrices on which the optimizer steps: {names}.")
         with_one = {cell.name for cell, _ in drawn}
         missing = [cell.name for cell, _ in kept if cell.name not in with_one]
         if missing:

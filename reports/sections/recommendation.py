@@ -208,15 +208,21 @@ _AS_LITTLE = 0.005
 
 
 def _least_memory(group: ParityGroup) -> str:
-    """Of cells with the reference's losses, those that hold least, and what they send."""
-    alike = [row.cell for row in group.rows if row.verdict in ("reference", "parity")]
+    """Of cells with the reference's losses, those that hold least, and what they send.
+
+    Without those whose optimizer gathers whole matrices, which stand in no number.
+    """
+    equal = [row.cell for row in group.rows if row.verdict in ("reference", "parity")]
+    alike = [cell for cell in equal if not cell.resolved.gathers_matrices]
+    gathering = ", ".join(cell.name for cell in equal if cell not in alike)
+    left_out = f"; not with {gathering}, whose whole matrices no number has" if gathering else ""
     metric = memory_metric(alike)
-    if metric is None or len(alike) == 1:
+    if metric is None or len(alike) == 1 or group.reference not in alike:
         return ""
     least = min(cell.value(metric) or math.inf for cell in alike)
     cells = [c for c in alike if (c.value(metric) or math.inf) <= least * (1 + _AS_LITTLE)]
     if group.reference in cells:
-        return f"no cell needs less than {group.reference.name}"
+        return f"no cell needs less than {group.reference.name}{left_out}"
     changes = [Change(group.reference, cell) for cell in cells]
     sent = {
         None if (share := c.of(WIRE_BYTES)) is None else quantity.change(share) for c in changes
@@ -225,7 +231,7 @@ def _least_memory(group: ParityGroup) -> str:
     need = "needs least" if len(cells) == 1 else "need least"
     memory = f"{metric.title} {quantity.change(changes[0].of(metric))}"
     names = " and ".join(cell.name for cell in cells)
-    return f"{names} {need}: {memory} against {group.reference.name}{bytes_sent}"
+    return f"{names} {need}: {memory} against {group.reference.name}{bytes_sent}{left_out}"
 
 
 def fastest_so_far(findings: Findings) -> list[str]:

@@ -152,6 +152,19 @@ def test_a_lower_peak_for_more_live_storage_is_a_trade_off(store):
     assert flag.verdict == "less ledger peak, but more live storage"
 
 
+@pytest.mark.parametrize(("optimizer", "is_flagged"), [("sgd", True), ("muon", False)])
+def test_losses_of_two_optimizers_are_not_held_to_each_other(store, optimizer, is_flagged):
+    runs = [resolved_run("ddp", OPTIM), resolved_run("ddp", WHOLE)]
+    trains = [run.train.model_copy(update={"optimizer": name}) for run, name in
+              zip(runs, ("sgd", optimizer), strict=True)]  # fmt: skip
+    cells = [
+        recorded_cell(store, name, run.model_copy(update={"train": train}), loss_shift=shift)
+        for name, run, train, shift in zip("ab", runs, trains, (0.0, 0.1), strict=True)
+    ]
+    flags = [flag.verdict for flag in tradeoff_flags([Change(*cells)])]
+    assert ("loss moved" in flags) == is_flagged
+
+
 def test_trade_offs_are_a_table_with_their_numbers_in_columns(store):
     cells = [
         recorded_cell(store, "a", resolved_run("ddp", OPTIM)),

@@ -8,7 +8,7 @@ import pytest
 from recorded_runs import Recorded, findings_of, record_run, recorded_cell, resolved_run
 
 from bench.spec import DataSpec, ResolvedDtypes, TrainSpec
-from reports.compare.parity import parity_groups, tolerance_for, wire_verdicts
+from reports.compare.parity import losses, parity_groups, tolerance_for, wire_verdicts
 from reports.posts.pull_request import pull_request
 from reports.renderers.document import Paragraph
 from reports.sections.parity import parity_section
@@ -195,6 +195,32 @@ def test_the_coarsest_dtype_of_a_policy_sets_its_bound(resolved, bound):
     tolerance = tolerance_for(resolved)
     assert tolerance.bound == bound
     assert tolerance.derivation
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "shift", "verdict"),
+    [
+        ("adamw", 2e-5, "diverges"),
+        # Newton-Schulz in BF16 rounds what training moved the loss by, and no more of it.
+        ("muon", 2e-5, "parity"),
+        ("muon", 2e-2, "diverges"),
+    ],
+)
+def test_losses_of_muon_may_differ_by_a_rounding_of_what_its_updates_did(
+    store, optimizer, shift, verdict
+):
+    runs = (resolved_run("mfsdp", "optim"), resolved_run("ddp", "no_shard"))
+    shifts = {"b": shift, "a": 0.0}
+    train = runs[0].train.model_copy(update={"optimizer": optimizer})
+    cells = [
+        recorded_cell(store, name, run.model_copy(update={"train": train}), loss_shift=moved)
+        for (name, moved), run in zip(shifts.items(), runs, strict=True)
+    ]
+    (group,) = parity_groups(cells)
+    assert verdicts([group]) == {"a": "reference", "b": verdict}
+    values = [*losses(cells[1].runs[0].record).values()]
+    moved = max(abs(1 - values[0] / value) for value in values) if optimizer == "muon" else 0.0
+    assert group.tolerance.bound == pytest.approx(1e-5 + 2**-8 * moved)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,15 @@ def test_the_least_memory_is_of_what_all_cells_measured_and_names_all_that_hold_
     for name, (resolved, memory) in cells.items():
         record_run(store, Recorded(resolved, cell=name, memory=memory))
     assert "fsdp2 and ours need least: live storage -60.0 % against ddp" in said(found(store))
+    # Live storage is read between steps, when no matrix is whole.
+    spec = EngineSpec(name="mfsdp", strategy="optim_grads", matrices="whole")
+    whole = resolved_run("mfsdp", "optim_grads").model_copy(update={"engine": spec})
+    runs = {name: resolved for name, (resolved, _) in cells.items()} | {"whole": whole}
+    write_plan(store, list(runs.items()))
+    record_run(store, Recorded(whole, cell="whole", memory=held(2.0, 2)))
+    text = said(found(store))
+    assert "fsdp2 and ours need least: live storage -60.0 % against ddp" in text
+    assert "; not with whole, whose whole matrices no number has" in text
 
 
 def test_where_the_machine_was_busy_no_cell_is_called_the_fastest(store) -> None:

@@ -134,6 +134,16 @@ def test_an_account_that_is_not_whole_has_no_peak_and_says_what_it_lacks():
     assert "no ledger peak: the engine does not say its gradients" in summary.notes
 
 
+def test_a_ledger_without_the_matrices_that_are_stepped_whole_has_no_peak():
+    memory = {"ledger": {"peak_bytes": 10, "by_category_bytes": {"gradients": 10}}}
+    for matrices, peak in (("needed", 10), ("whole", None)):
+        spec = EngineSpec(name="mfsdp", strategy="optim", matrices=matrices)
+        resolved = resolved_run().model_copy(update={"engine": spec})
+        summary = summarise(record(resolved=resolved, memory=memory))
+        assert summary.ledger_peak_bytes == peak
+        assert any("lacks the whole matrices" in text for text in summary.notes) == (peak is None)
+
+
 LOW = ResolvedDtypes(compute="bf16", main_params="fp32", main_grads="fp32", grad_comm="bf16")
 
 
