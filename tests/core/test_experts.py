@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, clip_grad_norm_, fully_shard_model
-from oracle.beside_torch import Pair
+from oracle.beside_torch import Pair, fail_and_load
 from oracle.experts import MoeLayer, build_moe, tokens_of
 from oracle.ranks import mesh
 
@@ -213,3 +213,10 @@ def test_the_ledger_counts_a_bucket_over_the_ranks_that_share_it(
         wanted += 8 * bucket.elements * (comes_and_goes and not bucket.unit)
     booked = both.model.ledger.bytes_by_category()
     assert sum(booked.values()) == wanted, (booked, wanted)
+
+
+@pytest.mark.parametrize("inner", ["optim", "optim_grads_params"])
+def test_experts_train_on_after_passes_that_fail_and_a_load(inner: str) -> None:
+    both = pair("ep2", inner)
+    fail_and_load(both.model, own_tokens("ep2", 0, 7))
+    both.compare_training(partial(own_tokens, "ep2"))

@@ -25,7 +25,7 @@ from mfsdp_core import (
     load_checkpoint,
     save_checkpoint,
 )
-from oracle.beside_torch import Pair
+from oracle.beside_torch import Pair, fail_and_load
 from oracle.checkpoints import different, whole
 from oracle.cycles import named
 from oracle.models import loss
@@ -225,3 +225,10 @@ def test_r15_checkpoints_cross_tensor_parallelism(tmp_path: Path) -> None:
         save_checkpoint(folder, *source)
         load_checkpoint(folder, *target)
         assert different(whole(*target), expected) == []
+
+
+@pytest.mark.parametrize("inner", ["optim", "optim_grads_params"])
+def test_tensor_parallel_shards_train_on_after_passes_that_fail_and_a_load(inner: str) -> None:
+    both = pair("dp2_tp2", "sequence", inner)
+    fail_and_load(both.model, own_batch("dp2_tp2", 0, 7))
+    both.compare_training(partial(own_batch, "dp2_tp2"))

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -151,6 +152,22 @@ def beside(
         **arguments,
     )
     return Pair(plain, model)
+
+
+def fail_and_load(model: Any, batch: Tensor) -> None:
+    """A forward pass that raises, a backward pass that does, and a load of the weights held."""
+
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with model.module.register_forward_hook(fail), pytest.raises(ZeroDivisionError):
+        model(batch)
+    output = model(batch)
+    output.register_hook(fail)
+    with pytest.raises(ZeroDivisionError):
+        loss(output).backward()
+    model.zero_grad()
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()})
 
 
 def own_batch(seed: int, *shape: int) -> Tensor:
