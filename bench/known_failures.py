@@ -56,7 +56,18 @@ KNOWN_FAILURES: Final = (
         _V2, "a weight of a unit is not used in the forward pass", "*/unused/*", "gradients"
     ),
     KnownFailure(_V2, "two units or more under `checkpoint`", "*/recomputed/*", "gradients"),
-    KnownFailure(_V2, "its model and optimizer are deleted", "*", "freed after deletion"),
+    KnownFailure(
+        ("megatron_fsdp", *_V2),
+        "its model and optimizer are deleted",
+        "*",
+        "freed after deletion",
+    ),
+    *(
+        KnownFailure(
+            ("megatron_fsdp",), "a unit has rows of unlike sizes", f"*/{model}/*", "runs to its end"
+        )
+        for model in ("rows", "uneven")
+    ),
 )
 
 

@@ -47,6 +47,7 @@ REMOVED: Final[dict[str, str]] = {
     "nvfp4": "use mxfp8; layers of Transformer Engine still take it (model.linear_recipe)",
     "export --to": "use export --format",
     "history": "use export --format bencher, asv or github-action-benchmark",
+    "max_pool": "use allocator: max_pool, which both engines have",
     "fp8_layers_cpu.yaml": "use low_precision_cpu.yaml",
 }
 """Key: the word as typed; with its verb in front where it still means something alone."""

@@ -148,10 +148,11 @@ class Inspectable(Protocol):
         """A view of the engine; cheap, holds nothing but the engine."""
 
 
-def local_rows(tensor: Tensor) -> LocalRows:
+def local_rows(tensor: Tensor, *, outer_is_finer: bool = False) -> LocalRows:
     """The shard behind a plain tensor or a DTensor sharded along dim 0, on one axis or on two.
 
     On two axes the strided shard is the finer one: its parts lie within the other's.
+    outer_is_finer: that of the first axis is, strided or not.
     """
     if not isinstance(tensor, DTensor):
         return LocalRows(tensor.detach())
@@ -163,6 +164,8 @@ def local_rows(tensor: Tensor) -> LocalRows:
         if not isinstance(placement, Replicate) and getattr(placement, "dim", 0) == 0
     ]
     sharded.sort(key=lambda dim: isinstance(tensor.placements[dim], _StridedShard))
+    if outer_is_finer:
+        sharded.reverse()
     order, parts = 0, 1
     for dim in sharded:
         order = order * mesh.size(dim) + mesh.get_local_rank(dim)

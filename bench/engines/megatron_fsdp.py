@@ -3,15 +3,19 @@
 Some behaviour of the package is undone here, so that it starts where the other engines start:
 - `fully_shard_optimizer` takes a step with gradients of zeros to make optimizer state, which counts
   as a step and decays weights: it is taken at a learning rate of 0, and its state is dropped;
-- main weights are made from weights in the compute dtype: they get the FP32 values afterwards.
-It has no function for clipping, so the norm is computed over the shards here.
+- main weights are made from weights in the compute dtype: they get the FP32 values afterwards;
+- under HFSDP gradients are sums over ranks, not means: its buffers get the factor that they lack.
+It has no function for clipping, so the norm is computed over the shards here. It asks for a mesh
+dimension of tensor parallelism, here of one rank. Codes of Transformer Engine it makes module by
+module. Registration after the first step is a field of its configuration, and no argument.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
 from bench.engines.dtypes import TORCH_DTYPES, local_tensor
-from bench.engines.inspection import StockInspection, lacks
+from bench.engines.inspection import LocalRows, StockInspection, lacks, local_rows
 from bench.engines.optimizer import (
     build_optimizer,
     clip_shards,
@@ -38,7 +42,7 @@ from bench.models.initialisation import (
     takes_meta,
     write_values,
 )
-from bench.models.sharding import DATA, OUTER, mesh_of, unit_classes
+from bench.models.sharding import DATA, OUTER, TENSOR, mesh_of, unit_classes
 from bench.spec import (
     EngineSpec,
     MegatronFsdpSettings,
@@ -63,17 +67,22 @@ class MegatronFsdpEngine(StockEngine):
         give_placeholders(model, device)
         self._accumulates = resolved.microbatches > 1
         self.settings = resolved.engine.settings_as(MegatronFsdpSettings)
-        self.model: Any = self._package.fully_shard_model(
-            model,
-            device=device,
-            fsdp_unit_modules=unit_classes(model),
-            zero_dp_strategy=resolved.strategy,
-            outer_dp_sharding_strategy=resolved.engine.outer_strategy,
-            mixed_precision_policy=dtype_policy(self._package, resolved.dtypes),
-            sync_model_each_microbatch=not self._accumulates,
-            **_mesh_arguments(resolved.engine, device),
-            **self.settings.arguments(),
-        )
+        self._registers = self.settings.manual_registration
+        with _registering_later(self._package) if self._registers else nullcontext():
+            self.model: Any = self._package.fully_shard_model(
+                model,
+                device=device,
+                fsdp_unit_modules=unit_classes(model),
+                zero_dp_strategy=resolved.strategy,
+                outer_dp_sharding_strategy=resolved.engine.outer_strategy,
+                mixed_precision_policy=dtype_policy(self._package, resolved.dtypes),
+                init_model_with_meta_device=any(p.is_meta for p in model.parameters()),
+                sync_model_each_microbatch=not self._accumulates,
+                **_mesh_arguments(resolved.engine, device),
+                **self.settings.arguments(),
+            )
+        if resolved.engine.outer_strategy == "optim":
+            _average_over_all_ranks(self.model.param_and_grad_buffer.parameter_groups)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._sharded(
             build_optimizer(self.parameters, resolved.train, decoupled=self.settings.decoupled_grad)
@@ -124,9 +133,17 @@ class MegatronFsdpEngine(StockEngine):
 
     def clip_grad_norm(self, max_norm: float) -> Tensor | None:
         """By the norm over all shards: the package has no call for it."""
-        gradients = [gradient for gradient in self.gradients().values() if gradient is not None]
-        local = [local_tensor(gradient) for gradient in gradients]
-        return clip_shards(local, max_norm, _sharded_over(gradients)) if gradients else None
+        gradients = self.gradients().values()
+        local = [local_tensor(gradient) for gradient in gradients if gradient is not None]
+        device = local_tensor(self.parameters[0]).device
+        return clip_shards(local, max_norm, _sharded_over(self.parameters), device)
+
+    def optimizer_step(self) -> None:
+        """One update of the main weights; after the first one, buffers are registered if wanted."""
+        super().optimizer_step()
+        if self._registers:
+            self._registers = False
+            self.model.param_and_grad_buffer.manual_buffer_registration()
 
     def memory_by_category(self) -> dict[str, int | None]:
         """Shards that the optimizer sees; buffers for computing and sending are not reported."""
@@ -151,6 +168,21 @@ class MegatronFsdpInspection(StockInspection):
         super().__init__(engine.model, prefix="module.", autocast=False)
         name = f"{package.__name__}.uneven_dtensor"
         self._whole = importlib.import_module(name).uneven_dtensor_to_full_tensor
+        self._engine = engine
+
+    def gradients(self) -> dict[str, LocalRows | None]:
+        """As the optimizer reads them; an empty shard has none to read."""
+        parameters, found = self._parameters(), {}
+        for name, gradient in self._engine.gradients().items():
+            is_empty = not local_tensor(parameters[name].data).numel()
+            rows = parameters[name].data if is_empty else gradient
+            found[name] = None if rows is None else local_rows(rows, outer_is_finer=True)
+        return found
+
+    def weights(self) -> dict[str, LocalRows]:
+        """Those of the optimizer, cut by the inner axis first."""
+        parameters = self._parameters().items()
+        return {name: local_rows(p.data, outer_is_finer=True) for name, p in parameters}
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The package's own gather of uneven shards."""
@@ -184,19 +216,39 @@ def dtype_policy(package: Any, dtypes: ResolvedDtypes) -> Any:
     )
 
 
+@contextmanager
+def _registering_later(package: Any) -> Iterator[None]:
+    """Its configuration leaves registration to the caller."""
+    module: Any = importlib.import_module(f"{package.__name__}.fully_shard")
+    configuration = module.DistributedDataParallelConfig
+    module.DistributedDataParallelConfig = partial(configuration, fsdp_manual_registration=True)
+    try:
+        yield
+    finally:
+        module.DistributedDataParallelConfig = configuration
+
+
+def _average_over_all_ranks(groups: Any) -> None:
+    """Buffers that gradients are reduced from under HFSDP lack the factor, and are summed."""
+    for group in groups:
+        if group.hfsdp_helper_gbuf is not None:
+            factor = group.main_grad_buffer.gradient_scaling_factor
+            group.hfsdp_helper_gbuf.gradient_scaling_factor = factor
+
+
 def _mesh_arguments(engine: EngineSpec, device: torch.device) -> dict[str, Any]:
-    """One mesh dimension, or two where an outer data-parallel axis is wanted."""
-    mesh = mesh_of(device, dist.get_world_size(), outer=engine.outer_size)
-    own = {"device_mesh": mesh, "dp_shard_dim": DATA}
+    """One axis of data, or two where an outer one is wanted, and one rank of tensor parallelism."""
+    mesh = mesh_of(device, dist.get_world_size(), outer=engine.outer_size, last=TENSOR)
+    own = {"device_mesh": mesh, "dp_shard_dim": DATA, "tp_dim": TENSOR}
     if engine.outer_size == 1:
         return own
     return own | {"dp_outer_dim": OUTER, "hybrid_fsdp_group": dist.group.WORLD}
 
 
-def _sharded_over(gradients: list[Tensor]) -> list[dist.ProcessGroup]:
-    """Groups of the mesh axes that gradients are cut over; they share one mesh."""
-    first = next((gradient for gradient in gradients if isinstance(gradient, DTensor)), None)
-    if first is None:
+def _sharded_over(parameters: Sequence[nn.Parameter]) -> list[dist.ProcessGroup]:
+    """Groups of the mesh axes that parameters are cut over; they share one mesh."""
+    first = parameters[0]
+    if not isinstance(first, DTensor):
         return []
     return [
         first.device_mesh.get_group(axis)

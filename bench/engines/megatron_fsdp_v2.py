@@ -47,6 +47,7 @@ class MegatronFsdpV2Engine(MegatronFsdpEngine):
         refuse_other_release("megatron_fsdp_v2")
         self.v2 = importlib.import_module("megatron_fsdp.experimental")
         self.settings = MegatronFsdpSettings()
+        self._registers = False
         names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
         if tied := sorted(set(names) - {name for name, _ in model.named_parameters()}):
             raise UnsupportedError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.resolve.engine_choice import changed_settings, core_switches
+from bench.resolve.engine_choice import changed_settings, core_switches, megatron_switches
 from bench.resolve.machine import Machine
 from bench.spec import POOLS, LaunchSpec, MfsdpSettings, ResolvedRun
 
@@ -17,7 +17,7 @@ _POOLS = " or ".join(POOLS)
 
 def user_buffers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """What `nccl_ub` needs of the device and of other switches."""
-    core, device = core_switches(run.engine), run.launch.device
+    core, device = megatron_switches(run.engine), run.launch.device
     if not core.nccl_ub:
         return
     if device != "cuda":
@@ -68,12 +68,12 @@ def nccl_settings(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, st
 
 def pools(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """Settings that say how a pool is used, or how its memory is registered."""
-    core, defaults = core_switches(run.engine), MfsdpSettings()
-    has_slots = core.allocator in POOLS
-    if not has_slots and core.pool_slots != defaults.pool_slots:
+    core, defaults = megatron_switches(run.engine), MfsdpSettings()
+    has_slots, slots = core.allocator in POOLS, core_switches(run.engine).pool_slots
+    if not has_slots and slots != defaults.pool_slots:
         yield (
             "pool-slots-need-pool",
-            f"pool_slots={core.pool_slots} counts the slots of a pool; found allocator"
+            f"pool_slots={slots} counts the slots of a pool; found allocator"
             f" {core.allocator}: use {_POOLS}",
         )
     wants_slots = changed_settings(core, defaults, "double_buffer", "persistent_fallback")

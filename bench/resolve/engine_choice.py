@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from bench.spec import EngineSpec, MfsdpSettings, RunSpec
+from bench.spec import (
+    EngineSpec,
+    MegatronFsdpSettings,
+    MegatronSwitches,
+    MfsdpSettings,
+    RunSpec,
+)
 from mfsdp_core.plan.recipes import QuantisedWeights, gathers_by_module
 
 #: Optimizers with moments of a dtype of their own, which read decoupled gradients.
@@ -21,6 +27,12 @@ def core_settings(engine: EngineSpec) -> MfsdpSettings | None:
 def core_switches(engine: EngineSpec) -> MfsdpSettings:
     """As `core_settings`; for any other engine the defaults, which ask for nothing."""
     return core_settings(engine) or MfsdpSettings()
+
+
+def megatron_switches(engine: EngineSpec) -> MegatronSwitches:
+    """The settings of the core or of megatron-fsdp; for any other engine their defaults."""
+    is_megatron = type(engine.settings) is MegatronFsdpSettings
+    return engine.settings_as(MegatronFsdpSettings) if is_megatron else core_switches(engine)
 
 
 def changed_settings(given: Any, defaults: Any, *names: str) -> list[str]:

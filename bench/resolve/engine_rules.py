@@ -16,6 +16,7 @@ from bench.resolve.engine_choice import (
 from bench.resolve.import_path import locate, problem_of
 from bench.resolve.machine import Machine
 from bench.spec import (
+    POOLS,
     SHARDED,
     EngineSpec,
     MegatronFsdpSettings,
@@ -90,6 +91,40 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
         names = " and ".join(f"engine.{switch}" for switch, _ in engine.foreign)
         return f"{says}drop {names}, or engine.front={engine.setting('front')}"
     return f"{says}these are switches of {' and '.join(sorted(owners))}"
+
+
+def megatron_package(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
+    """What megatron-fsdp cannot do, though it has the switch."""
+    settings, package = run.engine.settings, "megatron-fsdp 0.6.1"
+    if not isinstance(settings, MegatronFsdpSettings):
+        return
+    if settings.allocator == "temporary":
+        yield (
+            "megatron-fsdp-lacks",
+            f"{package} resizes storages, or serves units from pools; found allocator temporary:"
+            f" use storage_resize, {' or '.join(POOLS)}",
+        )
+    if settings.average_in_collective:
+        yield (
+            "megatron-fsdp-lacks",
+            f"{package} averages in collectives only beside a mesh of experts; found"
+            " average_in_collective=True: set it to false",
+        )
+    main = run.dtypes.main_params
+    if run.linear.quantised_weights and (main is None or run.strategy != "optim_grads_params"):
+        yield (
+            "megatron-fsdp-lacks",
+            f"{package} encodes weights from main weights under optim_grads_params alone; found"
+            f" {run.strategy} with main_params {main or 'none'}: set them, or"
+            " model.quantised_weights to false",
+        )
+    needed = "megatron.core.nccl_allocator"
+    if settings.nccl_ub and not machine.described and locate(needed) is None:
+        yield (
+            "engine-not-here",
+            f"{package} takes user buffers from {needed}, which is not installed here: pip install"
+            " --no-deps megatron-core, or set engine.nccl_ub to false",
+        )
 
 
 def outer_axis(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from bench.spec import (
     DtypePolicies,
     EngineSpec,
     LinearLayers,
+    MegatronFsdpSettings,
     ModelSpec,
     ResolvedDtypes,
     ResolvedRun,
@@ -132,12 +133,12 @@ def _beside_the_engine(run: ResolvedRun) -> str | None:
     core = core_settings(engine)
     if not linear.quantised_weights:
         return None
-    if core is None:
+    if core is None and not isinstance(engine.settings, MegatronFsdpSettings):
         return (
             f"engine {engine.name} gathers no codes of {linear.kind}: set quantised_weights to"
             " false"
         )
-    if core.recipe != "none":
+    if core is not None and core.recipe != "none":
         return (
             f"recipe {core.recipe} would encode weights that {linear.kind} keeps as codes: set"
             " one of recipe and quantised_weights back"

@@ -29,6 +29,7 @@ RULES: Final[tuple[Topic, ...]] = (
     core_rules.pools,
     core_rules.graphs,
     quantised_rules.layers,
+    engine_rules.megatron_package,
     engine_rules.installed,
     device_rules.this_machine,
     device_rules.files,

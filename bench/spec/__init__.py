@@ -13,6 +13,7 @@ from bench.spec.engine_table import (
     EngineRow,
     EngineSettings,
     MegatronFsdpSettings,
+    MegatronSwitches,
     MfsdpSettings,
     engine_names,
     engine_rows,

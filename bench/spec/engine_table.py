@@ -23,6 +23,7 @@ from pydantic import ConfigDict, Field
 from bench.errors import ConfigError
 from bench.spec.names import (
     DEFAULT_TRANSPORT,
+    POOLS,
     STRATEGIES,
     AllocatorName,
     DeviceType,
@@ -164,7 +165,6 @@ _ARGUMENTS: Final = {
     "fine_grained_gather": "enable_fine_grained_param_gather",
     "decoupled_grad": "use_decoupled_grad",
     "nan_check": "report_nan_in_param_grad",
-    "max_pool": "maxpool_double_buffer",
     "per_token_loss": "calculate_per_token_loss",
     "cuda_graph": "cuda_graph_mode",
 }
@@ -187,6 +187,10 @@ class MegatronSwitches(EngineSettings):
     """Register communication buffers with NCCL."""
     symmetric_registration: bool = True
     """Register them as symmetric windows rather than plain buffers."""
+    manual_registration: bool = False
+    """Register user buffers after the first step rather than before it."""
+    allocator: AllocatorName = "storage_resize"
+    """Who serves the buffers that come and go with a unit."""
     double_buffer: bool = False
     """Serve units from a pool of slots."""
     persistent_fallback: bool = False
@@ -217,10 +221,6 @@ class MfsdpSettings(MegatronSwitches):
     """Through fully_shard_model, or through a fully_shard with FSDP2's signature."""
     matrices: Literal["needed", "whole"] = "needed"
     """Which optimizers step on whole matrices, each on one rank: those that need to, or all."""
-    allocator: AllocatorName = "storage_resize"
-    """Who serves the buffers that come and go with a unit."""
-    manual_registration: bool = False
-    """Register user buffers after the first step rather than before it."""
     transport: TransportName = DEFAULT_TRANSPORT
     """What carries the bytes; auto chooses by host and device."""
     separate_gather_group: bool = False
@@ -254,12 +254,19 @@ class Fsdp2Settings(EngineSettings):
 
 
 class MegatronFsdpSettings(MegatronSwitches):
-    """Switches of megatron-fsdp 0.6.1, where nccl_ub turns the double buffer on."""
+    """Switches of megatron-fsdp 0.6.1."""
 
     disable_bucketing: bool = False
     """Send each gradient by itself."""
-    max_pool: bool = False
-    """A double buffer for units of unequal size."""
+    keep_fp8_transpose_cache: bool = False
+    """Keep the transposed copy of weights that Transformer Engine has as codes."""
+
+    def arguments(self) -> dict[str, Any]:
+        """A pool is double buffers, and a switch says which; registration has no argument."""
+        values = super().arguments()
+        del values["manual_registration"], values["allocator"]
+        values["fsdp_double_buffer"] |= self.allocator in POOLS
+        return values | {"maxpool_double_buffer": self.allocator == "max_pool"}
 
 
 # Torch's own engines keep gradients in the dtype of their parameters. They are matched to mfsdp on

@@ -212,6 +212,22 @@ def test_the_matrices_of_the_requests_on_a_machine_that_is_described(
     assert {cell.rule for cell in plan.pruned} == pruned
 
 
+def test_the_table_of_dtypes_has_every_cell_with_the_package_that_its_authors_use():
+    text = (FOLDER / "pr3067_dtypes.yaml").read_text()
+    of_package = text.replace("{name: mfsdp,", "{name: megatron_fsdp,")
+    plan = make_plan(parse_sweep(of_package), described_machine("H100", 8))
+    assert (len(plan.cells), plan.pruned) == (15, ())
+    assert {run.engine.name for cell in plan.cells for run in cell.runs.values()} == {
+        "megatron_fsdp"
+    }
+    whole = of_package.replace("optim_grads_params}", "optim}").replace(
+        "engine.outer_strategy: optim}", "engine.outer_strategy: no_shard}"
+    )
+    plan = make_plan(parse_sweep(whole), described_machine("H100", 8))
+    (reason,) = {cell.reason for cell in plan.pruned}
+    assert reason.startswith("megatron-fsdp 0.6.1 encodes weights from main weights under optim_gr")
+
+
 PAGES = ("sweep-file.md", "gates.md", "engines.md", "extending.md")
 BLOCKS = {
     name: block

@@ -26,6 +26,8 @@ class InOrder:
 
     def wait_event(self, _event: Any) -> None: ...
 
+    def wait(self) -> None: ...
+
     def record_event(self) -> InOrder:
         return self
 
@@ -53,10 +55,27 @@ def build(model: nn.Module, resolved: ResolvedRun, device: torch.device) -> Mega
     asked = (resolved.strategy, resolved.engine.outer_strategy)
     if asked != ("optim_grads_params", "no_shard"):
         raise UnsupportedError("not-offered", "it shards all, with replicas outside")
+    streams_do_nothing()
+    dbuffer.dist = Gloo
+    return MegatronFsdpV2Engine(model, resolved, device)
+
+
+class OnlyDevice(str):
+    """A device for torch, and its index in words."""
+
+    def __new__(cls) -> OnlyDevice:
+        return super().__new__(cls, "cpu")
+
+    def __format__(self, _spec: str) -> str:
+        return "0"
+
+
+def streams_do_nothing() -> None:
+    """And there is one device."""
     cuda: dict[str, Any] = dict.fromkeys(("Stream", "current_stream"), lambda *_: InOrder())
     cuda |= dict.fromkeys(("stream", "device"), lambda *_: nullcontext())
+    cuda |= {"current_device": OnlyDevice, "synchronize": lambda *_: None}
     for name, stand_in in cuda.items():
         setattr(torch.cuda, name, stand_in)
     torch.cuda.nvtx.range_push = torch.cuda.nvtx.range_pop = lambda *_: None
-    dbuffer.dist = Gloo
-    return MegatronFsdpV2Engine(model, resolved, device)
+    torch.Tensor.cuda = lambda tensor: tensor

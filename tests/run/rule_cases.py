@@ -105,6 +105,11 @@ CASES = {
         engine("mfsdp"),
         "engine megatron_fsdp runs on cuda; found device cpu",
     ),
+    "megatron-fsdp-lacks": Case(
+        engine("megatron_fsdp", allocator="temporary"),
+        engine("megatron_fsdp"),
+        "megatron-fsdp 0.6.1 resizes storages, or serves units from pools; found allocator",
+    ),
     "single-has-one-rank": Case(
         engine("single"),
         engine("single").model_copy(update={"launch": LaunchSpec(ranks=1)}),

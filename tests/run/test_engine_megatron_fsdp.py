@@ -1,11 +1,13 @@
-"""The adapter of the package megatron-fsdp: its calls, and all of its logic with a stand-in.
+"""The adapter of the package megatron-fsdp: its calls, the package on CPU ranks, and a stand-in.
 
-The package needs CUDA. The core has the same functions, so it stands in for it on CPU ranks; the
-calls themselves are bound to the signatures of the package, where it is installed.
+The package needs CUDA. On CPU ranks it runs with streams that do nothing; user buffers and layers
+of Transformer Engine do not. Where it is not installed, the core, which has the same functions,
+stands in for it.
 """
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import math
 import warnings
@@ -65,11 +67,14 @@ class Binding:
     """Binds a call to the package's own signature instead of making it."""
 
     def __init__(self, package) -> None:
+        self.__name__ = package.__name__
         self.MixedPrecisionPolicy = package.MixedPrecisionPolicy
         self._signature = inspect.signature(package.fully_shard_model)
 
     def fully_shard_model(self, *arguments, **named):
-        raise CalledError(self._signature.bind(*arguments, **named).arguments)
+        called = importlib.import_module(f"{self.__name__}.fully_shard")
+        configuration = called.DistributedDataParallelConfig()
+        raise CalledError(self._signature.bind(*arguments, **named).arguments, configuration)
 
 
 @pytest.mark.needs("megatron_fsdp")
@@ -78,27 +83,71 @@ def test_the_call_fits_the_package_that_is_installed(world_of_one, strategy):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it warns of each optional package that is missing
         import megatron_fsdp as package
-    resolved = run(strategy, nccl_ub=True, max_pool=True, symmetric_registration=False)
+    pool = {"nccl_ub": True, "allocator": "max_pool"}
+    rest = {"keep_fp8_transpose_cache": True, "symmetric_registration": False}
+    resolved = run(strategy, manual_registration=True, **pool, **rest)
     model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
     with pytest.raises(CalledError) as call:
         MegatronFsdpEngine(model, resolved, CPU, Binding(package))
-    (given,) = call.value.args
+    given, configuration = call.value.args
     assert given["zero_dp_strategy"] == strategy
     assert given["nccl_ub"]
+    assert given["fsdp_double_buffer"]
     assert given["maxpool_double_buffer"]
+    assert given["keep_fp8_transpose_cache"]
+    assert configuration.fsdp_manual_registration
+    assert given["device_mesh"].mesh_dim_names[-1] == given["tp_dim"]
     assert given["disable_symmetric_registration"]
     assert given["mixed_precision_policy"].main_grads_dtype == torch.float32
 
 
 def test_every_setting_reaches_the_package_under_its_own_name():
-    assert set(MegatronFsdpSettings().arguments()) <= set(
-        inspect.signature(mfsdp_core.fully_shard_model).parameters
-    )
-    for name in MegatronFsdpSettings.model_fields:
-        default = getattr(MegatronFsdpSettings(), name)
-        changed = MegatronFsdpSettings(**{name: not default}).arguments()
-        differing = [k for k, v in MegatronFsdpSettings().arguments().items() if changed[k] != v]
+    settings, of_caller = MegatronFsdpSettings(double_buffer=True), {"manual_registration"}
+    known = inspect.signature(mfsdp_core.fully_shard_model).parameters
+    assert set(settings.arguments()) <= set(known)
+    for name in set(MegatronFsdpSettings.model_fields) - of_caller:
+        other = "max_pool" if name == "allocator" else not getattr(settings, name)
+        changed = settings.model_copy(update={name: other}).arguments()
+        differing = [k for k, v in settings.arguments().items() if changed[k] != v]
         assert len(differing) == 1, name
+
+
+ON_CPU = "megatron_fsdp_on_cpu:build"
+ALL = STRATEGIES[-1]
+HFSDP = {"ranks": 4, "outer": 2, "outer_strategy": "optim"}
+
+
+@pytest.mark.processes
+@pytest.mark.needs("megatron_fsdp")
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(ON_CPU, "no_shard", microbatches=2, policy="fp32"),
+        Case(ON_CPU, "optim", ranks=4, outer=2, microbatches=3, policy="bf16"),
+        Case(ON_CPU, "optim_grads", policy="bf16_wire", nan_check=True),
+        Case(ON_CPU, ALL, model="tied", microbatches=3, policy="bf16", allocator="fixed_pool"),
+        Case(ON_CPU, ALL, model="recomputed", policy="fp32", **HFSDP),
+        Case(ON_CPU, ALL, microbatches=3, policy="bf16", allocator="max_pool", **HFSDP),
+    ],
+    ids=lambda case: case.id,
+)
+def test_the_package_itself_trains_as_plain_torch_does(fork_server: ForkServer, case: Case):
+    (verdict,) = verdicts(fork_server, (case,), WorkerSettings(case_seconds=100.0))
+    assert {c.check for c in verdict.failures} == {"freed after deletion"}, verdict
+    done = {c.check for c in verdict.checks if c.state == "passed"}
+    assert {"losses", "gradients", "norm and clipping", "optimizer step"} <= done
+
+
+def test_averages_in_collectives_want_a_mesh_of_experts():
+    reasons = dict(broken_rules(run(average_in_collective=True), Machine.detect()))
+    assert "found average_in_collective=True" in reasons["megatron-fsdp-lacks"]
+
+
+def test_user_buffers_come_from_memory_of_megatron_core(monkeypatch):
+    monkeypatch.setattr(engine_rules, "locate", lambda name: None if "megatron" in name else name)
+    registered = run(nccl_ub=True, double_buffer=True, allocator="fixed_pool")
+    (reason,) = dict(engine_rules.megatron_package(registered, Machine.detect())).values()
+    assert "user buffers from megatron.core.nccl_allocator, which is not installed" in reason
 
 
 def test_sharding_the_optimizer_on_both_axes_needs_sharded_parameters():
@@ -137,6 +186,19 @@ class Stepping:
         optimizer.step()
         optimizer.zero_grad()
         return mfsdp_core.fully_shard_optimizer(optimizer)
+
+
+@pytest.mark.needs("megatron_fsdp")
+def test_user_buffers_are_registered_once_after_the_first_step(world_of_one):
+    class Named(Stepping):
+        __name__ = "megatron_fsdp"
+
+    resolved = run(manual_registration=True)
+    model = build_model(resolved.shape, recompute="none", seed=1, device=CPU)
+    engine = MegatronFsdpEngine(model, resolved, CPU, Named())
+    with pytest.raises(RuntimeError, match=r"manual_buffer_registration\(\) registers NCCL user"):
+        engine.optimizer_step()
+    engine.optimizer_step()
 
 
 @pytest.mark.gpu
