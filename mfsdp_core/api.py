@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Concatenate, Final, ParamSpec, Protocol, TypeVar, overload
 
 import torch
 from torch import nn
@@ -34,6 +34,14 @@ class _Flat(Protocol[P]):
     ) -> Callable[Concatenate[nn.Module, torch.optim.Optimizer, P], R]: ...
 
 
+#: Arguments that upstream no longer has, and what says the same.
+_NOW: Final = {
+    "preserve_fp32_weights": "MixedPrecisionPolicy(main_params_dtype=torch.float32), or None",
+    "grad_reduce_in_fp32": "MixedPrecisionPolicy(main_grads_dtype=torch.float32, "
+    "grad_comm_dtype=torch.float32)",
+}
+
+
 def _flat(options: Callable[P, Options]) -> _Flat[P]:
     """A front whose last argument is `Options`, with the arguments of `options` in its place."""
     policy = MixedPrecisionPolicy()
@@ -51,7 +59,8 @@ def _flat(options: Callable[P, Options]) -> _Flat[P]:
             try:
                 given = signature.bind(*args, **kwargs).arguments
             except TypeError as error:
-                raise TypeError(f"{front.__name__}() {error}") from None
+                now = "".join(f". {old} is now {_NOW[old]}" for old in _NOW if old in kwargs)
+                raise TypeError(f"{front.__name__}() {error}{now}") from None
             first = (given.pop(argument.name) for argument in own)
             return front(*first, options(**given))  # type: ignore[call-arg]  # bound above
 

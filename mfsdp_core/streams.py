@@ -217,6 +217,9 @@ class Streams:
         """Whether the device can capture what is enqueued."""
         return False
 
+    def expect_captures(self) -> None:
+        """Prepare for captures of steps, by `CapturedStep` or by the caller's own graphs."""
+
     def captured_stream(self) -> AbstractContextManager[None]:
         """Run on the stream that `capture` captures, in order with the current one."""
         return nullcontext()
@@ -261,6 +264,20 @@ class CudaStreams(Streams):
         """Whether the device can capture what is enqueued."""
         return True
 
+    def expect_captures(self) -> None:
+        """Let autograd's nodes of before a capture run on its stream, where torch can (2.13)."""
+        switch = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
+        if switch is not None:
+            switch(True)
+            return
+        warnings.warn(
+            f"torch {torch.__version__} has no set_override_stale_capture_stream (2.13 has): a "
+            "capture fails where autograd remembers the default stream. Run every step, the first "
+            "one too, through CapturedStep, or upgrade torch.",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+
     @contextmanager
     def captured_stream(self) -> Iterator[None]:
         """Run on the stream that `capture` captures, in order with the current one.
@@ -283,10 +300,7 @@ class CudaStreams(Streams):
         graph = torch.cuda.CUDAGraph()
         # thread_local: NCCL's watchdog, another thread, asks the device meanwhile.
         mode = "thread_local"
-        with (
-            _old_streams_allowed(),
-            torch.cuda.graph(graph, stream=self._captured, capture_error_mode=mode),
-        ):
+        with torch.cuda.graph(graph, stream=self._captured, capture_error_mode=mode):
             outputs = step()
             self.copy_in.join()  # a capture ends on one stream, behind all others
         return graph.replay, outputs
@@ -298,27 +312,6 @@ class CudaStreams(Streams):
     def new_pool(self, allocator: Any) -> DevicePool:
         """A pool of `allocator`."""
         return DevicePool(allocator, self.device)
-
-
-@contextmanager
-def _old_streams_allowed() -> Iterator[None]:
-    """Let autograd's nodes of before a capture run on its stream, where torch can (2.13)."""
-    switch = getattr(torch.autograd.graph, "set_override_stale_capture_stream", None)
-    if switch is None:
-        warnings.warn(
-            f"torch {torch.__version__} has no set_override_stale_capture_stream (2.13 has): a "
-            "capture fails where autograd remembers the default stream. Run every step, the first "
-            "one too, through CapturedStep, or upgrade torch.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-    else:
-        switch(True)
-    try:
-        yield
-    finally:
-        if switch is not None:
-            switch(False)
 
 
 class DevicePool:

@@ -65,6 +65,8 @@ class MegatronFSDP(nn.Module):
         self.device = self.streams.device
         self.dist_index = DistIndex(environment.dense.named_groups()[0][1])
         self.cuda_graph_mode = options.cuda_graph_mode
+        if self.cuda_graph_mode:
+            self.streams.expect_captures()
         self.decouples_gradients = options.use_decoupled_grad
         self.offloads = options.offload
         self._environment = environment

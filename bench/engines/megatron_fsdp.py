@@ -44,6 +44,7 @@ from bench.models.initialisation import (
 )
 from bench.models.sharding import DATA, OUTER, TENSOR, mesh_of, unit_classes
 from bench.spec import (
+    SHARDED,
     EngineSpec,
     MegatronFsdpSettings,
     ResolvedDtypes,
@@ -81,7 +82,7 @@ class MegatronFsdpEngine(StockEngine):
                 **_mesh_arguments(resolved.engine, device),
                 **self.settings.arguments(),
             )
-        if resolved.engine.outer_strategy == "optim":
+        if SHARDED[resolved.engine.outer_strategy]:
             _average_over_all_ranks(self.model.param_and_grad_buffer.parameter_groups)
         self.parameters = [p for p in self.model.parameters() if p.requires_grad]
         self.optimizer = self._sharded(

@@ -107,11 +107,11 @@ def megatron_package(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, 
     if settings.average_in_collective:
         yield (
             "megatron-fsdp-lacks",
-            f"{package} averages in collectives only beside a mesh of experts; found"
+            f"{package} averages in collectives only with a mesh of experts; found"
             " average_in_collective=True: set it to false",
         )
     main = run.dtypes.main_params
-    if run.linear.quantised_weights and (main is None or run.strategy != "optim_grads_params"):
+    if run.linear.quantised_weights and (main is None or "weights" not in SHARDED[run.strategy]):
         yield (
             "megatron-fsdp-lacks",
             f"{package} encodes weights from main weights under optim_grads_params alone; found"

@@ -106,7 +106,7 @@ class Options:
     two (`DataParallelAxes.communicators` has the rule), and `model.transports` says which.
     allocator: who serves the buffers that come and go, one of `temporary`, `storage_resize`,
     `fixed_pool` and `max_pool` (README, Allocators); None is what upstream's flags say:
-    `fsdp_double_buffer` the fixed pool, `maxpool_double_buffer` the max pool, neither
+    `fsdp_double_buffer` the fixed pool, with `maxpool_double_buffer` the max pool, neither
     `storage_resize`. pool_slots: slots of each pool.
     fsdp_db_use_persist_buf_on_alloc_fail: units that no slot serves keep their buffers, instead of
     resizing their storage. keep_fp8_transpose_cache: of weights that Transformer Engine keeps as
@@ -241,7 +241,7 @@ class Options:
 
     @property
     def _implied_allocator(self) -> AllocatorName:
-        """What the flags say; `maxpool_double_buffer` also alone, as under upstream."""
+        """What the flags say."""
         if self.maxpool_double_buffer:
             return "max_pool"
         return "fixed_pool" if self.fsdp_double_buffer or self.nccl_ub else "storage_resize"
@@ -310,6 +310,13 @@ class Options:
             "uses none. Use transport='native'.",
         )
         doubles = self.fsdp_double_buffer or self.nccl_ub
+        missing = [] if doubles else ["fsdp_double_buffer=True"]
+        missing += [] if self.fsdp_unit_modules else ["fsdp_unit_modules"]
+        yield (
+            self.maxpool_double_buffer and missing,
+            "maxpool_double_buffer=True gives units the slots of double buffers: pass"
+            f" {' and '.join(missing)} as well.",
+        )
         yield (
             implied not in {"storage_resize", chosen} and not (chosen == "max_pool" and doubles),
             f"allocator={chosen!r} contradicts fsdp_double_buffer={doubles} (or nccl_ub), "
@@ -333,7 +340,7 @@ class Options:
         yield (
             self.allocation.pool is None,
             f"allocator={self.allocation.allocator!r} gives buffers back and gets others; use "
-            "fsdp_double_buffer=True (or maxpool_double_buffer=True)",
+            "fsdp_double_buffer=True",
         )
         yield self.offload, "offload: the host waits for gradients; leave it out"
         yield (

@@ -17,7 +17,7 @@ from torch import nn
 
 from mfsdp_core import CapturedStep, MixedPrecisionPolicy, fully_shard_model, fully_shard_optimizer
 from mfsdp_core.errors import ConfigurationError, LifecycleError
-from mfsdp_core.streams import CudaStreams
+from mfsdp_core.streams import CudaStreams, Streams
 from oracle.models import TwoLinears
 from oracle.sharded import STRATEGIES
 
@@ -238,20 +238,29 @@ def test_graphs_are_asked_for_as_torch_has_them(monkeypatch):
         def __exit__(self, *_):
             calls.append("end")
 
-    switched = []
     monkeypatch.setattr("torch.cuda.graph", Graph)
     monkeypatch.setattr("torch.cuda.CUDAGraph", type("Twin", (), {"replay": lambda _self: None}))
     monkeypatch.setattr("torch.cuda.synchronize", lambda _device: calls.append("synchronize"))
-    monkeypatch.setattr(
-        "torch.autograd.graph.set_override_stale_capture_stream", switched.append, raising=False
-    )
     replay, outputs = CudaStreams(torch.device("cuda", 0)).capture(lambda: 7)
     assert (replay(), outputs) == (None, 7)
     assert calls == ["synchronize", "thread_local", "begin", "end"]
-    assert switched == [True, False]
-    monkeypatch.delattr("torch.autograd.graph.set_override_stale_capture_stream")
-    with pytest.warns(RuntimeWarning, match="has no set_override_stale_capture_stream"):
-        CudaStreams(torch.device("cuda", 0)).capture(lambda: 7)
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_sharding_for_graphs_lets_any_capture_take_old_nodes_or_warns(monkeypatch, graphs):
+    """`torch.cuda.graph` around a step of the caller's own too, not `CapturedStep` alone."""
+    switched, name = [], "torch.autograd.graph.set_override_stale_capture_stream"
+    monkeypatch.setattr(Streams, "expect_captures", CudaStreams.expect_captures)
+    monkeypatch.setattr(name, switched.append, raising=False)
+    sharded(cuda_graph_mode=graphs)
+    assert switched == [True] * graphs
+    monkeypatch.delattr(name)
+    if graphs:
+        with pytest.warns(
+            RuntimeWarning, match="has no set_override_stale_capture_stream"
+        ) as found:
+            sharded()
+        assert found[0].filename == __file__
 
 
 def test_a_captured_step_leaves_every_batch_of_the_caller_alone(trained):

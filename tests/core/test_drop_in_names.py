@@ -31,6 +31,7 @@ OWN: dict[str, Any] = {
     "prefetch_budget_bytes": None,
     "check_for_nan_in_grad": False,
     "manual_registration": False,
+    "offload": False,
 }
 FUNCTIONS = ("fully_shard_model", "fully_shard", "fully_shard_optimizer")
 
@@ -80,6 +81,15 @@ def test_an_argument_that_nobody_knows_is_not_swallowed(name: str) -> None:
         inspect.signature(getattr(MegatronFSDP, name)).bind(None, nonsense=True)
     with pytest.raises(TypeError, match=r"fully_shard_model\(\) got an unexpected .*'nonsense'"):
         fully_shard_model(torch.nn.Linear(1, 1), nonsense=True)
+
+
+@pytest.mark.parametrize(
+    ("old", "now"),
+    [("preserve_fp32_weights", "main_params_d"), ("grad_reduce_in_fp32", "main_gra")],
+)
+def test_an_argument_that_upstream_had_once_is_refused_with_what_it_is_now(old, now):
+    with pytest.raises(TypeError, match=rf"'{old}'. {old} is now MixedPrecisionPolicy\({now}"):
+        fully_shard_model(torch.nn.Linear(1, 1), **{old: True})
 
 
 def test_the_page_on_megatron_lms_adapter_passes_arguments_that_exist() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.plan.options import AllocationConfig, Options
@@ -101,13 +102,15 @@ def test_a_tie_of_fixed_signatures_goes_to_the_larger_one_then_to_the_first():
     assert [*plan_pool("fixed_pool", requests(units), 2).homes] == ["u1"]
 
 
+UNIT = {"fsdp_unit_modules": [nn.Linear]}
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         ({}, "storage_resize"),
         ({"fsdp_double_buffer": True}, "fixed_pool"),
-        ({"fsdp_double_buffer": True, "maxpool_double_buffer": True}, "max_pool"),
-        ({"maxpool_double_buffer": True}, "max_pool"),
+        ({"fsdp_double_buffer": True, "maxpool_double_buffer": True} | UNIT, "max_pool"),
         ({"allocator": "temporary"}, "temporary"),
         ({"allocator": "max_pool", "fsdp_double_buffer": True}, "max_pool"),
     ],
@@ -125,7 +128,13 @@ def test_upstreams_flags_and_the_allocator_argument_name_the_same_thing(argument
             {"allocator": "temporary", "fsdp_double_buffer": True},
             "contradicts fsdp_double_buffer=True",
         ),
-        ({"allocator": "fixed_pool", "maxpool_double_buffer": True}, "contradicts"),
+        (
+            {"allocator": "fixed_pool", "fsdp_double_buffer": True, "maxpool_double_buffer": True}
+            | UNIT,
+            "contradicts",
+        ),
+        ({"maxpool_double_buffer": True} | UNIT, "pass fsdp_double_buffer=True as well"),
+        ({"maxpool_double_buffer": True, "nccl_ub": True}, "pass fsdp_unit_modules as well"),
         ({"allocator": "max_pool", "pool_slots": 1}, "needs 2 slots at least"),
         ({"fsdp_db_use_persist_buf_on_alloc_fail": True}, "is none"),
     ],

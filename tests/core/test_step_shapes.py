@@ -221,10 +221,10 @@ def test_what_a_step_holds_and_sends_is_in_the_table(
     assert row in page.read_text().splitlines(), row
 
 
-@pytest.mark.parametrize("pool", ["fsdp_double_buffer", "maxpool_double_buffer"])
+@pytest.mark.parametrize("pool", ["fixed_pool", "max_pool"])
 @pytest.mark.parametrize("name", STEPS)
 def test_pools_of_two_slots_serve_the_step(name: str, pool: str) -> None:
-    found = measured(STEPS[name], **{pool: True})
+    found = measured(STEPS[name], allocator=pool)
     assert (found.whole, found.gradients) == (2, 2)
 
 
