@@ -150,7 +150,7 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
 
     def _refresh(self, names: Sequence[str]) -> Answer:
         """Per metric of two imported runs, kept or in logs of one run each."""
-        from reports.compare.logs import refresh_table, refreshed
+        from reports.compare.logs import REFRESH_CAPTION, refresh_table, refreshed
 
         if self.head is None:
             raise UsageError("--format refresh compares two imported runs; name HEAD")
@@ -162,11 +162,12 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
         if not changes:
             raise NothingMeasuredError(f"{base.id} and {head.id} have no metric at a step of both")
         metrics = [change.to_data() for change in changes]
-        title = Paragraph(f"{head.id} against {base.id}")
-        return Answer(
-            [title, TableBlock(refresh_table(changes))],
-            {"base": base.id, "head": head.id, "metrics": metrics},
-        )
+        document: list[Block] = [
+            Paragraph(f"{head.id} (head) against {base.id} (base)"),
+            TableBlock(refresh_table(changes), REFRESH_CAPTION),
+            Bullets(tuple((run.id, text) for run in runs for text in run.provenance.remarks)),
+        ]
+        return Answer(document, {"base": base.id, "head": head.id, "metrics": metrics})
 
     def _imported(self, name: str) -> list[ImportedRun]:
         if is_log(name):

@@ -19,7 +19,7 @@ _BOLD = re.compile(r"^\s*(?P<text>(?:\*\*|__(?!\w+__))[^*_\s].*?(?:\*\*|__).{0,8
 _TAG = re.compile(r"^\s*(?:<details>\s*)?<(summary|b|strong|h\d)>(?P<text>.+?)</\1>.*$")
 _TAGS = re.compile(r"</?[a-z]\w*[^>]*>")
 # A heading of a page that was pasted has lost its mark, and stands alone between empty lines.
-_PLAIN = re.compile(r"^(?P<text>[A-Z][^|=\[\]{}]{2,98}[^|=\[\]{}.,;])\s*$")
+_PLAIN = re.compile(r"^(?P<text>(?:[A-Z]|(?=.*:\s*$)\w)[^|=\[\]{}]{2,98}[^|=\[\]{}.,;])\s*$")
 _LETTER = re.compile(r"[^\W\d_]{2}")
 _BRACKETS = re.compile(r"\(([^()]+)\)")
 _QUOTE = re.compile(r"^\s*(?:>\s?)+")
@@ -44,15 +44,14 @@ def wordings() -> SimpleNamespace:
     forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
     texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
     found = [re.compile(text, re.IGNORECASE) for text in texts]
-    named = dict(zip(("numbers", "model", "device"), found, strict=False))
-    return SimpleNamespace(names=table["numbers"], devices=found[3:], **named)
+    of_labels = {"numbers": found[0], "model": found[1], "device": found[2], "devices": found[3:]}
+    return SimpleNamespace(names=table["numbers"], **of_labels)
 
 
 def label_of(line: str, *, alone: bool = False) -> str | None:
     """The label that the line is, None if it is none. alone: between empty lines."""
     bare = _QUOTE.sub("", line)
-    forms = (_COMMENT, _BULLET, _BOLD, _TAG, *((_PLAIN,) if alone else ()))
-    for form in forms:
+    for form in (_COMMENT, _BULLET, _BOLD, _TAG, *((_PLAIN,) if alone else ())):
         match = form.match(bare)
         if match is not None and _LETTER.search(match["text"]):
             return _MARKS.sub("", _TAGS.sub("", match["text"])).rstrip(" :")[:300]
@@ -79,10 +78,9 @@ def facts_of(label: str) -> dict[str, Any]:
     for match in wordings().numbers.finditer(label):
         field, text = str(match.lastgroup).removesuffix("_before"), match[str(match.lastgroup)]
         counts.setdefault(field, set()).add(as_count(field, match[0], quantities(text)[0]))
-    for field, found in counts.items():
-        if len(found) == 1 and (count := found.pop()) is not None:
-            stated[field] = count
-    return stated | _devices_of(label)
+    stated |= {field: found.pop() for field, found in counts.items() if len(found) == 1}
+    stated |= _devices_of(label)
+    return {field: fact for field, fact in stated.items() if fact is not None}
 
 
 def as_count(field: str, name: str, amount: Quantity) -> int | None:

@@ -34,7 +34,6 @@ class FormatReader:
         self._exact = {" ".join(name.lower().split()): to for name, to in names.items()}
         kept = [pattern.pattern for pattern in row.kept]
         told = [*map(re.escape, self._exact), *(p.pattern for p in (*row.facts, row.step)), *kept]
-        # In a line with one of them a wrapped line can go on.
         self.known = re.compile("|".join(told), re.IGNORECASE)
         self._kept = re.compile("|".join(kept) or "(?!)", re.IGNORECASE)
         self.meaning = functools.cache(self._meaning)

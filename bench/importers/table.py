@@ -218,10 +218,9 @@ def _unused(label: str, taken: Sequence[str]) -> str:
 
 
 def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:
-    unknown = [name for name in facts if name not in Workload.model_fields or name == "settings"]
-    if unknown:
-        known = ", ".join(name for name in Workload.model_fields if name != "settings")
-        raise UsageError(f"--set {unknown[0]}: expected one of {known}")
+    known = [name for name in Workload.model_fields if name != "settings"]
+    if unknown := [name for name in facts if name not in known]:
+        raise UsageError(f"--set {unknown[0]}: expected one of {', '.join(known)}")
     said = {name: value for name, value in parsed.workload.items() if name in Workload.model_fields}
     try:
         return Workload.model_validate({"framework": "unknown"} | said | facts)

@@ -109,8 +109,7 @@ class LogTable:
         self._tell_lengths()
         sides = list(dict.fromkeys(column.run for column in self._columns if column.run)) or [""]
         has_steps = any(column.is_step for column in self._columns)
-        columns = enumerate(self._columns)
-        other = [at for at, c in columns if not (c.is_known or c.is_step or c.run)]
+        other = [at for at, c in enumerate(self._columns) if not (c.is_known or c.is_step or c.run)]
         labels = self._labels(other)
         are_steps = has_steps or not any(
             at in labels or not _OF_NO_RUN.match(self._columns[at].name) for at in other
@@ -138,8 +137,9 @@ class LogTable:
                         else remark
                     )
                     label = ": ".join(filter(None, (words, side)))
-                    remarks = [remark] if remark else []
-                    latest[key] = Parsed(self._reader.row.name, label, side, remarks=remarks)
+                    latest[key] = Parsed(
+                        self._reader.row.name, label, side, remarks=[remark] if remark else []
+                    )
                     latest[key].begins_again(said, "")
                     runs.append(latest[key])
                 latest[key].seen(number)
@@ -225,9 +225,8 @@ class LogTable:
         columns = [_Column("run"), *(self._column(cells[0]) for cells in rows)]
         if any(column.is_known for column in columns):
             names = enumerate((column.name for column in self._columns[1:]), start=1)
-            number = self._rows[0][0]
-            turned = [[name, *(cells[at] for cells in rows)] for at, name in names]
-            self._columns, self._rows = columns, [(number, cells) for cells in turned]
+            turned = ([name, *(cells[at] for cells in rows)] for at, name in names)
+            self._columns, self._rows = columns, [(self._rows[0][0], cells) for cells in turned]
 
 
 def _are_runs(series: Sequence[Sequence[str]]) -> bool:
@@ -243,14 +242,14 @@ def _are_runs(series: Sequence[Sequence[str]]) -> bool:
 
 
 def _shown(name: str) -> str:
-    return re.sub(r"\s+", " ", _DECORATION.sub("", name)).strip(" #") or "unnamed"
+    return re.sub(r"\s+", " ", _DECORATION.sub(" ", name)).strip(" #") or "unnamed"
 
 
 def _sides(name: str) -> Iterator[tuple[str, str]]:
     """(run, metric) as a column's name may have them, in brackets, in front or behind."""
     if bracketed := re.fullmatch(r"(.+?) ?\(([^()]+)\)( ?\([^()]+\))?", name):
         yield bracketed[2], bracketed[1] + (bracketed[3] or "")
-    for gap in re.finditer("[ _]", name):
+    for gap in re.finditer(r"\s*[:/-]\s+|[ _]", name):
         head, tail = name[: gap.start()], name[gap.end() :]
         yield head, tail
         yield tail, head

@@ -29,7 +29,7 @@ _NCCL = re.compile(r"NCCL (?:INFO|WARN) .*(?: Bytes -> |NCCL version)")
 _MOST_NCCL_LINES = 2000
 _MOST_PROSE_LINES = 3
 _MOST_WRAPPED = 12
-_LONGEST_TEXT = 100
+_SHORT = 100
 _MOST_READINGS = 4
 _MOST_IDLE = 3
 _NARROWEST = 40
@@ -47,9 +47,7 @@ def runs_of(
         lines: without their ends.
         readers: the first that understands a line has it; those with patterns read tables.
     """
-    cut = _Cut(_Lines(enumerate(lines, start=1)), readers)
-    cut.read_all()
-    return cut.finished()
+    return _Cut(_Lines(enumerate(lines, start=1)), readers).finished()
 
 
 class _Lines:
@@ -88,7 +86,7 @@ class _Cut:
         self._generic = {reader.row.name for reader in readers if reader.row.generic}
         self._label: str | None = None
         self._stated: dict[str, Any] = {}
-        self._prose = 0
+        self._is_marked, self._prose = False, 0
         self._width = 0
 
     @property
@@ -96,6 +94,7 @@ class _Cut:
         return self._label is not None and self._prose <= _MOST_PROSE_LINES
 
     def finished(self) -> tuple[list[Parsed], list[str]]:
+        self._read_all()
         without = [run for run in self._runs if not run.has_values]
         names = list(dict.fromkeys(name for run in without for name in run.names))
         if len(without) == len(self._runs):
@@ -109,7 +108,7 @@ class _Cut:
             run.workload = with_arguments(run.workload, run.arguments)
         return kept, []
 
-    def read_all(self) -> None:
+    def _read_all(self) -> None:
         before = ""
         while (taken := self._lines.take()) is not None:
             number, line = taken
@@ -196,19 +195,15 @@ class _Cut:
         )
 
     def _text(self, line: str, *, alone: bool) -> None:
-        label = labels.label_of(line)
-        is_short = alone and label is None and len(line) <= _LONGEST_TEXT
-        stated = labels.facts_of(line) if is_short else {}
-        if stated and self._is_near:
-            self._stated |= stated
-        elif (
-            label := label
-            or labels.label_of(line, alone=alone)
-            or (line.strip() if stated else None)
-        ):
-            self._label, self._prose, self._stated = label, 0, {}
+        marked = labels.label_of(line)
+        stated = labels.facts_of(line) if alone and not marked and len(line) < _SHORT else {}
+        plain = labels.label_of(line, alone=alone) or (line.strip() if stated else None)
+        if marked or (plain and not (self._is_near and (self._is_marked or stated))):
+            self._label, self._is_marked, self._stated = marked or plain, bool(marked), {}
+            self._prose = 0
         else:
-            self._prose += 1
+            self._stated |= stated
+            self._prose += not stated
 
     def _take(self, reader: FormatReader, said: Said, number: int, line: str) -> None:
         tells = said.step is not None or bool(said.values)
@@ -268,5 +263,5 @@ def _named(label: str, stated: dict[str, Any]) -> Parsed:
 
 def _quality(said: Said) -> tuple[int, bool]:
     """Of two readings the better has more fields, and fewer that are not understood."""
-    more = len(said.values) + len(said.ours)
-    return more - 2 * len(said.unread) - len(said.unknown), not said.is_cut_off
+    worse = 2 * len(said.unread) + len(said.unknown)
+    return len(said.values) + len(said.ours) - worse, not said.is_cut_off

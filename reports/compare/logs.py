@@ -338,11 +338,15 @@ _DIGITS: Final = 6
 
 @dataclass(frozen=True)
 class Refreshed:
-    """One metric of two imported runs. tolerance: of changes that pass unflagged."""
+    """One metric of two imported runs. tolerance: of changes that pass unflagged.
+
+    stored: how many steps one side has at least, compared or not.
+    """
 
     name: str
     gap: Gap
     tolerance: float
+    stored: int
 
     @property
     def flag(self) -> str:
@@ -357,7 +361,12 @@ class Refreshed:
     def to_data(self) -> dict[str, Any]:
         """As plain JSON data; changes are fractions."""
         gap = self.gap
-        numbers = {"steps": len(gap.apart), "first": gap.first(), "largest": gap.largest}
+        numbers = {
+            "steps": len(gap.apart),
+            "stored": self.stored,
+            "first": gap.first(),
+            "largest": gap.largest,
+        }
         about = {"at": gap.at, "middle": gap.middle, "tolerance": self.tolerance, "flag": self.flag}
         divergence = {"divergence": gap.divergence} if gap.divergence else {}
         return {"name": self.name} | numbers | about | divergence
@@ -366,12 +375,26 @@ class Refreshed:
 def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
     """Every metric that both have at some step, under the names of its source."""
     before, after = _series(base), _series(head)
-    gaps = {name: Gap.of(steps, after.get(name, {})) for name, steps in before.items()}
-    return [
-        Refreshed(_NAMES.get(name, name.replace("_", " ")), gap, _tolerance(name))
-        for name, gap in gaps.items()
-        if gap
-    ]
+    cold = {s.step for s in (*base.steps, *head.steps)} - {s.step for s in counted(base)}
+    cold |= {s.step for s in head.steps} - {s.step for s in counted(head)}
+    found = []
+    for name in (name for name in before if name in after):
+        left_out = cold if name == "milliseconds" else ()
+        kept = {step: value for step, value in before[name].items() if step not in left_out}
+        if gap := Gap.of(kept, after[name]):
+            stored = len(before[name].keys() | after[name].keys())
+            shown = _NAMES.get(name, name.replace("_", " "))
+            found.append(Refreshed(shown, gap, _tolerance(name), stored))
+    return found
+
+
+REFRESH_CAPTION = (
+    "Changes are relative to the base, at steps that both have, of all steps that either has. Not"
+    " compared are a step of one side, and a time of Megatron-LM's steps 1 and 2, which warm up."
+    " Review: a time, rate or memory whose median moved more than"
+    f" {quantity.share(threshold(STEP_TIME))} or {quantity.share(threshold(MEMORY))}, any other"
+    " number that moved at all."
+)
 
 
 def refresh_table(metrics: Iterable[Refreshed]) -> Table:
@@ -379,7 +402,7 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
     rows = (
         (
             metric.name,
-            f"{len(metric.gap.apart):,}",
+            f"{len(metric.gap.apart):,} of {metric.stored:,}",
             "-" if (first := metric.gap.first()) is None else f"{first:,}",
             metric.gap.text(metric.gap.at, quantity.change(metric.gap.largest, _DIGITS)),
             f"{metric.gap.at:,}",
@@ -388,19 +411,21 @@ def refresh_table(metrics: Iterable[Refreshed]) -> Table:
         )
         for metric in metrics
     )
-    titles = "metric | steps | first different | largest difference | at step | median | <flag"
+    titles = (
+        "metric | steps compared | first different | largest change | at step | median change"
+        " | <flag"
+    )
     return Table.of(titles, rows)
 
 
 def _series(run: ImportedRun) -> dict[str, dict[int, float]]:
     series: dict[str, dict[int, float]] = {}
-    timed = {step.step for step in counted(run)}
     for step in run.steps:
         own = {known.name: getattr(step, known.name) for known in fields(ImportedStep)}
         told = {name: value for name, value in own.items() if name not in _NOT_VALUES}
         told |= {name: value for name, value in step.extra.items() if isinstance(value, float)}
         for name, value in told.items():
-            if value is not None and (name != "milliseconds" or step.step in timed):
+            if value is not None:
                 series.setdefault(name, {})[step.step] = float(value)
     return series
 

@@ -165,3 +165,21 @@ def test_the_commands_of_the_page_run_in_their_order(tmp_path):
         assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
     assert "noise floor" in done.stdout
     assert "were not interleaved" in done.stdout
+
+
+def test_two_releases_of_torch_are_planned(in_process, monkeypatch):
+    monkeypatch.chdir(RECIPES / "torch_versions")
+    code, out, err = in_process("plan", "sweep.yaml")
+    assert code == 0, err
+    assert "working tree, torch==2.12.0" in out
+    assert "cells 2, to run 2, pruned 0" in out
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_the_engine_of_two_releases_runs_under_the_torch_that_is_here(cli):
+    shutil.copytree(RECIPES / "torch_versions", cli.folder, dirs_exist_ok=True)
+    text = (cli.folder / "sweep.yaml").read_text()
+    cli.sweep(text.partition("arms:")[0])
+    done = cli.run("run", "sweep.yaml", "--set", "train.steps=6")
+    assert sorted({*cli.runs()}) == [("adamw", "ok"), ("sgd", "ok")], done.stderr

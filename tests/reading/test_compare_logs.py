@@ -121,7 +121,7 @@ def test_a_difference_at_step_zero_is_the_first(tmp_path: Path, capsys) -> None:
     base.write_text("step,loss\n0,2.5\n1,2.5\n")
     head.write_text("step,loss\n0,2.75\n1,2.5\n")
     text = compared(capsys, base, head, as_json=False, form="refresh")
-    assert "| loss | 2 | 0 | +10.000000 % |" in text.replace("*", "")
+    assert "| loss | 2 of 2 | 0 | +10.000000 % |" in text.replace("*", "")
 
 
 def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) -> None:
@@ -177,6 +177,9 @@ COLUMNS = {
     ],
     "config,main tokens/s,PR tokens/s,PR mfu,main mfu\na,64000,66000,41,42\n": [
         ("a-main", "a-pr", 1),
+    ],
+    "gpus,Baseline: peak mem (GB),This PR: peak mem (GB)\n8,61,58\n16,40,38\n": [
+        ("baseline", "this-pr", 1), ("baseline-2", "this-pr-2", 1),
     ],
     "chunks,fsdp2 loss,mfsdp loss\n1,2.51,2.5\n2,,2.4\n4,,2.3\n": [("fsdp2", "mfsdp", 1)],
     "config,step,main loss,PR loss\na,1,2.5,\na,2,2.4,2.6\nb,1,3.5,3.6\nb,2,3.4,3.6\n": [

@@ -308,7 +308,11 @@ def test_the_refresh_says_per_metric_what_moved_where_and_what_to_look_at(store)
     loss, time, peak = (found[name] for name in ("loss", "step time", "device peak bytes"))
     assert (len(loss.gap.apart), loss.gap.first(), loss.gap.at, loss.flag) == (8, 4, 4, "review")
     assert loss.gap.largest == pytest.approx(1e-6, rel=1e-3)
-    assert (len(time.gap.apart), time.flag) == (6, "within tolerance")  # the first two warm up
+    assert (len(time.gap.apart), time.stored, time.flag) == (
+        6,
+        8,
+        "within tolerance",
+    )  # the first two warm up
     assert time.gap.middle == pytest.approx(10 / 2490)
     assert (peak.flag, peak.gap.largest) == ("review", pytest.approx(0.025))
     assert (found["num-zeros"].gap.first(), found["num-zeros"].flag) == (None, "equal")
@@ -321,8 +325,8 @@ def test_the_refresh_is_markdown_of_two_imports(store, capsys):
     answer = ask.run()
     answer.show(form="refresh")
     text = capsys.readouterr().out
-    assert text.splitlines()[0] == "head against base"
-    assert "| loss | 8 | 1 | +5.208333 % | 8 |" in text.replace("*", "")
+    assert text.splitlines()[0] == "head (head) against base (base)"
+    assert "| loss | 8 of 8 | 1 | +5.208333 % | 8 |" in text.replace("*", "")
     assert {one["name"]: one["flag"] for one in answer.data["metrics"]}["loss"] == "review"
     for base, head in (("base", None), ("base", "night")):
         with pytest.raises(UsageError, match="compares two imported runs"):

@@ -165,6 +165,8 @@ def test_text_between_a_heading_and_its_lines_states_facts() -> None:
     work = first.workload
     assert (work.ranks, work.seq_len, work.global_batch) == (8, 4096, 128)
     assert (second.provenance.label, second.workload.seq_len) == ("PR", None)
+    text = f"## main\n\nAs run here:\n\n{log}\nand with the PR:\n\n```\n{log}"
+    assert [run.provenance.label for run in read(text)] == ["main", "and with the PR"]
     (alone,) = read(f"seq_len=4096 gbs=128\n\n{log}")
     assert (alone.workload.seq_len, alone.workload.global_batch) == (4096, 128)
 
