@@ -10,7 +10,6 @@ Where every unit runs, nothing is gathered in addition.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -141,7 +140,8 @@ class PrefetchOrder:
     runs several times keeps its first position.
 
     given: an order of the user's, which is never replaced; records: adopt the order that is seen.
-    agree: whether all ranks have seen a pass run the same units, in this order.
+    agree: whether all ranks have seen a pass run the same units, in this order. positions: of units
+    in the sequence of a direction.
     """
 
     def __init__(
@@ -192,12 +192,12 @@ class PrefetchOrder:
         None: the root, which runs before all.
         """
         sequence = self._sequences[direction]
-        start = 0 if unit is None else self._positions[direction][unit] + 1
+        start = 0 if unit is None else self.positions[direction][unit] + 1
         return map(sequence.__getitem__, range(start, len(sequence)))
 
     def _adopt(self, forward: list[int], backward: list[int]) -> None:
         self._sequences: dict[Direction, list[int]] = {"forward": forward, "backward": backward}
-        self._positions = {
+        self.positions = {
             direction: {unit: position for position, unit in enumerate(sequence)}
             for direction, sequence in self._sequences.items()
         }
@@ -212,34 +212,30 @@ class GatherOrder:
     def __init__(self, order: PrefetchOrder, direction: Direction) -> None:
         self._order = order
         self._direction: Direction = direction
+        self.gathered: set[int] = set()
+        self.end()
+
+    def end(self) -> None:
+        """No pass runs: no unit is waited for."""
         self._sequence: list[int] = []
-        self.gathered: set[int | None] = set()
+        self.gathered.clear()
         self._first = 0
 
     def begin(self) -> None:
         """A pass begins: no unit has been gathered."""
+        self.end()
         self._sequence = self._order.sequence(self._direction)
-        self.gathered.clear()
-        self._first = 0
-
-    def end(self) -> None:
-        """No pass runs: no unit is waited for."""
-        self._sequence = []
-        self.gathered.clear()
 
     def missing_before(self, index: int | None) -> list[int]:
         """Units before `index` in the order (None: before the end) that were not gathered yet.
 
         None for a unit that was gathered already: it runs once more.
         """
-        sequence, gathered, first = self._sequence, self.gathered, self._first
-        if index in gathered:
+        sequence, gathered = self._sequence, self.gathered
+        if not sequence or index in gathered:
             return []
-        length = len(sequence)
-        while first < length and sequence[first] in gathered:
-            first += 1
-        self._first = first
-        if first < length and sequence[first] == index:
-            return []
-        rest = itertools.takewhile(lambda other: other != index, sequence[first:])
-        return [other for other in rest if other not in gathered]
+        end = len(sequence) if index is None else self._order.positions[self._direction][index]
+        while self._first < end and sequence[self._first] in gathered:
+            self._first += 1
+        rest = sequence[self._first : end]
+        return rest and [other for other in rest if other not in gathered]

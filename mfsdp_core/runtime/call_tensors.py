@@ -11,14 +11,17 @@ import functools
 import types
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import SUPPORTED_NODES
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfsdp_core.errors import LifecycleError
+from mfsdp_core.runtime.calls import NO_BACKWARD, Call, current_backward
 from mfsdp_core.runtime.units import GatherPoint
 
 #: What holds no tensor, or only tensors that no call has made.
@@ -168,3 +171,100 @@ class LeftTensors:
 
 #: Attributes that every module has; parameters, buffers and children are no results.
 _OF_MODULES = frozenset(vars(nn.Module()))
+
+
+Hook = Callable[["CallHooks"], None]
+
+
+class CallHooks:
+    """The hooks on the tensors of one call of the module of `point`.
+
+    began: number at which it began, 0 if unknown, as in recomputation. around: the call that was
+    running then, of the same point. call, counts: how its end was numbered, and whether its
+    backward pass counts as one of the unit. epoch: of the unit at its end. in_order: autograd has
+    done what the call left before it comes to what its inputs are of. enter, leave: called where
+    its backward pass begins and ends.
+    """
+
+    __slots__ = (
+        *("__weakref__", "_enter", "_graph", "_leave", "_owed", "_parts"),
+        *("around", "began", "call", "counts", "epoch", "in_order", "point"),
+    )
+
+    def __init__(self, point: GatherPoint, began: int, enter: Hook, leave: Hook) -> None:
+        self.point = point
+        self.around: CallHooks | None = point.running
+        point.running = self
+        self.began = began
+        self._enter, self._leave = enter, leave
+        self._graph = NO_BACKWARD
+        self._parts = self._owed = 0
+        self.in_order = False
+
+    def watch_inputs(self, tensors: Sequence[torch.Tensor], leaves: LeafInputs) -> None:
+        """Leave when the gradients of all `tensors` are complete."""
+        inner = [tensor for tensor in tensors if not tensor.is_leaf]
+        if len(inner) == 1:
+            inner[0].register_hook(self.left)
+        elif inner:
+            register_multi_grad_hook(inner, self.left, mode="all")
+        self._parts = bool(inner)
+        self.in_order = len(inner) == len(tensors)
+        if not self.in_order:
+            own = {id(tensor): tensor for tensor in tensors if tensor.is_leaf}
+            self._parts += len(own)
+            for tensor in own.values():
+                leaves.watch(tensor, self)
+
+    def watch_outputs(
+        self, tensors: Iterable[torch.Tensor], call: Call | None, *, counts: bool
+    ) -> None:
+        """Enter when the first gradient of `tensors` arrives."""
+        self.call = call
+        self.counts = counts
+        self.epoch = self.point.unit.epoch
+        for tensor in tensors:
+            tensor.register_hook(self._entered)
+
+    def _entered(self, _gradient: torch.Tensor) -> None:
+        graph = current_backward()
+        if graph != self._graph:
+            self._graph = graph
+            self._owed = self._parts
+            self._enter(self)
+
+    def left(self, _gradients: object) -> None:
+        """One part of the inputs has its gradient: the inner tensors together, or a leaf.
+
+        A leaf's may come from other calls alone. Of a backward pass that has not come in by the
+        outputs, nothing is over before its end.
+        """
+        if self._graph != current_backward():
+            return
+        if self._owed > 1:
+            self._owed -= 1
+        else:
+            self._leave(self)
+
+
+class LeafInputs:
+    """Leaf tensors that calls were given: one hook each, however many calls there are.
+
+    A leaf may live long. Hooks of every call would live as long as it does, with their graphs.
+    """
+
+    def __init__(self) -> None:
+        self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+
+    def watch(self, leaf: torch.Tensor, call: CallHooks) -> None:
+        """Tell `call` when the gradient of `leaf` is complete, as long as its graph lives."""
+        calls: weakref.WeakSet[CallHooks] | None = self._calls.get(leaf)
+        if calls is None:
+            calls = self._calls[leaf] = weakref.WeakSet()
+            leaf.register_hook(functools.partial(_tell, weakref.ref(calls)))
+        calls.add(call)
+
+
+def _tell(calls: weakref.ref[weakref.WeakSet[CallHooks]], gradient: torch.Tensor) -> None:
+    for call in list(calls() or ()):
+        call.left(gradient)

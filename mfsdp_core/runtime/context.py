@@ -1,6 +1,6 @@
 """Shared run-time state of one model: where the current pass stands, and what each hook does.
 
-The hooks of `hooks.py` call `before_forward` and the like; the wrapper of `api.py` calls the
+Module hooks are `before_forward` and the like, in the order of a pass; the wrapper calls the
 rest. Nothing here knows a strategy: buckets do what their placements say.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from operator import attrgetter
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,9 +19,17 @@ from mfsdp_core.comm.symmetric import UserBuffers
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
+from mfsdp_core.runtime.call_tensors import (
+    CallHooks,
+    LeafInputs,
+    LeftTensors,
+    differentiable,
+    refuse_unfinished,
+    refuse_weights,
+    tensors_in,
+)
 from mfsdp_core.runtime.calls import (
     NO_BACKWARD,
-    Call,
     CallBook,
     current_backward,
     inside_backward,
@@ -33,6 +42,11 @@ from mfsdp_core.runtime.units import GatherPoint, Unit
 
 #: The function of `torch.func` that runs, None outside of all.
 _transform: Callable[[], object] = torch._C._functorch.peek_interpreter_stack
+_COPY = (
+    "a copy of a sharded module was called. It holds shards, to average them, and does not "
+    "compute. To evaluate an average = AveragedModel(model.module), load it into a sharded model: "
+    "model.load_state_dict(average.state_dict(), strict=False)."
+)
 _TRANSFORMED = (
     "a {module} of a sharded model was called inside of a function of torch.func, such as grad, "
     "jvp or vmap, or of forward-mode differentiation. Its weights are gathered for plain tensors "
@@ -85,10 +99,9 @@ class ShardedContext:
         self._spares_parameters = False
         self._keeps_graph = False
         self._forward_running = self._pass_has_graph = False
-        #: Number at which the call that has just begun did so; 0 while activations are recomputed.
-        self.began = 0
-        # Calls whose backward pass has begun and not ended: that number, and the unit.
-        self._active: list[tuple[int, Unit]] = []
+        # Calls whose backward pass has begun and not ended.
+        self._active: list[CallHooks] = []
+        self._leaves = LeafInputs()
 
     @property
     def is_last_microbatch(self) -> bool:
@@ -109,94 +122,93 @@ class ShardedContext:
         finally:
             self._sync_stack.pop()
 
-    def before_forward(self, point: GatherPoint) -> bool:
+    def before_forward(self, point: GatherPoint, module: nn.Module, args: Any, kwargs: Any) -> None:
         """A module is about to run: its weights become ready and visible.
 
-        Returns whether the backward pass of this call counts as one of the unit, as `end_call`
-        does, if its end can be seen.
-
         Raises:
-            LifecycleError: a function of `torch.func` or forward-mode differentiation runs.
+            LifecycleError: it is a copy, or a function of `torch.func` or forward-mode
+                differentiation runs.
         """
+        if module is not point.module:
+            raise LifecycleError(_COPY)
         if _transform() is not None or forward_ad._current_level >= 0:
-            raise LifecycleError(_TRANSFORMED.format(module=type(point.module).__name__))
+            raise LifecycleError(_TRANSFORMED.format(module=type(module).__name__))
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
         if point.is_unit and "enter" in self.events.wanted:
             self._tell("enter", "recompute" if recomputing else "forward", unit)
-        opens = not recomputing and (point.is_unit or not unit.open)
-        if opens:
-            if unit is self.root:
-                self._begin_pass()
-            elif not self._forward_running:
-                self.schedule.follow_changes()
-            if not unit.open:
-                unit.check_held()
-            unit.open.append(point)
-            if self._forward_running and self._pass_has_graph and not torch.is_grad_enabled():
-                self.calls.expect_nested_graphs()
-        if (opens or recomputing) and unit.index is not None:
-            self._follow_order(unit.index, recomputing=recomputing)
+        if recomputing:
+            self._come_to_recomputation(unit)
+        elif point.is_unit or not unit.open:
+            self._open(point)
         self.schedule.start(point, "forward")
         if not recomputing:  # it would have run already, and nothing would release it (R7)
             self.schedule.ahead(point, "forward")
         self.schedule.show(point)
-        self.began = 0 if recomputing else self.calls.count
-        return recomputing or point in unit.open[-1:]
+        began = 0 if recomputing else self.calls.count
+        call = CallHooks(point, began, self.before_backward, self.after_backward)
+        if torch.is_grad_enabled() and (recomputing or point in unit.open[-1:]):
+            # Now, since the module may change its inputs in place.
+            call.watch_inputs(differentiable((*args, *kwargs.values())), self._leaves)
 
-    def end_call(self, point: GatherPoint, *, has_inputs: bool) -> tuple[bool, Call | None]:
-        """A module has run: whether its backward pass counts, and by what it is to be known.
+    def after_forward(
+        self,
+        point: GatherPoint,
+        left: LeftTensors,
+        _module: nn.Module,
+        args: Any,
+        kwargs: Any,
+        output: Any,
+    ) -> None:
+        """It has run; the unit's weights go with the unit, unless a backward pass is next.
 
-        It does not count for a module that the unit calls: it is a part of the unit's. Nobody
-        knows who calls what is recomputed: there it counts if its end can be seen (has_inputs).
+        Its backward pass does not count as one of the unit for a module that the unit calls: it is
+        a part of the unit's. Nobody knows who calls what is recomputed: there it counts if its end
+        can be seen.
         """
-        if current_backward() != NO_BACKWARD:
-            return point.is_unit or has_inputs, None
-        counts = point in point.unit.open[-1:]
-        calls = self.calls
-        return counts, calls.end_call(point.unit.index) if counts else calls.mark()
-
-    def after_forward(self, point: GatherPoint) -> None:
-        """It has run; the unit's weights go with the unit, unless a backward pass is next."""
         unit, recomputing = point.unit, current_backward() != NO_BACKWARD
+        hooks, end = point.running, None
+        point.running = hooks.around if hooks is not None else None
+        if recomputing:
+            counts = point.is_unit or bool(differentiable((args, kwargs)))
+        else:
+            counts = point in unit.open[-1:]
+            end = self.calls.end_call(unit.index) if counts else self.calls.mark()
+        refuse_unfinished(point, output)
+        tensors = tensors_in(output)
+        refuse_weights(point, tensors)
+        if torch.is_grad_enabled():
+            # From these a backward pass may come to the call.
+            outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
+            if not point.is_unit:
+                self.schedule.escapes(point, tensors, hooked=bool(outputs))
+            outputs += left.new()
+            if counts:
+                unit.has_backward = bool(outputs)
+            if outputs and hooks is not None:
+                hooks.watch_outputs(outputs, end, counts=counts)
         if point.is_unit and "leave" in self.events.wanted:
             self._tell("leave", "recompute" if recomputing else "forward", unit)
-        if recomputing:
-            return
-        self.schedule.end_forward(point)
-        if point not in unit.open[-1:]:
-            return
-        unit.open.pop()
-        if unit.index is None:
-            self._forward_running = False
-            self.grads.awaits_backward |= self._pass_has_graph
-            self.schedule.end_pass()
-        else:
-            self.schedule.order.observe_end(unit.index)
-            if "forward" not in unit.stays:
-                self.schedule.release(unit)
-        if "forward" not in unit.stays:
-            unit.show_sharded()
+        if not recomputing:
+            self.schedule.end_forward(point)
+            if counts:
+                self._close(unit)
 
-    def end_recomputation(self, point: GatherPoint) -> None:
+    def end_recomputation(self, point: GatherPoint, *_of_hook: Any) -> None:
         """A module has run again inside a backward pass, which now needs its own payload of it."""
         if inside_backward():
             with torch.no_grad():
                 self.schedule.issue(point.unit, "backward", point.buckets)
                 self.schedule.show(point)
 
-    def before_backward(
-        self, point: GatherPoint, call: Call | None, began: int, *, counts: bool, epoch: int
-    ) -> None:
-        """The first gradient has reached an output of a call. counts: see `end_call`.
-
-        began: number at which the call began, 0 if unknown. epoch: of the unit when it ended.
+    def before_backward(self, call: CallHooks) -> None:
+        """The first gradient has reached an output of a call.
 
         Raises:
             LifecycleError: the weights have changed since, or the pass builds a graph of itself.
         """
         if torch.is_grad_enabled() or _transform() is not None:
             raise LifecycleError(_GRAPH)
-        unit = point.unit
+        point, unit = call.point, call.point.unit
         if unit is self.root and self._backward not in {NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
@@ -204,35 +216,33 @@ class ShardedContext:
             self._begin_backward()
         if point.is_unit and unit is not self.root and "enter" in self.events.wanted:
             self._tell("enter", "backward", unit)
-        if epoch != unit.epoch:
+        if call.epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
-        reached = self.calls.reach(unit.index, call)
+        reached = self.calls.reach(unit.index, call.call)
         active, self._active = self._active, []
         for one in active:
-            if one[0] > reached:
-                one[1].active_backwards -= 1
-                self._release_if_idle(one[1])
+            if one.began > reached:
+                one.point.unit.active_backwards -= 1
+                self._release_if_idle(one.point.unit)
             else:
                 self._active += (one,)
         self._catch_up(unit)
-        if counts:
+        if call.counts:
             unit.active_backwards += 1
-            self._active += ((began, unit),)
+            self._active += (call,)
         self.schedule.start(point, "backward")
         self.schedule.show(point)
         self.schedule.ahead(point, "backward")
 
-    def after_backward(self, unit: Unit, began: int, *, in_order: bool) -> None:
-        """Gradients of all inputs of one call of `unit` are complete.
-
-        in_order: autograd has done what the call left, before it came to what the inputs are of.
-        """
+    def after_backward(self, call: CallHooks) -> None:
+        """Gradients of all inputs of a call are complete."""
+        unit = call.point.unit
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", unit)
-        if (began, unit) in self._active:
-            self._active.remove((began, unit))
+        if call in self._active:
+            self._active.remove(call)
             unit.active_backwards -= 1
-            if in_order or not unit.missing:
+            if call.in_order or not unit.missing:
                 self._release_if_idle(unit)
 
     def gradient_ready(
@@ -293,27 +303,55 @@ class ShardedContext:
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
         for unit in self.grads.issue_over(self._owes_nothing, is_last=self._reduces_last):
-            self._active = [one for one in self._active if one[1] is not unit]
+            self._active = [one for one in self._active if one.point.unit is not unit]
             unit.active_backwards = 0
             self._release_if_idle(unit)
 
-    def _follow_order(self, index: int, *, recomputing: bool) -> None:
-        """A unit is about to be gathered for its module's `forward`."""
-        if recomputing:
-            unit, gathered = self.units[index], index in self._backward_order.gathered
-            if not gathered or unit.around:
-                with torch.no_grad():
-                    self._join_collectives_before(index)
-            if gathered and not unit.shows_raw:
-                self.schedule.agree(unit, "backward")
+    def _open(self, point: GatherPoint) -> None:
+        """A call of a unit begins, outside of a backward pass."""
+        unit, index = point.unit, point.unit.index
+        if unit is self.root:
+            self._begin_pass()
+        elif not self._forward_running:
+            self.schedule.follow_changes()
+        if not unit.open:
+            unit.check_held()
+        unit.open.append(point)
+        if self._forward_running and self._pass_has_graph and not torch.is_grad_enabled():
+            self.calls.expect_nested_graphs()
+        if index is None:
             return
         self.schedule.order.observe(index)
         if torch.is_grad_enabled() or self.calls.is_counting:
             self.calls.begin_call(index)
         if self._forward_running and index in self._forward_order.gathered:
-            self.schedule.agree(self.units[index], "forward")
+            self.schedule.agree(unit, "forward")
         else:
             self.schedule.enter(index)
+
+    def _close(self, unit: Unit) -> None:
+        """It has ended."""
+        unit.open.pop()
+        if unit.index is None:
+            self._forward_running = False
+            self.grads.awaits_backward |= self._pass_has_graph
+            self.schedule.end_pass()
+        else:
+            self.schedule.order.observe_end(unit.index)
+        if "forward" not in unit.stays:
+            self.schedule.release(unit)
+            unit.show_sharded()
+
+    def _come_to_recomputation(self, unit: Unit) -> None:
+        """A unit is about to be gathered for its module's `forward`, inside a backward pass."""
+        if unit.index is None:
+            return
+        gathered = unit.index in self._backward_order.gathered
+        if not gathered or unit.around:
+            with torch.no_grad():
+                self._join_collectives_before(unit.index)
+        if gathered and not unit.shows_raw:
+            self.schedule.agree(unit, "backward")
 
     def _join_collectives_before(self, index: int) -> None:
         """In a backward pass: take part in gathers that other ranks make before that of `index`.

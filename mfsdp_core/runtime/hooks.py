@@ -1,4 +1,4 @@
-"""Where the runtime is called from: module hooks, tensor hooks and parameter hooks.
+"""Where the runtime is called from: module hooks, parameter hooks, and those of `call_tensors`.
 
 module forward pre-hook      -> before_forward
 module forward hook          -> after_forward, and hooks on the tensors of this call:
@@ -13,134 +13,31 @@ post-accumulate-grad hook    -> gradient_ready, once per backward pass and param
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import register_multi_grad_hook
-from torch.utils.weak import WeakTensorKeyDictionary
 
-from mfsdp_core.errors import CapabilityNotBuiltError, LifecycleError
+from mfsdp_core.errors import CapabilityNotBuiltError
 from mfsdp_core.runtime.bucket import Bucket
-from mfsdp_core.runtime.call_tensors import (
-    LeftTensors,
-    differentiable,
-    refuse_unfinished,
-    refuse_weights,
-    tensors_in,
-)
-from mfsdp_core.runtime.calls import NO_BACKWARD, Call, current_backward, inside_backward
+from mfsdp_core.runtime.call_tensors import LeftTensors
+from mfsdp_core.runtime.calls import inside_backward
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.units import GatherPoint, Unit, is_called
 
+Hook = Callable[..., None]
 #: What compiles the frames that this thread enters; None where nothing does.
 _compiler: Callable[[], object] = torch._C._dynamo.eval_frame.get_eval_frame_callback
-_COPY = (
-    "a copy of a sharded module was called. It holds shards, to average them, and does not "
-    "compute. To evaluate an average = AveragedModel(model.module), load it into a sharded model: "
-    "model.load_state_dict(average.state_dict(), strict=False)."
-)
-
-
-class CallHooks:
-    """The hooks on the tensors of one call of the module of `point`.
-
-    around: the call that was running when this one began, of the same point.
-    """
-
-    __slots__ = (
-        *("__weakref__", "_began", "_call", "_context", "_counts", "_epoch", "_graph", "_in_order"),
-        *("_owed", "_parts", "around", "point"),
-    )
-
-    def __init__(self, context: ShardedContext, point: GatherPoint) -> None:
-        self.point = point
-        self.around: CallHooks | None = point.running
-        point.running = self
-        self._context = context
-        self._began = context.began
-        self._graph = NO_BACKWARD
-        self._parts = self._owed = 0
-        self._in_order = False
-
-    def watch_inputs(self, tensors: Sequence[torch.Tensor], leaves: LeafInputs) -> None:
-        """Tell the context when the gradients of all `tensors` are complete."""
-        inner = [tensor for tensor in tensors if not tensor.is_leaf]
-        if len(inner) == 1:
-            inner[0].register_hook(self.left)
-        elif inner:
-            register_multi_grad_hook(inner, self.left, mode="all")
-        self._parts = bool(inner)
-        self._in_order = len(inner) == len(tensors)
-        if not self._in_order:
-            own = {id(tensor): tensor for tensor in tensors if tensor.is_leaf}
-            self._parts += len(own)
-            for tensor in own.values():
-                leaves.watch(tensor, self)
-
-    def watch_outputs(
-        self, tensors: Iterable[torch.Tensor], call: Call | None, *, counts: bool
-    ) -> None:
-        """Tell the context when the first gradient of `tensors` arrives."""
-        self._call = call
-        self._counts = counts
-        self._epoch = self.point.unit.epoch
-        for tensor in tensors:
-            tensor.register_hook(self._entered)
-
-    def _entered(self, _gradient: torch.Tensor) -> None:
-        graph = current_backward()
-        if graph != self._graph:
-            self._graph = graph
-            self._owed = self._parts
-            self._context.before_backward(
-                self.point, self._call, self._began, counts=self._counts, epoch=self._epoch
-            )
-
-    def left(self, _gradients: object) -> None:
-        """One part of the inputs has its gradient: the inner tensors together, or a leaf.
-
-        A leaf's may come from other calls alone. Of a backward pass that has not come in by the
-        outputs, nothing is over before its end.
-        """
-        if self._graph != current_backward():
-            return
-        if self._owed > 1:
-            self._owed -= 1
-        else:
-            self._context.after_backward(self.point.unit, self._began, in_order=self._in_order)
-
-
-class LeafInputs:
-    """Leaf tensors that calls were given: one hook each, however many calls there are.
-
-    A leaf may live long. Hooks of every call would live as long as it does, with their graphs.
-    """
-
-    def __init__(self) -> None:
-        self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-    def watch(self, leaf: torch.Tensor, call: CallHooks) -> None:
-        """Tell `call` when the gradient of `leaf` is complete, as long as its graph lives."""
-        calls: weakref.WeakSet[CallHooks] | None = self._calls.get(leaf)
-        if calls is None:
-            calls = self._calls[leaf] = weakref.WeakSet()
-            leaf.register_hook(partial(_tell, weakref.ref(calls)))
-        calls.add(call)
-
-
-def _tell(calls: weakref.ref[weakref.WeakSet[CallHooks]], gradient: torch.Tensor) -> None:
-    for call in list(calls() or ()):
-        call.left(gradient)
 
 
 def attach_hooks(context: ShardedContext) -> None:
     """Hook every module at which `context` gathers, and the parameters of every unit."""
-    leaves = LeafInputs()
     for point in context.schedule.points:
-        _hook_module(context, point, leaves)
+        before, after = _hooks_of(context, point)
+        point.module.register_forward_pre_hook(before, prepend=True, with_kwargs=True)
+        point.module.register_forward_hook(after, with_kwargs=True)
     for unit in context.grads.units:
         _hook_parameters(context, unit)
     _hook_modules_of_root(context)
@@ -148,45 +45,14 @@ def attach_hooks(context: ShardedContext) -> None:
     _hook_two_payloads(context)
 
 
-def _hook_module(context: ShardedContext, point: GatherPoint, leaves: LeafInputs) -> None:
-    unit, left = point.unit, LeftTensors(point)
+def _hooks_of(context: ShardedContext, point: GatherPoint) -> tuple[Hook, Hook]:
+    """What a call of a module begins and ends with.
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        if module is not point.module:
-            raise LifecycleError(_COPY)
-        counts = context.before_forward(point)
-        hooks = CallHooks(context, point)
-        if counts and torch.is_grad_enabled():
-            # Now, since the module may change its inputs in place.
-            hooks.watch_inputs(differentiable((*args, *kwargs.values())), leaves)
-
-    def after(_module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        hooks = point.running
-        point.running = hooks.around if hooks is not None else None
-        has_inputs = point.is_unit or bool(differentiable((args, kwargs)))
-        counts, call = context.end_call(point, has_inputs=has_inputs)
-        refuse_unfinished(point, output)
-        tensors = tensors_in(output)
-        refuse_weights(point, tensors)
-        if torch.is_grad_enabled():
-            outputs = made(tensors)
-            if counts:
-                unit.has_backward = bool(outputs)
-            if outputs and hooks is not None:
-                hooks.watch_outputs(outputs, call, counts=counts)
-        context.after_forward(point)
-
-    def made(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Tensors from which a backward pass may come to the call that has ended."""
-        outputs = [tensor for tensor in tensors if tensor.requires_grad and not tensor.is_leaf]
-        if not point.is_unit:
-            context.schedule.escapes(point, tensors, hooked=bool(outputs))
-        return outputs + left.new()
-
-    # torch.compile traces through hooks, and would replay what they did once (gathers, ledger
-    # entries). Disabled, they break the graph: what lies between them is compiled.
-    point.module.register_forward_pre_hook(_untraced(before), prepend=True, with_kwargs=True)
-    point.module.register_forward_hook(_untraced(after), with_kwargs=True)
+    torch.compile traces through hooks, and would replay what they did once (gathers, ledger
+    entries). Disabled, they break the graph: what lies between them is compiled.
+    """
+    before = partial(context.before_forward, point)
+    return _untraced(before), _untraced(partial(context.after_forward, point, LeftTensors(point)))
 
 
 def _hook_ways_in(context: ShardedContext) -> None:
@@ -196,16 +62,16 @@ def _hook_ways_in(context: ShardedContext) -> None:
     """
     root = next(p for p in context.schedule.points if p.is_unit and p.unit is context.root)
     units = {id(unit.module) for unit in context.units}
+    begin, end = _hooks_of(context, root)
 
     def before(module: nn.Module, _args: Any) -> None:
         if not (root.unit.open or torch.is_grad_enabled() or inside_backward()):
-            context.before_forward(root)
+            begin(root.module, (), {})
             opened.append(module)
 
     def after(module: nn.Module, _args: Any, _output: Any) -> None:
         if opened[-1:] == [module]:
-            context.end_call(root, has_inputs=False)
-            context.after_forward(root)
+            end(root.module, (), {}, None)
 
     def ended(module: nn.Module, _args: Any, _output: Any) -> None:
         if opened[-1:] == [module]:
@@ -235,12 +101,9 @@ def _hook_two_payloads(context: ShardedContext) -> None:
         buckets = [bucket for bucket in point.buckets if bucket.weights.has_two_payloads]
         if not buckets:
             continue
-
-        def ended(_module: nn.Module, _args: Any, _output: Any, point: GatherPoint = point) -> None:
-            context.end_recomputation(point)
-
         # Recomputation may be stopped, by an exception, once it has saved what is wanted.
-        point.module.register_forward_hook(_untraced(ended), always_call=True)
+        ended = _untraced(partial(context.end_recomputation, point))
+        point.module.register_forward_hook(ended, always_call=True)
         for bucket in buckets:
             holders = {id(m): m for p in bucket.parameters for m, _ in p.holders}
             for holder in (m for key, m in holders.items() if key not in seen):
@@ -299,9 +162,9 @@ def _hook_modules_of_root(context: ShardedContext) -> None:
             module.register_forward_pre_hook(begins)
 
 
-def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
+def _untraced(hook: Hook) -> Hook:
     """`hook` itself while nothing is compiled: torch's wrapper costs as much as the hook."""
-    disabled: Callable[..., None] = torch.compiler.disable(hook)
+    disabled: Hook = torch.compiler.disable(hook)
 
     def run(*arguments: Any) -> None:
         if _compiler() is None:
@@ -309,5 +172,5 @@ def _untraced(hook: Callable[..., None]) -> Callable[..., None]:
         else:
             disabled(*arguments)
 
-    untraced: Callable[..., None] = torch._dynamo.decorators.skip(run)
+    untraced: Hook = torch._dynamo.decorators.skip(run)
     return untraced

@@ -12,6 +12,7 @@ from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.pools import SlotPool
+from mfsdp_core.plan.payload import BOTH
 from mfsdp_core.plan.prefetch import (
     Direction,
     GatherOrder,
@@ -50,10 +51,7 @@ class Schedule:
     ) -> None:
         self.points = [GatherPoint(unit, unit.module, unit.buckets) for unit in (root, *units)]
         self.order = order
-        self.gathered: dict[Direction, GatherOrder] = {
-            "forward": GatherOrder(order, "forward"),
-            "backward": GatherOrder(order, "backward"),
-        }
+        self.gathered = {direction: GatherOrder(order, direction) for direction in BOTH}
         self._root = root
         self._units = units
         self._events = events
@@ -116,16 +114,13 @@ class Schedule:
         """The module has run."""
 
     def end_pass(self) -> None:
-        """The root has run: gather what others may run, and free what does not stay.
-
-        Prefetched and never used included.
-        """
+        """The root has run: join in what others may gather, and free units gathered in vain."""
         order = self.gathered["forward"]
         for index in order.missing_before(None):
             self.join(self._units[index], "forward")
         order.end()
         self.order.finish_pass()
-        for unit in (*self._units, self._root):
+        for unit in self._units:
             if "forward" not in unit.stays:
                 self.release(unit)
 
