@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from fake_device.library import build
-from fake_device.steps import CAPTURES, CROSSINGS, TRAINING
+from fake_device.loops import STEPS
+from fake_device.steps import CAPTURES, CROSSINGS, RUNS, TRAINING
 
 pytestmark = pytest.mark.needs("g++", "cpu_torch")
 
@@ -49,6 +50,16 @@ NAMED: dict[str, set[str]] = {
     "user_buffers": {WAITS},
     "registered_pools": {WAITS},
     "captured": {WAITS, f"{READ} {HOST}"},  # AdamW reads the first learning rate
+}
+#: What the loop of a run does as well, outside of a capture.
+OF_A_LOOP = {
+    WAITS,
+    f"{READ} in bench/loop.py: _to_host",
+    f"{READ} in bench/engines/optimizer.py: build_optimizer",
+    "from pageable memory: _to_copy in bench/engines/optimizer.py: build_optimizer",
+    "from pageable memory: _to_copy in bench/models/llama.py: RotaryCache._compute",
+    "from pageable memory: copy_ in bench/models/initial_values.py: InitialValues._fill",
+    "from pinned memory: _to_copy in bench/data/batches.py: Batches.microbatch",
 }
 OWN_MEMORY = "replay with its own memory"
 DAILY = {
@@ -117,3 +128,17 @@ def test_the_host_reads_and_copies_what_is_named_and_nothing_else(
     assert outcome.error is None
     assert set(outcome.traffic) == NAMED.get(program.rpartition(" ")[2], set())
     assert len(outcome.threads) == 2
+
+
+@pytest.mark.parametrize(
+    "program",
+    [pytest.param(name, marks=() if "experts" in name else pytest.mark.nightly) for name in RUNS],
+)
+def test_in_a_run_the_host_reads_the_loss_of_a_step_and_sends_its_batches(
+    program: str, outcomes: dict[str, Outcome]
+) -> None:
+    """Of shipped models under FSDP2 and the core, whose captured steps are replayed."""
+    outcome = outcomes[program]
+    assert outcome.error is None
+    assert set(outcome.traffic) <= OF_A_LOOP
+    assert outcome.traffic[f"{READ} in bench/loop.py: _to_host"] == 2 * STEPS["steps"]

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -246,6 +247,7 @@ def _twins(cuda: FakeCuda) -> list[tuple[Any, str, Any]]:
         "current_device": 0,
         "device_count": 8,
         "empty_cache": None,
+        "get_device_properties": SimpleNamespace(name="fake", uuid="0"),
         "is_available": True,
         "max_memory_allocated": 0,
         "max_memory_reserved": 0,

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.testing.toy_models import Block
+from fake_device.loops import RUNS
 from mfsdp_core import (
     CapturedStep,
     Float8Reference,
@@ -229,6 +230,6 @@ TRAINING: dict[str, Callable[[], None]] = {
     for stays in (None, False, True)
 }
 PROGRAMS: dict[str, Callable[[], object]] = {
-    **CROSSINGS, **CAPTURES, **TRAINING,
+    **CROSSINGS, **CAPTURES, **TRAINING, **RUNS,
     "replay with its own memory": partial(_given_back, to_graph=True),
 }  # fmt: skip
