@@ -118,6 +118,7 @@ def fully_shard(
     alone = ignored | {parameter for parameter, times in held.items() if times > 1}
     options, place = _place(mesh, mp_policy, offload=isinstance(offload_policy, CPUOffloadPolicy))
     refuse_devices_alone(options, place.environment)
+    refuse(_unpinned(offload_policy, place.environment.streams.device))
     refuse(row for m in modules for inner in _inside(m) for row in _wrong_inside(inner, place))
     for each in modules:
         unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
@@ -573,7 +574,7 @@ def _other_kind(name: str, value: object, kinds: Any, expected: str) -> Refusal:
 def _wrong_options(
     mesh: DeviceMesh | None, reshard: object, policy: object, offload: object, unknown: Any
 ) -> Rows:
-    wrong, lacks = ConfigurationError, CapabilityNotBuiltError
+    wrong = ConfigurationError
     yield _other_kind("mesh", mesh, (DeviceMesh, type(None)), "a DeviceMesh or None")
     yield unknown, wrong, f"fully_shard does not know {', '.join(unknown)}: leave it out."
     yield (
@@ -602,8 +603,15 @@ def _wrong_options(
         yield _other_kind(where, dtype, (torch.dtype, type(None)), "a torch.dtype")
     kinds = (OffloadPolicy, type(None))
     yield _other_kind("offload_policy", offload, kinds, "CPUOffloadPolicy() or None")
-    what = "offload_policy: pin_memory=False is not built, copies would hold up the host: leave it."
-    yield not getattr(offload, "pin_memory", True), lacks, what
+
+
+def _unpinned(offload: OffloadPolicy | None, device: torch.device) -> Rows:
+    yield (
+        not getattr(offload, "pin_memory", True) and device.type == "cuda",
+        CapabilityNotBuiltError,
+        "offload_policy: pin_memory=False is not built for CUDA, copies would hold up the host: "
+        "leave it out.",
+    )
 
 
 def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Rows:

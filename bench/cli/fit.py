@@ -244,6 +244,7 @@ def _sweep_row(name: str, result: Prediction, verdict: Verdict | None) -> tuple[
     held = result.by_category
     largest = max(held, key=lambda category: held[category])
     most = f"{largest.replace('_', ' ')} {_mebibytes(held[largest])}"
+    most += f"; on the host {_mebibytes(result.host_bytes)}" if result.host_bytes else ""
     if verdict is not None and not (verdict.fits and verdict.setup_fits):
         most = verdict.setup_text() if verdict.fits else verdict.text()
     sent = "-" if result.wire_bytes is None else _mebibytes(result.wire_bytes)
@@ -275,6 +276,8 @@ def prediction_blocks(result: Prediction, verdict: Verdict | None) -> list[Block
 
     rows = [(name.replace("_", " "), gigabytes(size)) for name, size in result.by_category.items()]
     rows.append(("together", gigabytes(result.peak_bytes)))
+    if result.host_bytes:
+        rows.append(("in host memory", gigabytes(result.host_bytes)))
     blocks: list[Block] = [
         Paragraph(f"{result.resolved.model_text}; {result.resolved.slug}"),
         Paragraph(f"peak: {_moment_text(result)}"),

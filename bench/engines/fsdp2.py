@@ -25,7 +25,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from bench.engines.counted_collectives import CountedAllGather, CountedReduceScatter
 from bench.engines.dtypes import TORCH_DTYPES, main_dtype
@@ -64,6 +70,7 @@ class Fsdp2Engine(StockEngine):
         compute = TORCH_DTYPES[resolved.dtypes.compute]
         model = model.to(main_dtype(resolved.dtypes))
         self._unit_bytes = _unit_bytes(model, compute)
+        self._offloads = bool(resolved.engine.setting("offload"))
         self._shard(model, resolved.dtypes, device, outer)
         self._gathered_until_last = (
             self._reshard_after_forward is False and resolved.microbatches > 1
@@ -84,15 +91,17 @@ class Fsdp2Engine(StockEngine):
             reduce_dtype=TORCH_DTYPES[dtypes.grad_comm],
             cast_forward_inputs=False,
         )
+        # Only an accelerator's runtime pins.
+        host = CPUOffloadPolicy(pin_memory=device.type == "cuda")
+        both = {
+            "mesh": mesh,
+            "mp_policy": policy,
+            "offload_policy": host if self._offloads else OffloadPolicy(),
+        }
         with _refusals():
             for layer in units(model):
-                self._fully_shard(
-                    layer,
-                    mesh=mesh,
-                    reshard_after_forward=self._reshard_after_forward,
-                    mp_policy=policy,
-                )
-            self._fully_shard(model, mesh=mesh, reshard_after_forward=False, mp_policy=policy)
+                self._fully_shard(layer, reshard_after_forward=self._reshard_after_forward, **both)
+            self._fully_shard(model, reshard_after_forward=False, **both)
         self._begin(model, device)
 
     def _begin(self, model: nn.Module, device: torch.device) -> None:
@@ -120,8 +129,11 @@ class Fsdp2Engine(StockEngine):
         gather plus the largest reduction (input and output), as fully_shard requested them.
         """
         root, layers = self._unit_bytes
+        persistent = self.persistent_bytes()
+        if self._offloads:
+            persistent = dict.fromkeys(persistent, 0)
         communication = self._all_gather.largest_bytes + self._reduce_scatter.largest_bytes
-        return self.persistent_bytes() | {
+        return persistent | {
             "compute_weights": root + gathered_at_once(layers, self._reshard_after_forward),
             "communication_buffers": communication,
         }

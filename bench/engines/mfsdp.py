@@ -86,7 +86,10 @@ class CoreAccount:
         weights. Here the rows that the optimizer updates are main weights, as for other engines.
         """
         categories = self._account.ledger.peak_bytes_by_category()
-        if categories["main_weights"]:
+        if (
+            categories["main_weights"]
+            or self._account.ledger.host.bytes_by_category()["main_weights"]
+        ):
             return categories
         updated = sum(local_tensor(p.data).nbytes for p in self.model.parameters())
         compute = categories["compute_weights"] - updated

@@ -38,7 +38,8 @@ class FrontEngine(CoreAccount, Fsdp2Engine):
             engine = alive()
             return 0 if engine is None else optimizer_state_bytes(engine.optimizer)
 
-        self._account.ledger.measure("optimizer_state", state_bytes)
+        ledger = self._account.ledger.host if self._offloads else self._account.ledger
+        ledger.measure("optimizer_state", state_bytes)
 
     def _begin(self, model: nn.Module, device: torch.device) -> None:
         """Give what is on the meta device memory and values, and follow the core."""

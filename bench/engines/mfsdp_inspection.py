@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,11 @@ class MfsdpInspection(StockInspection):
         ]
 
     def held_bytes(self) -> dict[str, int]:
-        """The core's ledger."""
-        return self._model.ledger.bytes_by_category()
+        """The core's ledger, and that of host memory."""
+        ledger = self._model.ledger
+        held = Counter(ledger.bytes_by_category())
+        held.update(ledger.host.bytes_by_category())
+        return dict(held)
 
     def gather_ahead(self) -> None:
         """`start_param_sync`."""

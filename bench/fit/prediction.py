@@ -13,9 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any, Final, Self
 
-from bench.fit.trace import CATEGORIES, MICROBATCHES, SETUP, Message, Moment, Trace, trace
+from bench.fit.trace import CATEGORIES, HOST, MICROBATCHES, SETUP, Message, Moment, Trace, trace
 from bench.resolve.machine import Machine
 from bench.spec import ResolvedRun
 
@@ -55,7 +56,8 @@ class Prediction:
     """One rank of a run.
 
     steps: the most that is held in every part of a step, by category, in order. setup_bytes: the
-    most before the first step. rounding_bytes: what a caching allocator may waste on the storages
+    most before the first step. host_bytes: the most that is kept in host memory by offload, which
+    no other number has in it. rounding_bytes: what a caching allocator may waste on the storages
     of the peak, at most; fragmentation over many steps is not predicted. is_linear: False where a
     check of the extrapolation failed, None where nothing was extrapolated or checked.
     """
@@ -63,6 +65,7 @@ class Prediction:
     resolved: ResolvedRun
     steps: tuple[tuple[Moment, Bytes], ...]
     setup_bytes: int
+    host_bytes: int
     alive: tuple[LiveStorageGroup, ...]
     collectives: tuple[Traffic, ...]
     wire_bytes: int | None
@@ -101,6 +104,7 @@ class Prediction:
             "peak_moment": self.peak_moment._asdict(),
             "alive": [vars(block) for block in self.alive],
             "setup_bytes": self.setup_bytes,
+            "host_bytes": self.host_bytes,
             "rounding_bytes": self.rounding_bytes,
             "collectives": [vars(collective) for collective in self.collectives],
             "wire_bytes": self.wire_bytes,
@@ -154,6 +158,7 @@ class _View:
     alive: dict[Moment, Counter[tuple[str, str, int]]]
     traffic: Counter[Message]
     setup_bytes: int
+    host_bytes: int
     wire_bytes: int | None
 
     @classmethod
@@ -165,7 +170,8 @@ class _View:
         totals: dict[Moment, int] = {}
         stamps: dict[Moment, int] = {}
         total = setup = entered = 0
-        for stamp, (number, change, at) in enumerate(traced.changes):
+        changes = _changes(traced, of_host=False)
+        for stamp, (number, change, at) in enumerate(changes):
             moment = traced.moments[at]
             if at >= traced.first:
                 for passed in traced.moments[max(entered, traced.first) : at + 1]:
@@ -179,7 +185,7 @@ class _View:
             elif at >= traced.first and total > totals.get(moment, -1):
                 totals[moment], held[moment], stamps[moment] = total, dict(live), stamp + 1
         peak = max(totals, key=lambda one: totals[one])
-        for number, change, _ in traced.changes[: stamps[peak]]:
+        for number, change, _ in changes[: stamps[peak]]:
             sizes[number] = sizes.get(number, 0) + change
         alive = Counter(
             (traced.kinds[number].category, traced.kinds[number].contents, size)
@@ -194,7 +200,9 @@ class _View:
         if traced.wire_bytes is not None:
             step, second = traced.wire_bytes
             wire = step + (times - 1) * second
-        return cls(traced.units, held, {peak: alive}, traffic, setup, wire)
+        on_host = accumulate(change for _, change, _ in _changes(traced, of_host=True))
+        host = max(on_host, default=0)
+        return cls(traced.units, held, {peak: alive}, traffic, setup, host, wire)
 
     @property
     def peak(self) -> tuple[Moment, int]:
@@ -205,6 +213,11 @@ class _View:
     def agrees(self, other: _View) -> bool:
         """Whether both hold as much at most, at the same moment, and send the same."""
         return self.peak == other.peak and +self.traffic == +other.traffic
+
+
+def _changes(traced: Trace, *, of_host: bool) -> list[tuple[int, int, int]]:
+    kinds = traced.kinds
+    return [one for one in traced.changes if (kinds[one[0]].category == HOST) == of_host]
 
 
 def _repeated(microbatches: int) -> int:
@@ -251,7 +264,8 @@ def _extended(few: _View, more: _View, units: int) -> _View:
     if few.wire_bytes is not None and more.wire_bytes is not None:
         wire = line(few.wire_bytes, more.wire_bytes)
     setup = line(few.setup_bytes, more.setup_bytes)
-    return _View(units, held, {peak: +alive}, traffic, setup, wire)
+    host = line(few.host_bytes, more.host_bytes)
+    return _View(units, held, {peak: +alive}, traffic, setup, host, wire)
 
 
 def _pairs(few: Counter[Message], more: Counter[Message]) -> list[tuple[Message, Message]]:
@@ -292,6 +306,7 @@ def _prediction(
         resolved=resolved,
         steps=tuple(view.held.items()),
         setup_bytes=view.setup_bytes,
+        host_bytes=view.host_bytes,
         alive=tuple(
             sorted(groups, key=lambda one: (-one.count * one.bytes, one.category, one.contents))
         ),

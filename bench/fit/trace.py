@@ -54,6 +54,8 @@ _FILES: Final = (
     ("bench/models/initialisation.py", "main_weights"),
     ("bench/models/", "activations"),
 )
+#: What is in host memory, which is no category of a device's.
+HOST: Final = "host"
 CATEGORIES: Final = (
     "main_weights",
     "compute_weights",
@@ -314,6 +316,8 @@ class _Recorder:
             maker = _maker(frame.f_code.co_filename)
             if maker == "role":
                 buffer = frame.f_locals.get("buffer")
+                if buffer is not None and buffer.row.where == "host":
+                    return HOST
                 if buffer is not None:
                     booked = CATEGORY_OF_ROLE[buffer.row.role]
                     return "communication" if booked == "communication_buffers" else booked
@@ -336,19 +340,23 @@ class _Recorder:
         for tensor in tensors:
             number = mode.number_of(local_tensor(tensor))
             known = None if number is None else self.trace.kinds[number]
-            if number is not None and known is not None:
+            if number is not None and known is not None and known.category != HOST:
                 self.trace.kinds[number] = known._replace(category=category)
 
     def _settle(self, mode: Dataless, engine: Engine) -> None:
         """What only the whole step tells: state lasts, and gathered weights go."""
         self._name(mode, list(getattr(engine, "parameters", ())), "main_weights")
         shrunk = {number for number, change, at in self.trace.changes if change < 0 and at}
+        offloads, is_torchs = self._run.engine.setting("offload"), self._run.engine.name == "fsdp2"
         for number, kind in self.trace.kinds.items():
             category = kind.category
             if category == "optimizer":
                 category = "temporaries" if number in shrunk else "optimizer_state"
+                category = HOST if offloads else category
             elif category in {"compute_weights", "main_weights"} and number in shrunk:
                 category = "gathered_weights"
+            elif offloads and is_torchs and category in {"gradients", "main_weights"}:
+                category = HOST
             self.trace.kinds[number] = kind._replace(category=category)
 
 

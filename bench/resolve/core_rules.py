@@ -92,6 +92,26 @@ def pools(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
         )
 
 
+def offload(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
+    """What wants main weights or gradients on the device."""
+    core, linear = core_switches(run.engine), run.linear
+    problems = {
+        "nccl_ub=True": core.nccl_ub,
+        "cuda_graph=True": core.cuda_graph,
+        "decoupled_grad=True": core.decoupled_grad,
+        f"recipe={core.recipe}": core.recipe != "none",
+        f"train.optimizer={run.train.optimizer}": run.train.optimizer == "fused_adam",
+        "model.quantised_weights": linear.quantised_weights,
+    }
+    found = [what for what, holds in problems.items() if holds]
+    if run.engine.setting("offload") and found:
+        yield (
+            "offload-leaves-the-device",
+            "offload keeps main weights and gradients in host memory, and the device needs them for"
+            f" {' and '.join(found)}: leave one out",
+        )
+
+
 #: Calls before the first replay: see `mfsdp_core.captured_step`.
 _WARM_UP_STEPS = 5
 

@@ -28,6 +28,7 @@ RULES: Final[tuple[Topic, ...]] = (
     core_rules.nccl_settings,
     core_rules.pools,
     core_rules.graphs,
+    core_rules.offload,
     quantised_rules.layers,
     engine_rules.megatron_package,
     engine_rules.installed,

@@ -219,6 +219,8 @@ class MfsdpSettings(MegatronSwitches):
 
     front: FrontName = "megatron"
     """Through fully_shard_model, or through a fully_shard with FSDP2's signature."""
+    offload: bool = False
+    """Keep main weights, gradients and the optimizer's state in host memory."""
     matrices: Literal["needed", "whole"] = "needed"
     """Which optimizers step on whole matrices, each on one rank: those that need to, or all."""
     transport: TransportName = DEFAULT_TRANSPORT
@@ -237,20 +239,20 @@ class MfsdpSettings(MegatronSwitches):
     """Add the gradients of all tokens up and divide once by their number."""
 
 
-class FrontSettings(EngineSettings):
+class Fsdp2Settings(EngineSettings):
+    """Switches of `fully_shard`, under its names."""
+
+    offload: bool = False
+    """Keep main weights, gradients and the optimizer's state in host memory."""
+    reshard_after_forward: int | None = Field(default=None, ge=2)
+    """Between the passes a layer is kept in parts of this many ranks; null follows the strategy."""
+
+
+class FrontSettings(Fsdp2Settings):
     """Switches of `mfsdp_core.fsdp2.fully_shard`."""
 
     front: FrontName = "megatron"
     """Always fsdp2 here; the default is that of the engine, so that a run's identity has it."""
-    reshard_after_forward: int | None = Field(default=None, ge=2)
-    """As for fsdp2."""
-
-
-class Fsdp2Settings(EngineSettings):
-    """Switches of `fully_shard`, under its names."""
-
-    reshard_after_forward: int | None = Field(default=None, ge=2)
-    """Between the passes a layer is kept in parts of this many ranks; null follows the strategy."""
 
 
 class MegatronFsdpSettings(MegatronSwitches):

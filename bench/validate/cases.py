@@ -50,7 +50,7 @@ POLICIES: dict[Policy, tuple[DtypeName, DtypeName, DtypeName, DtypeName]] = {
     "bf16_sum": ("bf16", "fp32", "bf16", "fp32"),
 }
 
-_SWITCHES = ("average", "per_token", "gather_group", "nan_check")
+_SWITCHES = ("average", "per_token", "gather_group", "nan_check", "offload")
 
 #: What a scenario does. After it every case trains on, for two steps: `CLOSING_BOUNDS`.
 SCENARIOS: dict[Scenario, str] = {
@@ -93,7 +93,7 @@ class Case:
     """outer: ranks of the outer data-parallel axis, 1 is none. microbatches: per step and rank.
 
     reshard: ranks of the groups that keep weights between the passes (fsdp2), 0 is not checked.
-    front: by which interface (mfsdp).
+    front: by which interface (mfsdp). offload: to host memory (mfsdp, fsdp2).
     """
 
     engine: str
@@ -116,6 +116,7 @@ class Case:
     reshard: int = 0
     front: FrontName = "megatron"
     optimizer: Literal["adamw", "muon"] = "adamw"
+    offload: bool = False
 
     @property
     def id(self) -> str:
@@ -210,6 +211,7 @@ class Case:
                     "recipe": self.recipe,
                     "separate_gather_group": self.gather_group,
                     "double_buffer": self.allocator in POOLS,
+                    "offload": self.offload,
                     **({"reshard_after_forward": self.reshard} if self.reshard else {}),
                     **({} if self.front == "megatron" else {"front": self.front}),
                 }

@@ -143,6 +143,7 @@ def _quick(engine: str) -> Iterator[Case]:
             both = replace(sharded, ranks=4, outer=2, outer_strategy=outer, model="rows")
             yield replace(both, optimizer="muon")
     if engine in ("fsdp2", "mfsdp"):
+        yield from _quick_on_the_host(replace(sharded, offload=True, microbatches=2))
         parts = replace(sharded, ranks=4, microbatches=2, reshard=2)
         parts = replace(parts, front="fsdp2" if engine == "mfsdp" else "megatron")
         yield from (replace(parts, model=model) for model in ("stack", "recomputed"))
@@ -153,6 +154,19 @@ def _quick(engine: str) -> Iterator[Case]:
     yield replace(coded, recipe="current", model="tied", allocator="max_pool")
     yield replace(coded, recipe="block", scenario="reloaded", model="frozen")
     yield replace(coded, recipe="mxfp8", ranks=1)
+
+
+def _quick_on_the_host(usual: Case) -> Iterator[Case]:
+    """Offload."""
+    bf16 = replace(usual, policy="bf16")
+    yield from (replace(bf16, model=model) for model in ("stack", "recomputed"))
+    yield replace(usual, ranks=4, outer=2, model="uneven")
+    if usual.engine == "mfsdp":
+        for strategy in STRATEGIES:
+            yield replace(bf16, strategy=strategy, scenario="reloaded", model="frozen")
+        yield replace(bf16, ranks=4, outer=2, outer_strategy="optim", allocator="max_pool")
+        yield replace(usual, policy="fp32", optimizer="muon")
+        yield replace(bf16, front="fsdp2")
 
 
 def _crossed(usual: Case, strength: int) -> Iterator[Case]:

@@ -71,7 +71,7 @@ class CollectiveLog:
 def _unfinished() -> str:
     """The oldest collective that NCCL has not ended, by its flight recorder; "" if unknown."""
     dump = getattr(c10d, "_dump_fr_trace_json", getattr(c10d, "_dump_nccl_trace_json", None))
-    if dump is None or not dist.is_initialized() or dist.get_backend() != "nccl":
+    if dump is None or not dist.is_initialized() or "nccl" not in dist.get_backend():
         return ""
     try:
         entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", [])

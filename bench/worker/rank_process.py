@@ -66,7 +66,13 @@ def _device(launch: LaunchSpec) -> torch.device:
 def backend(resolved: ResolvedRun) -> str | None:
     """Backend of the process group; None for an engine of one process, which has none."""
     one_process = known_engine(resolved.engine.name).one_process
-    return None if one_process else _BACKENDS[resolved.launch.device]
+    if one_process:
+        return None
+    name = _BACKENDS[resolved.launch.device]
+    # Shards in host memory travel by gloo.
+    return (
+        f"cpu:gloo,cuda:{name}" if name == "nccl" and resolved.engine.setting("offload") else name
+    )
 
 
 @contextmanager

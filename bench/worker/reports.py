@@ -37,7 +37,7 @@ def runtime_report(
         "python": platform.python_version(),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
-        "nccl": nccl_version("runtime") if backend(resolved) == "nccl" else None,
+        "nccl": nccl_version("runtime") if "nccl" in (backend(resolved) or "") else None,
         "nccl_compiled": nccl_version("build"),
         "backend": backend(resolved),
         "ranks": process.ranks,

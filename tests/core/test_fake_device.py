@@ -36,6 +36,11 @@ NOTICED = {
     "two_devices": f"from pageable memory: add {HOST}",
 }
 WAITS = "waited for by the host: synchronize in mfsdp_core/streams.py: CudaStreams.synchronize"
+OFFLOADED = {
+    "to the host: copy_ in mfsdp_core/runtime/weight_buffers.py: WeightBuffers.adopt",
+    "to the host: copy_ in mfsdp_core/runtime/gradient_buffers.py: GradientBuffers._leave",
+}
+ENCODED = "in mfsdp_core/precision/codec.py: Plain.encode"
 #: All that the host may do, by the way of a program: in set-up, and where it is asked for.
 NAMED: dict[str, set[str]] = {
     "nan_guard": {f"{READ} in mfsdp_core/runtime/nan_guard.py: all_finite"},
@@ -43,6 +48,8 @@ NAMED: dict[str, set[str]] = {
         "from pinned memory: _to_copy in mfsdp_core/streams.py: Streams.ones_but",
         f"{READ} in mfsdp_core/comm/usage.py: unused_by_all",
     },
+    "offloaded": {*OFFLOADED, f"from pinned memory: copy_ {ENCODED}"},
+    "offloaded_bf16": {*OFFLOADED, f"from pinned memory: _to_copy {ENCODED}"},
     "from_host": {
         "from pageable memory: _to_copy in "
         "mfsdp_core/runtime/meta_init.py: move_real_tensors.<locals>.<lambda>"

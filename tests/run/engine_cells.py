@@ -89,6 +89,8 @@ VARIANTS = {
     "simple_fsdp-compiled-optim_grads": cell(
         SIMPLE_FSDP.replace("build", "compiled"), "optim_grads"
     ),
+    **{f"{name}-offload": cell(name, ZERO3, offload=True) for name in ("mfsdp", "fsdp2")},
+    "mfsdp-front-offload": cell("mfsdp", ZERO3, front="fsdp2", offload=True),
     "fsdp2-reshard_to_2": cell("fsdp2", ZERO3, ranks=4, reshard_after_forward=2),
     "mfsdp-front-reshard_to_2": cell(
         "mfsdp", ZERO3, ranks=4, front="fsdp2", reshard_after_forward=2

@@ -266,6 +266,11 @@ CASES = {
     "double-buffer-needs-pool": Case(
         engine(double_buffer=True), engine(), "use fixed_pool or max_pool"
     ),
+    "offload-leaves-the-device": Case(
+        engine(offload=True, recipe="current"),
+        engine(offload=True),
+        "recipe=current: leave one out",
+    ),
     "registration-needs-nccl-ub": Case(
         on_cuda(manual_registration=True),
         on_cuda(manual_registration=True, symmetric_registration=False, **POOL),

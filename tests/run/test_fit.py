@@ -94,6 +94,19 @@ def test_layers_that_do_not_add_up_are_said(monkeypatch):
     assert predict(asked).is_linear is False
 
 
+@pytest.mark.parametrize("own", [{}, {"front": "fsdp2"}, {"name": "fsdp2"}], ids=str)
+def test_offload_leaves_what_is_computed_with_on_the_device(own):
+    """The host has, per weight of a rank, 4 numbers in FP32, and what a step makes of one shard."""
+    engine = MFSDP | own
+    with_and_without = (run(engine | {"offload": on}, dtypes=BF16) for on in (True, False))
+    host, device = (predict(one, whole=True) for one in with_and_without)
+    share = device.resolved.shape.parameters / device.resolved.launch.ranks
+    assert 16 * share <= host.host_bytes < 17.5 * share
+    assert device.host_bytes == 0
+    assert {"main_weights", "optimizer_state"} & host.by_category.keys() == set()
+    assert host.peak_bytes <= device.peak_bytes - 12 * share
+
+
 def test_a_model_far_larger_than_this_machine_is_predicted():
     asked = run(
         MFSDP,

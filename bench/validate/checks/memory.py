@@ -60,9 +60,9 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     encoded = evidence.is_encoded(bucket)
     shard = elements // case.inner
     sharded = "weights" in case.sharded
-    separate = encoded or POLICIES[case.policy][0] != POLICIES[case.policy][1]
+    separate = encoded or case.offload or POLICIES[case.policy][0] != POLICIES[case.policy][1]
     # Cast from the main weights into each gather, unless a shard has to collect outer pieces.
-    casts = sharded and trainable and separate and not case.shards_outside
+    casts = sharded and (trainable or case.offload) and separate and not case.shards_outside
     weights = 0 if casts else (shard if sharded else elements) * compute
     if encoded:  # a byte of code for each, and what modules compute with unless it comes and goes
         weights = 0 if sharded else elements * compute
@@ -74,9 +74,10 @@ def _bucket_bytes(evidence: CaseEvidence, bucket: BucketContents) -> int:
     if case.shards_outside:
         owned //= case.outer
     if not trainable:
-        return weights + (owned * compute if encoded else 0)
+        return weights + (owned * compute if encoded or case.offload else 0)
     weights += owned * main if separate else 0
-    if case.allocator not in POOLS:  # `zero_grad` frees gradients, unless no buffer may move
+    # `zero_grad` frees gradients, unless no buffer may move.
+    if case.allocator not in POOLS or case.offload:
         return weights
     accumulator = shard if evidence.reduces_every_microbatch else elements
     return weights + accumulator * grads

@@ -36,9 +36,11 @@ from mfsdp_core.errors import (
     ConfigurationError,
     LifecycleError,
     StateDictError,
+    refuse,
 )
 from mfsdp_core.fsdp2 import (
     FSDPModule,
+    _unpinned,
     environment_of_module,
     fully_shard,
     register_fsdp_forward_method,
@@ -104,7 +106,7 @@ def test_offload_changes_no_bit() -> None:
     for options in ({"mp_policy": policy}, {"mesh": two}, {"reshard_after_forward": False}):
         found: list[list[Tensor]] = []
         before = 0  # the account is that of the mesh
-        for offload in (CPUOffloadPolicy(), None):
+        for offload in (CPUOffloadPolicy(pin_memory=False), None):
             with torch.device("meta"):
                 model = Small()
             fully_shard(model.units[0], **options)
@@ -593,7 +595,6 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
         (ConfigurationError, "divides the 2 ranks", {"reshard_after_forward": 2}),
         (ConfigurationError, "expected True, False or None", {"reshard_after_forward": "yes"}),
         (ConfigurationError, "found str", {"mp_policy": "bf16"}),
-        (CapabilityNotBuiltError, "pin_memory", {"offload_policy": CPUOffloadPolicy(False)}),
         (ConfigurationError, "found str", {"offload_policy": "cpu"}),
     )
     for error, words, options in wrong:
@@ -601,6 +602,8 @@ def test_what_is_refused_before_anything_is_sharded() -> None:
         refuses(error, words, fully_shard, model, mesh=options.pop("mesh", world), **options)
         same("class", type(model), Small)
         assert not any(isinstance(p, DTensor) for p in model.parameters())
+    unpinned = _unpinned(CPUOffloadPolicy(pin_memory=False), torch.device("cuda"))
+    refuses(CapabilityNotBuiltError, "pin_memory", refuse, unpinned)
     refuses(ConfigurationError, "a module with a forward()", fully_shard, nn.ModuleList([layer]))
     refuses(ConfigurationError, "sharded already", fully_shard, fully_shard(layer))
     mixed = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4).double())

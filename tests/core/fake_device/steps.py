@@ -51,6 +51,8 @@ WAYS: dict[str, dict[str, Any]] = {
     "user_buffers": {"nccl_ub": True},
     "registered_pools": {"nccl_ub": True, "fsdp_double_buffer": True},
     "leaves_out": {"path": (0, 2)},
+    "offloaded": {"offload": True},
+    "offloaded_bf16": {"offload": True, "policy": "bf16_wire"},
     "from_host": {"start": "cpu"},
     "from_meta": {"start": "meta"},
     "captured": {"captured": True, "cuda_graph_mode": True, "fsdp_double_buffer": True},
