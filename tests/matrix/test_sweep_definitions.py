@@ -10,6 +10,7 @@ import pytest
 from sweep_texts import parse_sweep
 
 import sweeps
+from bench.cli.main import run_command_line
 from bench.plan import Plan
 from bench.resolve import Machine
 from bench.resolve.machine import described_machine
@@ -226,6 +227,18 @@ def test_the_table_of_dtypes_has_every_cell_with_the_package_that_its_authors_us
     plan = make_plan(parse_sweep(whole), described_machine("H100", 8))
     (reason,) = {cell.reason for cell in plan.pruned}
     assert reason.startswith("megatron-fsdp 0.6.1 encodes weights from main weights under optim_gr")
+
+
+WALK = (DOCS / "gpu.md").read_text().split("## The table of pull request 3067")[1].split("```")[1]
+
+
+@pytest.mark.parametrize(
+    "command", re.findall(r"^mfsdp-bench (?:plan|run) ([^#\n]+)", WALK, re.MULTILINE)
+)
+def test_each_command_of_the_walk_plans_cells_to_run_on_the_machine_it_is_for(command, capsys):
+    words = [word for word in command.split() if word != "--report"]
+    assert run_command_line(["plan", *words, "--device", "H100", "--gpus", "8"]) == 0
+    assert re.search(r"cells (\d+), to run \1, pruned 0", capsys.readouterr().out)
 
 
 PAGES = ("sweep-file.md", "gates.md", "engines.md", "extending.md")
