@@ -182,4 +182,4 @@ def test_the_engine_of_two_releases_runs_under_the_torch_that_is_here(cli):
     text = (cli.folder / "sweep.yaml").read_text()
     cli.sweep(text.partition("arms:")[0])
     done = cli.run("run", "sweep.yaml", "--set", "train.steps=6")
-    assert sorted({*cli.runs()}) == [("adamw", "ok"), ("sgd", "ok")], done.stderr
+    assert "2 of 2 runs finished" in done.stdout + done.stderr
