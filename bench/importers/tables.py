@@ -79,11 +79,11 @@ class LogTable:
             if split is _spaced and not _STEP.fullmatch(cells[0]):
                 continue
             table = cls(reader, cells, split)
-            both = zip(table._columns, below, strict=True)
-            numbers = [bool(quantities(cell)) for c, cell in both if c.is_known or c.is_step]
-            # Of columns of prose all must be known.
-            least = len(cells) if split is _spaced else 1
-            if any(column.is_known for column in table._columns) and sum(numbers) >= least:
+            both = [(c, bool(quantities(b))) for c, b in zip(table._columns, below, strict=True)]
+            is_known = any(column.is_known for column, _ in both) and split is not _spaced
+            has_number = any(is_number for c, is_number in both if c.is_known or c.is_step)
+            # Of columns of prose all must be numbers.
+            if (is_known and has_number) or (both[0][0].is_step and all(n for _, n in both)):
                 return table
         return None
 
@@ -111,9 +111,9 @@ class LogTable:
         has_steps = any(column.is_step for column in self._columns)
         other = [at for at, c in enumerate(self._columns) if not (c.is_known or c.is_step or c.run)]
         labels = self._labels(other)
-        are_steps = has_steps or not any(
-            at in labels or not _OF_NO_RUN.match(self._columns[at].name) for at in other
-        )
+        names = {at: self._columns[at].name.lower() for at in other}
+        telling = [name for at, name in names.items() if at in labels or not _OF_NO_RUN.match(name)]
+        are_steps = has_steps or not telling or "epoch" in telling
         runs: list[Parsed] = []
         latest: dict[tuple[str, str, int], Parsed] = {}
         for number, cells in self._rows:

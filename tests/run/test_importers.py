@@ -301,6 +301,7 @@ SERIES = {
     "run,step,loss\na,1,1\na,2,2\na,3,3\nb,2,4\nb,3,5\nb,4,6\n": {"a": [1, 2, 3], "b": [4, 5, 6]},
     "seed,step,loss\n7,1,1\n7,2,2\n8,1,3\n8,2,4\n": {"": [3, 4]},  # the first has this label, too
     "loss,grad_norm\n2.5,1\n2.4,2\n": {"": [2.5, 2.4]},
+    "epoch,loss,time\n1,2.5,9\n2,2.4,9\n": {"": [2.5, 2.4]},
     "layers,loss\n2,2.5\n4,2.4\n": {"": [2.4]},
 }  # fmt: skip
 

@@ -373,6 +373,13 @@ def test_what_has_no_number_of_ours_is_said_beside_runs() -> None:
     assert said in run.provenance.remarks
 
 
+@pytest.mark.parametrize("gap", [" ", "\t", ","])
+def test_columns_under_names_that_say_no_metric_are_no_losses(gap: str) -> None:
+    rows = ("step baseline PR", "1 2.5 2.51", "2 2.4 2.41", "3 2.3 2.31")
+    with pytest.raises(NothingMeasuredError, match="found only baseline, PR"):
+        runs_of("\n".join(rows).replace(" ", gap))
+
+
 def test_files_of_losses_are_read_with_and_without_a_head() -> None:
     (named,) = runs_of("# config: x\n\n# step loss grad_norm\n1 8.5 1.25\n2 7.75 1.5\n")
     (bare,) = runs_of("\n1 8.5\n2 7.75\n")
