@@ -4,7 +4,9 @@ Row and column statistics and orthogonalised updates need whole tensors. For a s
 has one rank of those that share it, its owner. [Note: whole matrices] One all-to-all brings
 gradients and weights to their owners, which step on whole tensors, one takes the new weights back:
 of n ranks, each sends 2 (n-1)/n of its rows and (n-1)/n of what it owns. State stays whole with the
-owner, and becomes shards where it is looked at: `state_dict` is collective then.
+owner, and becomes shards where it is looked at: `state_dict` is collective then. Muon and Adafactor
+step in rounds, which are bounded by bytes per owner, so that not all matrices are there at once;
+hooks of their step run in each round. Others may count their steps, and are called once.
 
 Optimizers of others that need whole tensors have to say so. One that does not computes with shards,
 which is right or refused: see [Note: computing with uneven shards].
@@ -36,12 +38,19 @@ from mfsdp_core.state.optimizer_parameters import OWNER, standing_in
 #: Attribute of a prepared optimizer: its `WholeStep`.
 _WHOLE = "_mfsdp_whole_step"
 
+#: Weights that an owner steps in a round, unless a single one takes more.
+ROUND_BYTES = 1 << 25
+
 State = dict[str, Any]
+
+
+#: Those whose state is each parameter's own, so that parameters may step one after another.
+_BY_PARAMETER = (torch.optim.Adafactor, torch.optim.Muon)
 
 
 def needs_whole_matrices(optimizer: torch.optim.Optimizer) -> bool:
     """Whether it is one of torch's that compute with rows and columns, or derived from one."""
-    return isinstance(optimizer, (torch.optim.Adafactor, torch.optim.Muon))
+    return isinstance(optimizer, _BY_PARAMETER)
 
 
 def refuse_unserved(optimizer: torch.optim.Optimizer) -> None:
@@ -135,13 +144,38 @@ class WholeStep:
     def __call__(self, *closure: Callable[[], Any]) -> Any:
         """One step; returns what the optimizer's own method does. closure: none."""
         assert not closure
-        homes, states = self._find_homes(), self._optimizer.state
+        homes = self._find_homes()
         stepping = [home for parameter, home in homes.items() if parameter.grad is not None]
+        first, *others = self._rounds(stepping)
+        result = self._step(first, takes_rest=True)
+        for stepping in others:
+            self._step(stepping, takes_rest=False)
+        return result
+
+    def _rounds(self, stepping: list[_Home]) -> list[list[_Home]]:
+        """See [Note: whole matrices]; the same on all ranks."""
+        if type(self._optimizer) not in _BY_PARAMETER:
+            return [stepping]
+        rounds: dict[int, list[_Home]] = {0: []}
+        at: dict[tuple[dist.ProcessGroup, int], tuple[int, int]] = {}
+        for home in stepping:
+            number, held = at.get((home.group, home.owner), (0, 0))
+            size = home.parameter.numel() * home.parameter.element_size()
+            if held and held + size > ROUND_BYTES:
+                number, held = number + 1, 0
+            at[home.group, home.owner] = number, held + size
+            rounds.setdefault(number, []).append(home)
+        return [rounds[number] for number in range(len(rounds))]
+
+    def _step(self, stepping: list[_Home], *, takes_rest: bool) -> Any:
+        """Of some matrices. takes_rest: and of what is no matrix of ours."""
+        homes, states = self._homes, self._optimizer.state
         stand_ins = self._stand_ins(stepping)
 
         def seen(group: State) -> list[torch.Tensor]:
             own = group["params"]
-            return [stand_ins.get(p, p) for p in own if p in stand_ins or p not in homes]
+            rest = {p for p in own if takes_rest and p not in homes}
+            return [stand_ins.get(p, p) for p in own if p in stand_ins or p in rest]
 
         try:
             with standing_in(self._optimizer, seen):

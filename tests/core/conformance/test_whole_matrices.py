@@ -27,6 +27,7 @@ from conformance.small_model import (
     plain_backward,
 )
 from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.state import whole_matrices
 
 pytestmark = [pytest.mark.processes, pytest.mark.on_ranks(2)]
 
@@ -113,6 +114,27 @@ def test_steps_and_state_are_those_of_one_process(make: Any) -> None:
         _train(model, own, plain, reference, 0, 1)
         _state(plain, reference[0], model, own[0])
         _train(model, own, plain, reference, 2)
+
+
+@pytest.mark.parametrize("make", [_MUON, partial(_OPTIM.Adafactor, lr=0.05)])
+def test_rounds_change_no_bit_and_bound_what_is_whole(make: Any, monkeypatch: Any) -> None:
+    found: list[list[Tensor]] = []
+    stand_ins = whole_matrices.WholeStep._stand_ins
+    for size, wanted in ((1 << 25, {2}), (1, {1})):
+        counts: set[int] = set()
+
+        def counted(self: Any, stepping: Any, counts: set[int] = counts) -> Any:
+            made = stand_ins(self, stepping)
+            counts.add(len(made))
+            return made
+
+        monkeypatch.setattr(whole_matrices, "ROUND_BYTES", size)
+        monkeypatch.setattr(whole_matrices.WholeStep, "_stand_ins", counted)
+        model, plain = pair(3)
+        _train(model, _shard(model, make), plain, _plain(plain, make), 0, 1, 2)
+        same("whole at a time", counts, wanted)
+        found.append([mfsdp_core.gather_full(p.detach()) for p in model.parameters()])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.on_ranks(1)
