@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import json
 import math
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -137,3 +139,45 @@ def test_vectors_of_state_space_blocks_span_the_ranges_of_mamba():
     assert rates.aminmax() == pytest.approx((1.0, 16.0), rel=1e-5)
     assert sizes.aminmax() == pytest.approx((1e-3, 1e-1), rel=1e-4)
     assert not mamba.conv_bias.any()
+
+
+ENGINES = {"mfsdp": 2, "fsdp2": 2, "ddp": 2, "single": 1}
+LENGTHS = 2 * (4 * 128 + 3 * 512) + 128  # more than the sums on the way from a token to its logits
+
+
+@pytest.mark.nightly
+@pytest.mark.processes
+def test_every_engine_starts_with_the_same_bits_and_loss_on_every_vector_unit(tmp_path):
+    """Losses: a sum of n products is off by at most n u of it (Higham 2002, 3.1), in any order."""
+    cells = [
+        {"label": name, "engine.name": name, "launch.ranks": ranks}
+        for name, ranks in ENGINES.items()
+    ]
+    base = {
+        "model": {"preset": "debug", "layers": 2},
+        "dtypes": {"compute": "fp32"},
+        "train": {"steps": 2, "global_batch": 4, "micro_batch": 2, "seq_len": 32},
+    }
+    sweep = {"name": "units", "base": base, "matrix": {"product": {"engine": cells}}}
+    (tmp_path / "units.yaml").write_text(json.dumps(sweep))
+    starts, losses = [], []
+    for unit in ({}, {"ATEN_CPU_CAPABILITY": "default"}):
+        results = tmp_path / f"results{len(unit)}"
+        command = [sys.executable, "-m", "bench", "run", "units.yaml", "--results", str(results)]
+        paths = {"PYTHONPATH": str(Path(__file__).parents[2])}
+        environment = os.environ | paths | unit
+        subprocess.run(command, env=environment, cwd=tmp_path, timeout=400, check=False)
+        found = {}
+        for file in sorted(results.glob("runs/*/*/runtime.json")):
+            lines = (file.parent / "steps.node0.jsonl").read_text().splitlines()
+            steps = map(json.loads, lines)
+            first = {step["rank"]: step["loss"] for step in steps if step["step"] == 1}
+            found[file.parts[-3]] = [first[rank] for rank in sorted(first)]
+            starts.append(json.dumps(json.loads(file.read_text())["start"], sort_keys=True))
+        losses.append(found)
+    assert len(starts) == 2 * len(ENGINES)
+    assert len(set(starts)) == 1
+    vectorised, plain = losses
+    assert vectorised.keys() == plain.keys()
+    for name in plain:
+        assert vectorised[name] == pytest.approx(plain[name], rel=2 * LENGTHS * 2**-24)
