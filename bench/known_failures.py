@@ -86,6 +86,6 @@ def of_case(engine: str, case: str, failures: Sequence[CheckVerdict]) -> KnownFa
     return None
 
 
-def _within(one: KnownFailure, failure: CheckVerdict) -> bool:
+def _within(known: KnownFailure, failure: CheckVerdict) -> bool:
     match = re.match(r"relative difference ([^,\s]+)", failure.measured)
-    return not one.most or (match is not None and float(match[1]) <= one.most)
+    return not known.most or (match is not None and float(match[1]) <= known.most)

@@ -297,8 +297,8 @@ class RunRecord:
         if placement is None:
             return None
         ranks = self.resolved.launch.ranks
-        whole = len(placement.nodes) == len(placement.local_ranks) == ranks
-        return placement if whole else None
+        has_all = len(placement.nodes) == len(placement.local_ranks) == ranks
+        return placement if has_all else None
 
     @property
     def provenance(self) -> Provenance:

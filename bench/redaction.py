@@ -39,9 +39,9 @@ def redact_text(text: str) -> str:
     return _URL_PASSWORD.sub(REDACTED, _SECRET_VALUE.sub(REDACTED, text))
 
 
-def _without_value(found: re.Match[str]) -> str:
-    name = found.group(1)
-    return f"{name}={REDACTED}" if looks_secret(name) else found.group(0)
+def _without_value(match: re.Match[str]) -> str:
+    name = match.group(1)
+    return f"{name}={REDACTED}" if looks_secret(name) else match.group(0)
 
 
 def redact(document: Any) -> Any:

@@ -96,7 +96,7 @@ def run_sides(
     *,
     sides: Sides,
     options: RunOptions,
-    whole: Plan,
+    kept: Plan,
     stop: Event,
     publish: Subscriber,
     budget: BlockBudget | None = None,
@@ -108,7 +108,7 @@ def run_sides(
         store: the results folder.
         sides: how runs are started, for every arm of the plan.
         options: what to repeat.
-        whole: the plan to keep in the results folder, of which `plan` is a selection.
+        kept: the plan to keep in the results folder, of which `plan` is a selection.
         stop: set it to end the current run and the sweep.
         publish: receives progress.
         budget: names the cell of every block, instead of the repeats of an interleaved plan.
@@ -120,7 +120,7 @@ def run_sides(
     runner = _Runner(plan.id, store, sides, options, stop, publish, budget)
     with store.lock():
         if budget is None:
-            store.write_plan(plan.id, whole.to_document())
+            store.write_plan(plan.id, kept.to_document())
         wanted = plan if budget is None else plan.with_repeats(MOST_BLOCKS)
         records, _ = store.outlines(plan.id)
         progress = compare_with_records(wanted, records, runner.code_before(), options)
@@ -128,7 +128,7 @@ def run_sides(
         expected: int | None = len(progress.missing_runs)
         again = progress.again
         if budget is not None:  # nobody knows how many blocks it will take
-            missing, expected, again = budgeted_blocks(budget, whole, store, progress), None, ()
+            missing, expected, again = budgeted_blocks(budget, kept, store, progress), None, ()
         for line in dated_ahead(store, plan.id):
             publish(Remark(line))
         publish(SweepStarted(plan.id, expected, len(progress.done), len(progress.failed), again))

@@ -303,11 +303,11 @@ def judged(part: Part, folder: Path) -> Iterator[tuple[str, State, str]]:
         yield from _speed(finished)
 
 
-def losses_apart(one: dict[int, list[Any]], other: dict[int, list[Any]]) -> float:
+def losses_apart(losses: dict[int, list[Any]], other: dict[int, list[Any]]) -> float:
     """The largest relative difference of two runs' losses, which are means over ranks."""
     means = [
         [sum(s.loss for s in step) / len(step) for step in zip(*steps.values(), strict=True)]
-        for steps in (one, other)
+        for steps in (losses, other)
     ]
     return max((abs(a - b) / abs(a) for a, b in zip(*means, strict=True)), default=float("inf"))
 

@@ -84,7 +84,7 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
         spec = _spec(model, gpus, machine.nodes, self.assignments)
         if self.search:
             return _of_search(spec, machine)
-        result = predict(resolve(spec, machine), whole=self.every)
+        result = predict(resolve(spec, machine), every_layer=self.every)
         verdict = Verdict.of(result, machine)
         return Answer(
             prediction_blocks(result, verdict),
@@ -231,7 +231,7 @@ def predictions(
         key = run.model_dump_json(exclude=dict(_NO_MEMORY))
         if key not in known:
             try:
-                known[key] = predict(run, whole=every)
+                known[key] = predict(run, every_layer=every)
             except UnsupportedError as error:
                 known[key] = error
         same = known[key]

@@ -213,7 +213,7 @@ def run_missing(
             store,
             sides=sweep.sides,
             options=options,
-            whole=sweep.full_plan,
+            kept=sweep.full_plan,
             stop=stop,
             publish=publish,
             budget=budget,

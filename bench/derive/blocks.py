@@ -51,8 +51,8 @@ def _blocks(members: Sequence[RunRecord], arms: Sequence[str] | None) -> list[Bl
     for record in members:
         if record.is_whole:
             _put(record, attempts)
-    found = [block for blocks in attempts.values() for block in blocks]
-    complete = [block for block in found if set(block) == wanted]
+    blocks_of_cell = [block for blocks in attempts.values() for block in blocks]
+    complete = [block for block in blocks_of_cell if set(block) == wanted]
     if not complete:
         return []
     complete.sort(key=lambda block: max(map(_age, block.values())))
@@ -80,8 +80,8 @@ def _put(record: RunRecord, attempts: dict[tuple[str, int, int | None], list[Blo
 
 def _measured(block: Block) -> tuple[bool, dict[str, tuple[str, str]]]:
     """What a block is about: how it was run, and the configuration and code of every arm."""
-    sides = {arm: (r.resolved.config_hash, r.status.code) for arm, r in block.items()}
-    return is_interleaved(block), sides
+    identities = {arm: (r.resolved.config_hash, r.status.code) for arm, r in block.items()}
+    return is_interleaved(block), identities
 
 
 def _age(record: RunRecord) -> str:

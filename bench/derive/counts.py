@@ -112,25 +112,25 @@ def step_counts(record: RunRecord) -> StepCounts | None:
 
 def by_name(rows: Iterable[CountRow]) -> dict[str, CountRow]:
     """Rows of one name added up, wherever they were called from."""
-    found: dict[str, CountRow] = {}
+    sums: dict[str, CountRow] = {}
     for row in rows:
-        found[row.name] = added(found[row.name], row) if row.name in found else row
-    return {name: row.model_copy(update={"site": "", "line": 0}) for name, row in found.items()}
+        sums[row.name] = added(sums[row.name], row) if row.name in sums else row
+    return {name: row.model_copy(update={"site": "", "line": 0}) for name, row in sums.items()}
 
 
 _AMOUNTS: Final = ("count", "bytes", "allocations", "allocated_bytes", "exposed")
 
 
-def added(one: CountRow, other: CountRow) -> CountRow:
+def added(row: CountRow, other: CountRow) -> CountRow:
     """Two rows of one name as one."""
-    return one.model_copy(update={n: getattr(one, n) + getattr(other, n) for n in _AMOUNTS})
+    return row.model_copy(update={n: getattr(row, n) + getattr(other, n) for n in _AMOUNTS})
 
 
-def less(one: CountRow, other: CountRow | None) -> CountRow:
-    """What `one` has more than `other`, which may be absent."""
+def less(row: CountRow, other: CountRow | None) -> CountRow:
+    """What `row` has more than `other`, which may be absent."""
     if other is None:
-        return one
-    return one.model_copy(update={n: getattr(one, n) - getattr(other, n) for n in _AMOUNTS})
+        return row
+    return row.model_copy(update={n: getattr(row, n) - getattr(other, n) for n in _AMOUNTS})
 
 
 def _of_kinds(amount: str, *kinds: str) -> Callable[[CountRow], int]:

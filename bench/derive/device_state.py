@@ -28,21 +28,21 @@ RULE: Final = f"clocks={CLOCK_TOLERANCE:.0%}"
 
 def device_reports(record: RunRecord) -> list[dict[str, Any]]:
     """What each rank reported of its device, in rank order; empty where nothing was read."""
-    found = record.runtime.get("devices")
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+    devices = record.runtime.get("devices")
+    return [d for d in devices if isinstance(d, dict)] if isinstance(devices, list) else []
 
 
 def device_trouble(record: RunRecord, window: SteadyWindow) -> str | None:
     """Why the times of the steady steps do not stand; None where nothing says so."""
     for rank, samples in sorted(record.steps.items()):
         steady = [sample for sample in samples if window.first <= sample.step <= window.last]
-        found = _throttled(steady) or _moved(_clocks(steady))
-        if found:
-            return f"the device of rank {rank} {found}"
+        trouble = _throttled(steady) or _moved(_clocks(steady))
+        if trouble:
+            return f"the device of rank {rank} {trouble}"
     for rank, report in enumerate(device_reports(record)):
-        found = _changed(report)
-        if found:
-            return f"the device of rank {rank} {found}"
+        trouble = _changed(report)
+        if trouble:
+            return f"the device of rank {rank} {trouble}"
     return None
 
 
@@ -71,8 +71,8 @@ def device_notes(record: RunRecord) -> list[str]:
 
 
 def _clocks(samples: Sequence[StepSample]) -> list[float]:
-    found = [(sample.device or {}).get("sm_mhz") for sample in samples]
-    return [float(clock) for clock in found if isinstance(clock, int | float)]
+    clocks = [(sample.device or {}).get("sm_mhz") for sample in samples]
+    return [float(clock) for clock in clocks if isinstance(clock, int | float)]
 
 
 def _moved(clocks: Sequence[float]) -> str | None:
@@ -87,8 +87,8 @@ def _moved(clocks: Sequence[float]) -> str | None:
 
 
 def _reasons(sample: StepSample) -> list[str] | None:
-    found = (sample.device or {}).get("throttle")
-    return found if isinstance(found, list) else None
+    reasons = (sample.device or {}).get("throttle")
+    return reasons if isinstance(reasons, list) else None
 
 
 def _throttled(samples: Sequence[StepSample]) -> str | None:

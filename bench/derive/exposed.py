@@ -70,22 +70,22 @@ def exposed_communication(events: Iterable[Mapping[str, Any]]) -> dict[str, Expo
         ):
             computing[where].append(interval)
     busy = {where: merged(intervals) for where, intervals in computing.items()}
-    found = {name: _exposure(places, busy) for name, places in sorted(communicating.items())}
-    if found:
+    exposures = {name: _exposure(places, busy) for name, places in sorted(communicating.items())}
+    if exposures:
         together: dict[object, list[Interval]] = defaultdict(list)
         for by_place in communicating.values():
             for where, intervals in by_place.items():
                 together[where] += intervals
-        found["all"] = _exposure(together, busy)
-    return found
+        exposures["all"] = _exposure(together, busy)
+    return exposures
 
 
 def _operation(event: Mapping[str, Any], streams: Container[object]) -> str:
     """What an interval communicates; "" if it does not. streams: those of NCCL."""
     name, category = str(event.get("name", "")), event.get("cat")
-    found = (_NCCL.search if category in _ON_DEVICE else _GLOO.match)(name)
-    if found is not None:
-        return found[1]
+    match = (_NCCL.search if category in _ON_DEVICE else _GLOO.match)(name)
+    if match is not None:
+        return match[1]
     is_copy = category == "gpu_memcpy" and ("PtoP" in name or _stream(event) in streams)
     return "copies" if is_copy else ""
 
@@ -96,13 +96,13 @@ def _stream(event: Mapping[str, Any]) -> object:
 
 def merged(intervals: Iterable[Interval]) -> list[Interval]:
     """The same time as intervals that neither overlap nor touch, in order."""
-    found: list[Interval] = []
+    merged: list[Interval] = []
     for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
+        if merged and start <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
         else:
-            found.append((start, end))
-    return found
+            merged.append((start, end))
+    return merged
 
 
 def uncovered(intervals: Sequence[Interval], cover: Sequence[Interval]) -> float:

@@ -103,13 +103,13 @@ def recomputed_flops(resolved: ResolvedRun) -> float:
     if shape is None:
         return 0.0
     rows = train.micro_batch * resolved.microbatches
-    whole = flops_per_global_batch(shape, train.seq_len, rows)
+    of_batch = flops_per_global_batch(shape, train.seq_len, rows)
     tokens = float(rows * train.seq_len)
     head = 2.0 * tokens * shape.hidden * shape.vocab
     again = head if resolved.loss_chunks > 1 else 0.0
     if resolved.recompute == "none":
         return again
     if resolved.recompute == "full":
-        return again + (whole - 3 * head) / 3
+        return again + (of_batch - 3 * head) / 3
     layers = shape.layers if shape.hybrid is None else shape.hybrid.pattern.count("*")
     return again + 2.0 * tokens * train.seq_len * shape.heads * shape.head_dim * layers

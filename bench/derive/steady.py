@@ -160,5 +160,5 @@ def _thinned(values: Sequence[float]) -> list[float]:
     block = -(-len(values) // _MOST_POINTS)
     if block == 1:
         return list(values)
-    whole = len(values) // block * block
-    return [median(values[i : i + block]) for i in range(0, whole, block)]
+    covered = len(values) // block * block
+    return [median(values[i : i + block]) for i in range(0, covered, block)]

@@ -59,8 +59,8 @@ def summarise(record: RunRecord) -> RunSummary:
         ledger = replace(ledger, peak_bytes=None)
     cpu = _cpu_milliseconds(window)
     slowest = [max(ranks, key=lambda sample: sample.milliseconds) for ranks in window]
-    host = [one.host_milliseconds for one in slowest if one.host_milliseconds is not None]
-    phases = [one.phase_milliseconds for one in slowest if one.phase_milliseconds]
+    host = [sample.host_milliseconds for sample in slowest if sample.host_milliseconds is not None]
+    phases = [sample.phase_milliseconds for sample in slowest if sample.phase_milliseconds]
     return RunSummary(
         formula=summary_formula(record.resolved),
         steady=steady,

@@ -62,12 +62,12 @@ def ledger_peak(memory: Mapping[str, Any] | None) -> LedgerPeak:
     """The ledger's peak in a `memory.json`."""
     recorded = (memory or {}).get("ledger")
     if isinstance(recorded, Mapping):
-        found, _ = _bytes_by_category(recorded)
-        if found and recorded.get("peak_bytes") == sum(found.values()):
-            return LedgerPeak(sum(found.values()), found, is_measured=True)
-    found, untold = _bytes_by_category(memory)
-    known = found and not untold and "activations" not in found
-    return LedgerPeak(sum(found.values()) if known else None, found, False, untold)
+        held, _ = _bytes_by_category(recorded)
+        if held and recorded.get("peak_bytes") == sum(held.values()):
+            return LedgerPeak(sum(held.values()), held, is_measured=True)
+    held, untold = _bytes_by_category(memory)
+    known = held and not untold and "activations" not in held
+    return LedgerPeak(sum(held.values()) if known else None, held, False, untold)
 
 
 def _bytes_by_category(
@@ -76,12 +76,12 @@ def _bytes_by_category(
     """`by_category_bytes` as far as it holds numbers, and the categories without one."""
     ledger = (document or {}).get("by_category_bytes")
     said = ledger if isinstance(ledger, Mapping) else {}
-    found = {
+    sizes = {
         str(name): int(value)
         for name, value in said.items()
         if isinstance(value, int | float) and math.isfinite(value)
     }
-    return found, tuple(sorted(name for name, size in said.items() if size is None))
+    return sizes, tuple(sorted(name for name, size in said.items() if size is None))
 
 
 def read_timeline(memory: Mapping[str, Any] | None) -> MemoryTimeline | None:
@@ -99,12 +99,12 @@ def peak(timeline: MemoryTimeline) -> MemoryPeak:
     every = moments(timeline)
     highest = max(range(len(every)), key=lambda n: (every[n].total_bytes, -every[n].idle_bytes))
     moment, alive = next(islice(_walk(timeline), highest, None))
-    found = [
+    buffers = [
         MemoryChange(category=category, bytes=size, bucket=bucket, role=role, in_pool=in_pool)
         for (category, bucket, role, in_pool), size in alive.items()
         if size > 0
     ]
-    return MemoryPeak(moment, tuple(found))
+    return MemoryPeak(moment, tuple(buffers))
 
 
 def _walk(timeline: MemoryTimeline) -> Iterator[tuple[Moment, Counter[_Buffer]]]:
@@ -114,11 +114,11 @@ def _walk(timeline: MemoryTimeline) -> Iterator[tuple[Moment, Counter[_Buffer]]]
     idle_bytes = 0
     later = [(change.milliseconds, (change,)) for change in timeline.changes]
     for milliseconds, changes in [(0.0, timeline.start), *later]:
-        for one in changes:
-            alive[one.category, one.bucket, one.role, one.in_pool] += one.bytes
-            if one.in_pool:
-                idle_bytes -= one.bytes
+        for booked in changes:
+            alive[booked.category, booked.bucket, booked.role, booked.in_pool] += booked.bytes
+            if booked.in_pool:
+                idle_bytes -= booked.bytes
             else:
-                by_category[one.category] += one.bytes
-                idle_bytes += one.bytes if one.bucket == POOL else 0
+                by_category[booked.category] += booked.bytes
+                idle_bytes += booked.bytes if booked.bucket == POOL else 0
         yield Moment(milliseconds, dict(by_category), idle_bytes), alive

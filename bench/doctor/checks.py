@@ -57,31 +57,35 @@ def package_findings() -> list[DoctorFinding]:
     """Packages by their metadata: none of them is loaded."""
     version, core = platform.python_version(), util.find_spec("mfsdp_core")
     again, every = "install mfsdp-bench again", "every run needs it"
-    found = [DoctorFinding("ok", "python", version)]
+    findings = [DoctorFinding("ok", "python", version)]
     if sys.version_info < _MINIMUM_PYTHON:
         wanted = ".".join(map(str, _MINIMUM_PYTHON))
-        found = [DoctorFinding("problem", "python", version, every, f"install {wanted} or later")]
+        findings = [
+            DoctorFinding("problem", "python", version, every, f"install {wanted} or later")
+        ]
     for name in _NEEDED:
         had = installed_version(name)
-        found.append(
+        findings.append(
             DoctorFinding("problem", name, "missing", every, again)
             if had is None
             else DoctorFinding("ok", name, had)
         )
     if core is None or not core.origin:
-        found.append(DoctorFinding("problem", "mfsdp_core", "missing", "the engine mfsdp", again))
+        findings.append(
+            DoctorFinding("problem", "mfsdp_core", "missing", "the engine mfsdp", again)
+        )
     for group, name, gives in _EXTRAS:
         had = installed_version(name)
         remedy, is_other = f"pip install 'mfsdp-bench[{group}]'", False
         if not group:
             engine = known_engine(name.replace("-", "_"))
             remedy, is_other = engine.install, engine.other_release() is not None
-        found.append(
+        findings.append(
             DoctorFinding("note", name, had or "not installed", gives, remedy)
             if had is None or is_other
             else DoctorFinding("ok", name, had)
         )
-    return found
+    return findings
 
 
 def torch_findings(machine: Machine) -> list[DoctorFinding]:
@@ -106,24 +110,24 @@ def torch_findings(machine: Machine) -> list[DoctorFinding]:
 def judged(facts: dict[str, Any], *, has_gpu: bool) -> list[DoctorFinding]:
     """Findings from what `bench.doctor.torch_probe` says."""
     compiled = facts["cuda_compiled"]
-    found = "this torch is compiled without it"
+    state = "this torch is compiled without it"
     remedy = "install a CUDA build of torch: make venv TORCH=torch==VERSION"
     if compiled is not None:
-        found = f"compiled with {compiled}, but torch cannot use the devices of this machine"
+        state = f"compiled with {compiled}, but torch cannot use the devices of this machine"
         remedy = "update the driver; nvidia-smi shows the CUDA version that it knows"
         if not has_gpu:
-            found = f"compiled with {compiled}; no device here"
+            state = f"compiled with {compiled}; no device here"
             remedy = "a machine with an NVIDIA GPU and its driver; inside a container, --gpus all"
-    cuda = DoctorFinding("problem" if has_gpu else "note", "CUDA", found, "runs on GPUs", remedy)
+    cuda = DoctorFinding("problem" if has_gpu else "note", "CUDA", state, "runs on GPUs", remedy)
     if facts["cuda_usable"]:
         cuda = DoctorFinding("ok", "CUDA", f"compiled with {compiled}, usable")
     findings = [DoctorFinding("ok", "torch loads", facts["torch"]), cuda]
     built, loaded = facts["nccl"]["compiled"], facts["nccl"]["loaded"]
     if built != loaded and loaded is not None:
-        found = f"compiled with {built or 'unknown'}, loaded {loaded}"
+        state = f"compiled with {built or 'unknown'}, loaded {loaded}"
         remedy = "expected with LD_PRELOAD or a library of the cluster; else install torch again"
         gives = "the version that torch was tested with"
-        findings.append(DoctorFinding("note", "NCCL", found, gives, remedy))
+        findings.append(DoctorFinding("note", "NCCL", state, gives, remedy))
     elif built is not None:
         findings.append(DoctorFinding("ok", "NCCL", built))
     return findings
@@ -142,12 +146,12 @@ def machine_findings(machine: Machine) -> list[DoctorFinding]:
 def shared_memory(folder: Path) -> DoctorFinding:
     """Size of the memory through which processes of one machine exchange data."""
     free_bytes = shutil.disk_usage(folder).free if folder.is_dir() else 0
-    found = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
+    room = f"{free_bytes / 2**30:.1f} GiB free in {folder}"
     if free_bytes >= _ENOUGH_BYTES:
-        return DoctorFinding("ok", "shared memory", found)
+        return DoctorFinding("ok", "shared memory", room)
     gives = "room for NCCL between ranks of one machine, which fails to start without"
     remedy = "docker run --shm-size=8g or --ipc=host; on a host, mount -o remount,size=8g /dev/shm"
-    return DoctorFinding("note", "shared memory", found, gives, remedy)
+    return DoctorFinding("note", "shared memory", room, gives, remedy)
 
 
 def open_files(soft: int, hard: int) -> DoctorFinding:
@@ -171,25 +175,25 @@ def results_findings(results: Path) -> list[DoctorFinding]:
         free_bytes = shutil.disk_usage(folder).free
     except OSError as error:
         remedy = "choose a folder that you may write with --results, or free some space"
-        found = f"{where}: cannot be written: {error.strerror}"
-        return [DoctorFinding("problem", "results folder", found, "records", remedy)]
-    found = f"{where}, {free_bytes / 2**30:.1f} GiB free"
+        state = f"{where}: cannot be written: {error.strerror}"
+        return [DoctorFinding("problem", "results folder", state, "records", remedy)]
+    state = f"{where}, {free_bytes / 2**30:.1f} GiB free"
     if free_bytes >= _ENOUGH_BYTES:
-        return [DoctorFinding("ok", "results folder", found), locks]
+        return [DoctorFinding("ok", "results folder", state), locks]
     remedy = "free some space, or point --results at another disk"
-    return [DoctorFinding("note", "results folder", found, "room for records", remedy), locks]
+    return [DoctorFinding("note", "results folder", state, "room for records", remedy), locks]
 
 
 def _locks(scratch: Path) -> DoctorFinding:
     lock = FileLock(scratch / "lock")
-    found = "a lock that was taken does not show"
+    fault = "a lock that was taken does not show"
     try:
         if lock.acquire("doctor") and is_locked(lock.path):
             return DoctorFinding("ok", "file locks", "work")
     except BenchError as error:
-        found = str(error)
+        fault = str(error)
     finally:
         lock.release()
     gives = "one runner per folder, and runs that are known to live"
     remedy = "a local disk, or mount the file system with locks (Lustre: -o flock)"
-    return DoctorFinding("problem", "file locks", found, gives, remedy)
+    return DoctorFinding("problem", "file locks", fault, gives, remedy)

@@ -173,12 +173,12 @@ class MegatronFsdpInspection(StockInspection):
 
     def gradients(self) -> dict[str, LocalRows | None]:
         """As the optimizer reads them; an empty shard has none to read."""
-        parameters, found = self._parameters(), {}
+        parameters, shards = self._parameters(), {}
         for name, gradient in self._engine.gradients().items():
             is_empty = not local_tensor(parameters[name].data).numel()
             rows = parameters[name].data if is_empty else gradient
-            found[name] = None if rows is None else local_rows(rows, outer_is_finer=True)
-        return found
+            shards[name] = None if rows is None else local_rows(rows, outer_is_finer=True)
+        return shards
 
     def weights(self) -> dict[str, LocalRows]:
         """Those of the optimizer, cut by the inner axis first."""

@@ -123,18 +123,20 @@ class _Inspection(StockInspection):
 
     def whole_weights(self) -> dict[str, Tensor]:
         """The package's own gather of main weights."""
-        whole: dict[str, Tensor] = {}
+        weights_by_name: dict[str, Tensor] = {}
         for names, group in self._engine.groups():
             everywhere = [self._engine.v2.Replicate()] * group.main_weight.mesh.ndim
             buffer = group.main_weight.redistribute(everywhere)
-            whole |= {name: buffer.get_local_tensor(index) for index, name in enumerate(names)}
-        return whole
+            weights_by_name |= {
+                name: buffer.get_local_tensor(index) for index, name in enumerate(names)
+            }
+        return weights_by_name
 
     def load_whole_weights(self, weights: Mapping[str, Tensor]) -> None:
         """Into the package's buffers of main weights; then what is computed with."""
         for names, group in self._engine.groups():
             main = group.main_weight
-            whole = [weights[name].to(main.dtype) for name in names]
-            cut = self._engine.v2.DBuffer.distribute_tensors(whole, main.mesh, main.placements)
+            full = [weights[name].to(main.dtype) for name in names]
+            cut = self._engine.v2.DBuffer.distribute_tensors(full, main.mesh, main.placements)
             main.local_buffer.copy_(cut.local_buffer)
             group.sync_model_weight_from_main_weight()

@@ -69,15 +69,15 @@ class CoreAccount:
 
     def parts(self) -> list[Part]:
         """Rows of the main weights, where the core says that a checkpoint has them."""
-        found, names = [], {name for name, _ in self.model.named_parameters()}
+        pairs, names = [], {name for name, _ in self.model.named_parameters()}
         for name, shard in self.model.state_dict().items():
             local: Any = shard._local_tensor if name in names else None
             chunks = () if local is None else local.__create_chunk_list__()
             bare = name.removeprefix(self._prefix)
-            found += [
+            pairs += [
                 Part(bare, local, tuple(chunk.offsets), tuple(shard.shape)) for chunk in chunks
             ]
-        return found
+        return pairs
 
     def memory_by_category(self) -> dict[str, int]:
         """Highest bytes of each category in the core's ledger, which books every allocation.
@@ -114,8 +114,8 @@ class CoreAccount:
     def latest_collectives(self, number: int) -> list[tuple[int, str]]:
         """The last ones in words, each with its number from 1, as `all_gather of layers.0/0`."""
         return [
-            (index, f"{one.operation} of {one.bucket} ({one.group})")
-            for index, one in self._account.wire_log.latest(number)
+            (index, f"{issued.operation} of {issued.bucket} ({issued.group})")
+            for index, issued in self._account.wire_log.latest(number)
         ]
 
     def code_path(self) -> str:
@@ -165,8 +165,8 @@ class MfsdpEngine(CoreAccount, StockEngine):
         def build(own: list[nn.Parameter], train: TrainSpec) -> torch.optim.Optimizer:
             on, decoupled = device if switches.cuda_graph else None, switches.decoupled_grad
             optimizer = build_optimizer(own, train, capturable_on=on, decoupled=decoupled)
-            whole = True if switches.matrices == "whole" else None
-            return mfsdp_core.fully_shard_optimizer(optimizer, whole_matrices=whole)
+            is_whole = True if switches.matrices == "whole" else None
+            return mfsdp_core.fully_shard_optimizer(optimizer, whole_matrices=is_whole)
 
         self.optimizer = optimizers_of(model, self.model.parameters(), resolved.train, build)
 

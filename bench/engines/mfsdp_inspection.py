@@ -88,8 +88,10 @@ class MfsdpInspection(StockInspection):
         """
         model, copied = self._model, copy.deepcopy(self._model.module)
         exported: dict[str, Any] = {"export_state_dict": mfsdp_core.export_state_dict(model)}
-        whole = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
-        exported["full_state_dict"] = {n.removeprefix(_PREFIX): value for n, value in whole.items()}
+        full_state = get_model_state_dict(model, options=StateDictOptions(full_state_dict=True))
+        exported["full_state_dict"] = {
+            n.removeprefix(_PREFIX): value for n, value in full_state.items()
+        }
         state = mfsdp_core.uneven_dtensor.preprocess_state_dict_for_uneven_dtensor(
             {name: parameter.detach() for name, parameter in copied.named_parameters()}
         )

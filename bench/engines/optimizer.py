@@ -105,22 +105,24 @@ class SeveralOptimizers:
     @property
     def param_groups(self) -> list[dict[str, Any]]:
         """Of all."""
-        return [group for one in self._optimizers for group in one.param_groups]
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
 
     @property
     def state(self) -> dict[Tensor, Any]:
         """Of all."""
-        return {key: value for one in self._optimizers for key, value in one.state.items()}
+        return {
+            key: value for optimizer in self._optimizers for key, value in optimizer.state.items()
+        }
 
     def step(self) -> None:
         """Of each."""
-        for one in self._optimizers:
-            one.step()
+        for optimizer in self._optimizers:
+            optimizer.step()
 
     def zero_grad(self) -> None:
         """Of each."""
-        for one in self._optimizers:
-            one.zero_grad()
+        for optimizer in self._optimizers:
+            optimizer.zero_grad()
 
 
 def optimizers_of(

@@ -113,9 +113,9 @@ def joined(weight: Tensor, remainder: Tensor) -> Tensor:
     return (upper + remainder.to(torch.int32)).view(torch.float32)
 
 
-def split_into(whole: Tensor, weight: Tensor, remainder: Tensor) -> None:
+def split_into(value: Tensor, weight: Tensor, remainder: Tensor) -> None:
     """Write an FP32 tensor into a BF16 one and its remainder."""
-    bits = whole.view(torch.int32)
+    bits = value.view(torch.int32)
     upper = (bits + (1 << (_HALF_BITS - 1))) >> _HALF_BITS
     remainder.copy_(bits - (upper << _HALF_BITS))
     weight.copy_(upper.to(torch.int16).view(torch.bfloat16))

@@ -51,9 +51,9 @@ def engine_factory(row: EngineRow) -> EngineFactory:
     module, _, name = row.factory.partition(":")
     factory = getattr(importlib.import_module(module), name, None)
     if not callable(factory):
-        found = "nothing of this name" if factory is None else f"{factory!r:.60}"
+        described = "nothing of this name" if factory is None else f"{factory!r:.60}"
         raise ConfigError(
             f"engine {row.name}: expected {module} to have a function {name}(model, resolved,"
-            f" device) that builds it; found {found}"
+            f" device) that builds it; found {described}"
         )
     return cast("EngineFactory", factory)

@@ -237,8 +237,12 @@ def _asks_for_shapes() -> bool:
     return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
-def _fact(one: Any) -> Any:
-    return (one.shape, one.stride(), one.dtype) if isinstance(one, Tensor) else (type(one), one)
+def _fact(value: Any) -> Any:
+    return (
+        (value.shape, value.stride(), value.dtype)
+        if isinstance(value, Tensor)
+        else (type(value), value)
+    )
 
 
 def _shapes(func: Any, flat: list[Any], tree: Any, operation: str) -> tuple[list[Any], Any]:

@@ -75,7 +75,7 @@ class Prediction:
     @property
     def peak_moment(self) -> Moment:
         """When most is held."""
-        return max(self.steps, key=lambda one: sum(one[1].values()))[0]
+        return max(self.steps, key=lambda step: sum(step[1].values()))[0]
 
     @property
     def by_category(self) -> dict[str, int]:
@@ -117,12 +117,12 @@ class Prediction:
         }
 
 
-def predict(resolved: ResolvedRun, *, whole: bool = False, check: bool = True) -> Prediction:
+def predict(resolved: ResolvedRun, *, every_layer: bool = False, check: bool = True) -> Prediction:
     """What one rank of `resolved` holds and sends.
 
     Args:
         resolved: of `bench.resolve`; the machine it names need not exist.
-        whole: trace every layer.
+        every_layer: trace all, not a few of those that repeat.
         check: trace once more, to see whether layers add up.
 
     Raises:
@@ -131,7 +131,7 @@ def predict(resolved: ResolvedRun, *, whole: bool = False, check: bool = True) -
         UsageError: this process has a process group.
     """
     shape = resolved.shape
-    if whole or shape is None or shape.hybrid is not None or shape.layers <= _CHECKED:
+    if every_layer or shape is None or shape.hybrid is not None or shape.layers <= _CHECKED:
         return _prediction(resolved, _View.of(trace(resolved), resolved), (), None)
     views = [_View.of(trace(_cut(resolved, layers)), resolved) for layers in _FEW]
     is_linear = None
@@ -184,7 +184,7 @@ class _View:
                 setup = max(setup, total)
             elif at >= traced.first and total > totals.get(moment, -1):
                 totals[moment], held[moment], stamps[moment] = total, dict(live), stamp + 1
-        peak = max(totals, key=lambda one: totals[one])
+        peak = max(totals, key=lambda moment: totals[moment])
         for number, change, _ in changes[: stamps[peak]]:
             sizes[number] = sizes.get(number, 0) + change
         alive = Counter(
@@ -208,7 +208,7 @@ class _View:
     def peak(self) -> tuple[Moment, int]:
         """The moment at which most is held, and how much."""
         totals = {moment: sum(held.values()) for moment, held in self.held.items()}
-        return max(totals.items(), key=lambda one: one[1])
+        return max(totals.items(), key=lambda total: total[1])
 
     def agrees(self, other: _View) -> bool:
         """Whether both hold as much at most, at the same moment, and send the same."""
@@ -217,7 +217,7 @@ class _View:
 
 def _changes(traced: Trace, *, of_host: bool) -> list[tuple[int, int, int]]:
     kinds = traced.kinds
-    return [one for one in traced.changes if (kinds[one[0]].category == HOST) == of_host]
+    return [booked for booked in traced.changes if (kinds[booked[0]].category == HOST) == of_host]
 
 
 def _repeated(microbatches: int) -> int:
@@ -248,9 +248,9 @@ def _extended(few: _View, more: _View, units: int) -> _View:
             held[moment] = at(moment, None, units - 1 - unit)
         else:
             first, last = at(moment, 1, None), at(moment, None, 1)
-            share, whole = unit - 1, units - 1 - _EDGE
+            share, span = unit - 1, units - 1 - _EDGE
             held[moment] = {
-                name: first.get(name, 0) + (last.get(name, 0) - first.get(name, 0)) * share // whole
+                name: first.get(name, 0) + (last.get(name, 0) - first.get(name, 0)) * share // span
                 for name in {**first, **last}
             }
     traffic: Counter[Message] = Counter()
@@ -272,26 +272,27 @@ def _pairs(few: Counter[Message], more: Counter[Message]) -> list[tuple[Message,
     """The same messages of both; one whose size grows with the layers has another size in each."""
     keys = [(key, key) for key in {*few, *more} if key in few and key in more]
     alone = [
-        sorted(key for key in one if key not in other) for one, other in ((few, more), (more, few))
+        sorted(key for key in traffic if key not in other)
+        for traffic, other in ((few, more), (more, few))
     ]
     for low, high in zip(*alone, strict=False):
         if low[:2] == high[:2] and few[low] == more[high]:
             keys.append((low, high))
-    rest = [key for one in alone for key in one if not any(key in pair for pair in keys)]
+    rest = [key for traffic in alone for key in traffic if not any(key in pair for pair in keys)]
     return keys + [(key, key) for key in rest]
 
 
 def _in_order(moments: Mapping[Moment, Any], few: int, units: int) -> list[Moment]:
     """The moments of a step of `units`, from those of one of `few`."""
-    found: list[Moment] = []
+    stretched: list[Moment] = []
     for moment in moments:
         if moment.unit is None:
-            found.append(moment)
+            stretched.append(moment)
         elif moment.unit == (few - 1 if moment.phase == "backward" else 0):
             order = range(units)
             every = reversed(order) if moment.phase == "backward" else order
-            found += [moment._replace(unit=unit) for unit in every]
-    return found
+            stretched += [moment._replace(unit=unit) for unit in every]
+    return stretched
 
 
 def _prediction(
@@ -308,7 +309,10 @@ def _prediction(
         setup_bytes=view.setup_bytes,
         host_bytes=view.host_bytes,
         alive=tuple(
-            sorted(groups, key=lambda one: (-one.count * one.bytes, one.category, one.contents))
+            sorted(
+                groups,
+                key=lambda group: (-group.count * group.bytes, group.category, group.contents),
+            )
         ),
         collectives=tuple(
             Traffic(message.operation, message.axis, count, message.bytes)

@@ -92,7 +92,7 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
             choices.append(choice)
             if not choice.fits:
                 break
-    best, nodes = min(choices, key=lambda one: one.merit), spec.launch.nodes
+    best, nodes = min(choices, key=lambda choice: choice.merit), spec.launch.nodes
     hybrids: list[Mapping[str, Any]] = [
         {"engine.outer_size": nodes, "engine.outer_strategy": outer}
         for outer in ("no_shard", "optim")
@@ -101,7 +101,7 @@ def search(spec: RunSpec, machine: Machine) -> list[Choice]:
     if best.prediction is not None:
         more = (*_MORE, *hybrids)
         choices += [_chosen(spec, machine, {**best.switches, **change}) for change in more]
-    return sorted(choices, key=lambda one: one.cost)
+    return sorted(choices, key=lambda choice: choice.cost)
 
 
 def fewest_gpus(spec: RunSpec, machine: Machine) -> Iterator[Choice]:

@@ -204,8 +204,8 @@ class _Recorder:
         self._shapes: set[torch.Size] = set()
         self.trace = Trace(units=0)
         shape = resolved.shape
-        whole = 0 if shape is None else shape.vocab
-        self._vocab = (whole, whole // resolved.engine.tensor_parallel)
+        vocab = 0 if shape is None else shape.vocab
+        self._vocab = (vocab, vocab // resolved.engine.tensor_parallel)
         self._mark(SETUP)
 
     def changed(self, number: int, change: int, operation: str, tensor: Tensor | None) -> None:

@@ -43,8 +43,13 @@ def wordings() -> SimpleNamespace:
     parts = re.compile("|".join(table["parts"]))
     forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
     texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
-    found = [re.compile(text, re.IGNORECASE) for text in texts]
-    of_labels = {"numbers": found[0], "model": found[1], "device": found[2], "devices": found[3:]}
+    patterns = [re.compile(text, re.IGNORECASE) for text in texts]
+    of_labels = {
+        "numbers": patterns[0],
+        "model": patterns[1],
+        "device": patterns[2],
+        "devices": patterns[3:],
+    }
     return SimpleNamespace(names=table["numbers"], **of_labels)
 
 
@@ -78,7 +83,7 @@ def facts_of(label: str) -> dict[str, Any]:
     for match in wordings().numbers.finditer(label):
         field, text = str(match.lastgroup).removesuffix("_before"), match[str(match.lastgroup)]
         counts.setdefault(field, set()).add(as_count(field, match[0], quantities(text)[0]))
-    stated |= {field: found.pop() for field, found in counts.items() if len(found) == 1}
+    stated |= {field: values.pop() for field, values in counts.items() if len(values) == 1}
     stated |= _devices_of(label)
     return {field: fact for field, fact in stated.items() if fact is not None}
 
@@ -97,8 +102,8 @@ def _devices_of(label: str) -> dict[str, Any]:
     names = {match["device"] for match in wordings().device.finditer(label)}
     forms = (list(form.finditer(label)) for form in wordings().devices)
     said = [match.groupdict() for match in next(filter(None, forms), [])]
-    counts = {int(one["count"]) * int(one.get("nodes") or 1) for one in said}
-    device = next((one["device"] for one in said[:1] if one.get("device")), None)
+    counts = {int(groups["count"]) * int(groups.get("nodes") or 1) for groups in said}
+    device = next((groups["device"] for groups in said[:1] if groups.get("device")), None)
     device = device or (names.pop() if len(names) == 1 else None)
     ranks = {"ranks": counts.pop()} if len(counts) == 1 else {}
     return ranks | ({"device": device} if device else {})

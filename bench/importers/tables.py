@@ -257,7 +257,7 @@ def _sides(name: str) -> Iterator[tuple[str, str]]:
 
 def _is_word(cell: str) -> bool:
     """Whether it is no number; 8B is a model."""
-    numbers = [one for one in quantities(cell) if one.unit != "b"]
+    numbers = [quantity for quantity in quantities(cell) if quantity.unit != "b"]
     return not (cell.lower() in NOTHING or numbers or _TIMES.fullmatch(cell))
 
 

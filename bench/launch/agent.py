@@ -84,11 +84,11 @@ def _children() -> set[int]:
     lists = list(Path("/proc/self/task").glob("*/children"))
     if not lists:  # a kernel without such lists
         return {child.pid for child in psutil.Process().children()}
-    found: set[int] = set()
+    ranks: set[int] = set()
     for file in lists:
         with contextlib.suppress(OSError):  # of a thread that has just ended
-            found.update(map(int, file.read_text(encoding="utf-8").split()))
-    return found
+            ranks.update(map(int, file.read_text(encoding="utf-8").split()))
+    return ranks
 
 
 OUTCOME_FILE = "agent.json"

@@ -121,9 +121,9 @@ def _prepare(request: ArmRequest, cells: Mapping[str, ResolvedRun], cache: Path)
     if request.packages:
         target = _installed_packages(request.packages, python, cache, who)
         paths = (target, *paths)
-        for found in metadata.distributions(path=[str(target)]):
-            entry = {"version": found.version, "folder": str(target.resolve())}
-            installed[found.metadata["Name"]] = entry
+        for distribution in metadata.distributions(path=[str(target)]):
+            entry = {"version": distribution.version, "folder": str(target.resolve())}
+            installed[distribution.metadata["Name"]] = entry
     code = RankCode(root, python, request.name, paths)
     check_engines(code, cells)
     answer = probe(code, cells=cells, packages=packages, distributions=installed)

@@ -80,7 +80,7 @@ class CodeIdentity:
 
     def added(self) -> list[object]:
         """What it has besides a checkout; no path: the same code hashes the same anywhere."""
-        versions = [(name, one["version"]) for name, one in sorted(self.distributions.items())]
+        versions = [(name, facts["version"]) for name, facts in sorted(self.distributions.items())]
         return [[sorted(package["files"].items()) for package in self.packages.values()], versions]
 
 
@@ -131,12 +131,12 @@ def own_code() -> RankCode:
 
 def named_code(resolved: ResolvedRun) -> tuple[NamedCode, ...]:
     """The users' packages that a rank of `resolved` loads, without those that are missing."""
-    row, found = find_engine(resolved.engine.name), {}
+    row, codes = find_engine(resolved.engine.name), {}
     for path in filter(None, (None if row is None else row.factory, resolved.factory)):
         code = locate(path) if path.partition(".")[0] not in OWN_PACKAGES else None
         if code is not None:
-            found[code.package] = code
-    return tuple(found.values())
+            codes[code.package] = code
+    return tuple(codes.values())
 
 
 def named_folders(resolved: ResolvedRun) -> tuple[str, ...]:
@@ -157,7 +157,7 @@ def code_identity(resolved: ResolvedRun, code: RankCode | None = None) -> str:
     facts: list[object] = [
         code.versions(),
         sorted(code.file_hashes(resolved.engine.name).items()),
-        [sorted(file_hashes(one.root, one.patterns).items()) for one in named_code(resolved)],
+        [sorted(file_hashes(own.root, own.patterns).items()) for own in named_code(resolved)],
         [[], []] if code.pinned is None else code.pinned.added(),
     ]
     return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]

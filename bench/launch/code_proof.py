@@ -84,14 +84,14 @@ def expect_code(order: Order) -> None:
 
 def read_proofs(folder: RunFolder, ranks: int) -> dict[int, dict[str, Any]]:
     """The last proof of every rank that left one."""
-    found: dict[int, dict[str, Any]] = {}
+    proofs: dict[int, dict[str, Any]] = {}
     for file in folder.path.glob(PROOFS_GLOB):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             # A line that was cut off by a full disk proves nothing.
             with contextlib.suppress(ValueError, KeyError, TypeError):
                 proof = json.loads(line)
-                found[int(proof.pop("rank"))] = proof
-    return {rank: found[rank] for rank in range(ranks) if rank in found}
+                proofs[int(proof.pop("rank"))] = proof
+    return {rank: proofs[rank] for rank in range(ranks) if rank in proofs}
 
 
 def proven_ranks(path: Path) -> set[int]:

@@ -124,14 +124,14 @@ class CommandLauncher:
         return CommandJob(order, hosts, commands)
 
     def _command(self, host: str, script: Path, node: str, nodes: int) -> list[str]:
-        found: list[str] = []
+        words: list[str] = []
         for word in self._words:
             if word == "{command}":
-                found += ["sh", str(script), node]
+                words += ["sh", str(script), node]
             else:
                 named = word.replace("{hosts}", host).replace("{host}", host)
-                found.append(named.replace("{nodes}", str(nodes)))
-        return found
+                words.append(named.replace("{nodes}", str(nodes)))
+        return words
 
 
 def _write_script(order: Order, hosts: Sequence[str]) -> Path:

@@ -26,17 +26,17 @@ class Issued:
 
 def desync(logs: Path) -> str:
     """In a sentence; empty if no rank has left such a file."""
-    found = {}
+    issued = {}
     for file in sorted(logs.glob(ISSUED_GLOB)):
         document = read_json_object(file, []) or {}
         rank, latest = rank_of(file), document.get("latest")
         if rank is not None and isinstance(latest, list):
-            found[rank] = Issued(
+            issued[rank] = Issued(
                 int(document.get("issued", 0)),
                 {int(number): str(words) for number, words in latest},
                 str(document.get("unfinished", "")),
             )
-    return describe(dict(sorted(found.items())))
+    return describe(dict(sorted(issued.items())))
 
 
 def describe(ranks: Mapping[int, Issued]) -> str:
@@ -46,14 +46,16 @@ def describe(ranks: Mapping[int, Issued]) -> str:
     first = max(min(progress.latest, default=1) for progress in ranks.values())
     last = max(progress.issued for progress in ranks.values())
     unfinished = "".join(
-        f"; rank {rank} has not ended {one.unfinished}"
-        for rank, one in list(ranks.items())[:_RANKS_SHOWN]
-        if one.unfinished
+        f"; rank {rank} has not ended {issued.unfinished}"
+        for rank, issued in list(ranks.items())[:_RANKS_SHOWN]
+        if issued.unfinished
     )
     for number in range(first, last + 1):
         by_words: dict[str, list[int]] = {}
-        for rank, one in ranks.items():
-            words = f"issued {one.latest[number]}" if number in one.latest else _behind(one)
+        for rank, issued in ranks.items():
+            words = (
+                f"issued {issued.latest[number]}" if number in issued.latest else _behind(issued)
+            )
             by_words.setdefault(words, []).append(rank)
         if len(by_words) > 1:
             each = ", ".join(
@@ -61,16 +63,16 @@ def describe(ranks: Mapping[int, Issued]) -> str:
                 for words, those in by_words.items()
             )
             return f"ranks differ in collective {number}: {each}{unfinished}"
-    (rank, one), *others = ranks.items()
+    (rank, issued), *others = ranks.items()
     who = f"ranks {_listed([*ranks])} have" if others else f"rank {rank} has"
-    newest = one.latest.get(last, "none")
+    newest = issued.latest.get(last, "none")
     return f"{who} issued {last} collectives, {newest} last{unfinished}"
 
 
-def _behind(one: Issued) -> str:
-    if not one.issued:
+def _behind(issued: Issued) -> str:
+    if not issued.issued:
         return "has issued none"
-    return f"issued no more after {one.issued}, {one.latest.get(one.issued, 'unknown')}"
+    return f"issued no more after {issued.issued}, {issued.latest.get(issued.issued, 'unknown')}"
 
 
 def _listed(ranks: list[int]) -> str:

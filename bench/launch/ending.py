@@ -110,10 +110,10 @@ def _broken_rank(evidence: Evidence) -> Ending | None:
     return Ending("crashed", f"{reason}; see its log", first.rank, first.exit_code)
 
 
-def _reported(one: RankFailure, state: RunState) -> Ending:
-    message = str((one.report or {}).get("message") or "no message").strip()
-    reason = f"rank {one.rank}: {message}"[:_MAX_REASON_CHARACTERS]
-    return Ending(state, reason, one.rank, one.exit_code)
+def _reported(failure: RankFailure, state: RunState) -> Ending:
+    message = str((failure.report or {}).get("message") or "no message").strip()
+    reason = f"rank {failure.rank}: {message}"[:_MAX_REASON_CHARACTERS]
+    return Ending(state, reason, failure.rank, failure.exit_code)
 
 
 def _death(evidence: Evidence, rank: int, number: int) -> Ending:
@@ -164,7 +164,7 @@ def gather_evidence(
         for rank in sorted({*reports, *seen})
     ]
     # Where a rank has failed on one node, the agents of the others are ended for it.
-    signals = [one.signal for one in agents.values() if one.signal is not None and not seen]
+    signals = [agent.signal for agent in agents.values() if agent.signal is not None and not seen]
     first = min((failure.first_seconds for failure in failures), default=math.inf)
     ended = _ended_agent(agents, _hosts(folder), first)
     number, place = ended or (next(iter(signals), None), end.detail)
@@ -172,7 +172,7 @@ def gather_evidence(
         agent_exit_code=end.exit_code,
         agent_signal=number,
         agent_place=place,
-        failures=tuple(sorted(failures, key=lambda one: one.reported_seconds)),
+        failures=tuple(sorted(failures, key=lambda failure: failure.reported_seconds)),
         steps=steps,
         steps_expected=steps_expected,
         kernel_oom_kills=end.kernel_oom_kills,
@@ -181,12 +181,12 @@ def gather_evidence(
 
 def _hosts(folder: RunFolder) -> dict[int, str]:
     """Node -> what it is called, of a run on several, by what its ranks have proven."""
-    found: dict[int, str] = {}
+    hosts: dict[int, str] = {}
     for file in folder.path.glob(PROOFS_GLOB):
         with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
             first = json.loads(file.read_text(encoding="utf-8").splitlines()[0])
-            found[int(file.name.split(".")[1].removeprefix("node"))] = str(first["host"])
-    return found if len(found) > 1 else {}
+            hosts[int(file.name.split(".")[1].removeprefix("node"))] = str(first["host"])
+    return hosts if len(hosts) > 1 else {}
 
 
 def _ended_agent(
@@ -199,7 +199,7 @@ def _ended_agent(
     silent = [node for node in hosts if node not in agents]
     if len(silent) == 1 and agents:
         return GONE, f"on {hosts[silent[0]]}"
-    node = min(agents, key=lambda one: agents[one].signal_seconds, default=None)
+    node = min(agents, key=lambda name: agents[name].signal_seconds, default=None)
     if node is None or not hosts or agents[node].signal_seconds >= first_failure:
         return None
     return agents[node].signal, f"on {hosts[node]}" if node in hosts else ""

@@ -73,8 +73,8 @@ def collect_environment(order: Order) -> dict[str, Any]:
 
 def cpu_governors(folder: Path = _CPUS) -> list[str]:
     """The frequency governors of the cores, each once; empty where the system shows none."""
-    found = (_first_line(path) for path in folder.glob("cpu[0-9]*/cpufreq/scaling_governor"))
-    return sorted({governor for governor in found if governor})
+    governors = (_first_line(path) for path in folder.glob("cpu[0-9]*/cpufreq/scaling_governor"))
+    return sorted({governor for governor in governors if governor})
 
 
 def package_versions() -> dict[str, str]:

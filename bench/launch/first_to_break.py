@@ -71,31 +71,31 @@ def first_to_break(failures: Sequence[RankFailure]) -> RankFailure | None:
     deaths = [failure.died_seconds for failure in failures if failure.died_seconds is not None]
     first_death = min(deaths, default=math.inf)
 
-    def ended_by_agent(one: RankFailure) -> bool:
-        if one.report is not None or one.signal not in _CLOSING:
+    def ended_by_agent(failure: RankFailure) -> bool:
+        if failure.report is not None or failure.signal not in _CLOSING:
             return False
         if deaths:
-            return one.died_seconds is None or one.died_seconds > first_death
-        return one.signal == signal.SIGTERM
+            return failure.died_seconds is None or failure.died_seconds > first_death
+        return failure.signal == signal.SIGTERM
 
     return min(
         failures,
-        key=lambda one: (
-            ended_by_agent(one),
-            one.lost_a_peer,
-            one.first_seconds if deaths else 0.0,
-            _kind(one),
-            one.first_seconds,
-            one.rank,
+        key=lambda failure: (
+            ended_by_agent(failure),
+            failure.lost_a_peer,
+            failure.first_seconds if deaths else 0.0,
+            _kind(failure),
+            failure.first_seconds,
+            failure.rank,
         ),
         default=None,
     )
 
 
-def _kind(one: RankFailure) -> int:
+def _kind(failure: RankFailure) -> int:
     """Rank of the evidence where no time decides: hard signal, silent exit, exception, soft one."""
-    if one.report is not None:
+    if failure.report is not None:
         return 2
-    if one.signal is None:
+    if failure.signal is None:
         return 1
-    return 3 if one.signal in _SOFT else 0
+    return 3 if failure.signal in _SOFT else 0

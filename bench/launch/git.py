@@ -108,14 +108,14 @@ def commit_of(repository: Path, ref: str, who: str) -> str:
             f"{who}: {repository} is not in a git repository, so {ref!r} means nothing there;"
             " name one with repo:PATH, or a folder with checkout:PATH"
         )
-    found = git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
-    if found.returncode != 0:
+    resolved = git(repository, "rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}")
+    if resolved.returncode != 0:
         raise UsageError(
             f"{who}: git knows no commit {ref!r} in {repository}; expected a branch, tag or commit"
             " (a shallow clone holds only the newest: `git fetch --unshallow`), `.` for the working"
             " tree, or checkout:PATH"
         )
-    return found.stdout.strip()
+    return resolved.stdout.strip()
 
 
 def worktree(repository: Path, commit: str, cache: Path, who: str) -> Path:

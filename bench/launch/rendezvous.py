@@ -40,10 +40,10 @@ class Rendezvous:
     @classmethod
     def from_environment(cls, variables: Mapping[str, str] = os.environ) -> Self | None:
         """What `variables` of the launcher said; None for a run on one node."""
-        found = variables.get(RENDEZVOUS_VARIABLE)
-        if not found:
+        stated = variables.get(RENDEZVOUS_VARIABLE)
+        if not stated:
             return None
-        address, port, nodes = found.rsplit(":", 2)
+        address, port, nodes = stated.rsplit(":", 2)
         return cls(address, int(port), int(nodes))
 
     def variables(self) -> dict[str, str]:
@@ -78,5 +78,5 @@ class Rendezvous:
 
 def node_number(variables: Mapping[str, str] = os.environ) -> int:
     """Number of this node within the run, from 0."""
-    found = (variables.get(name) for name in _NODE_VARIABLES)
-    return int(next((value for value in found if value), "0"))
+    numbers = (variables.get(name) for name in _NODE_VARIABLES)
+    return int(next((value for value in numbers if value), "0"))

@@ -59,9 +59,9 @@ class Heartbeat:
         with file.open("rb") as stream:
             stream.seek(known)
             added = stream.read()
-        whole = added[: added.rfind(b"\n") + 1]
-        self._read_bytes[file] = known + len(whole)
-        return whole
+        complete = added[: added.rfind(b"\n") + 1]
+        self._read_bytes[file] = known + len(complete)
+        return complete
 
     def rank_behind(self) -> int | None:
         """The one rank with fewer steps than every other, None if there is no such rank."""

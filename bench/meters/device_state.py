@@ -78,15 +78,15 @@ class NvmlDevice:
         return reading | {"limited_milliseconds": self._limited()}
 
     def _limited(self) -> dict[str, float]:
-        nvml, found = self._nvml, {}
+        nvml, throttled = self._nvml, {}
         for name in _LIMITS:
             policy = getattr(nvml, f"NVML_PERF_POLICY_{name}", None)
             status = policy is not None and self._ask(
                 nvml.nvmlDeviceGetViolationStatus, self._device, policy
             )
             if status:
-                found[name.lower()] = status.violationTime / 1e6
-        return found
+                throttled[name.lower()] = status.violationTime / 1e6
+        return throttled
 
     def _ask(self, call: Callable[..., Any], *arguments: Any) -> Any:
         try:

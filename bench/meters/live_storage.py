@@ -108,7 +108,7 @@ class LiveStorageMeter(TorchDispatchMode):
 
 
 def _held_by_python() -> list[torch.UntypedStorage]:
-    found = []
+    held: list[torch.UntypedStorage] = []
     with torch._C.DisableTorchFunctionSubclass():
         objects = gc.get_objects()
         kinds = set(map(type, objects))  # a thousand, of half a million objects
@@ -116,10 +116,10 @@ def _held_by_python() -> list[torch.UntypedStorage]:
         tensors = {kind for kind in kinds if issubclass(kind, Tensor) and not dispatches(kind)}
         for obj in objects:
             if type(obj) in storages:
-                found.append(obj)
+                held.append(obj)
             elif type(obj) in tensors and _has_storage(obj):
-                found.append(obj.untyped_storage())
-    return found
+                held.append(obj.untyped_storage())
+    return held
 
 
 def _has_storage(tensor: Tensor) -> bool:

@@ -126,10 +126,10 @@ class OperationCounter(TorchDispatchMode):
                 kind=key[1],
                 dtype=key[2],
                 site=key[3],
-                **{name: getattr(found, name) for name in _Amounts.__slots__},
+                **{name: getattr(amounts, name) for name in _Amounts.__slots__},
             )
-            for key, found in sorted(self._amounts.items())
-            if found.count
+            for key, amounts in sorted(self._amounts.items())
+            if amounts.count
         ]
 
     @classmethod
@@ -191,7 +191,9 @@ class OperationCounter(TorchDispatchMode):
     def _schema(self, func: Any) -> _Schema:
         namespace, name = func.namespace, func._opname
         arguments = enumerate(func._schema.arguments)
-        written = {i for i, one in arguments if one.alias_info and one.alias_info.is_write}
+        written = {
+            i for i, argument in arguments if argument.alias_info and argument.alias_info.is_write
+        }
         kind: Kind = "compute"
         if namespace in ("c10d", "_c10d_functional"):
             kind = "collective"
@@ -295,11 +297,11 @@ def _eager() -> AbstractContextManager[object]:
     return torch.compiler.set_stance("force_eager") if loaded else nullcontext()
 
 
-def varying(one: Sequence[CountRow], other: Sequence[CountRow]) -> list[str]:
+def varying(before: Sequence[CountRow], other: Sequence[CountRow]) -> list[str]:
     """Names of rows that two counts of the same step disagree about."""
     amounts = [
         Counter(tuple(row.model_dump(exclude={"line"}).values()) for row in rows)
-        for rows in (one, other)
+        for rows in (before, other)
     ]
     differing = (amounts[0] - amounts[1]) + (amounts[1] - amounts[0])
     return sorted({f"{key[0]} {key[2]}".rstrip() + f" at {key[3]}" for key in differing})

@@ -151,9 +151,9 @@ class TorchTrace:
         events = json.loads(self._path.read_text(encoding="utf-8"))["traceEvents"]
         self.exposed = {
             operation: {
-                "count": found.count,
-                "milliseconds": found.microseconds / 1e3,
-                "exposed_milliseconds": found.exposed_microseconds / 1e3,
+                "count": exposure.count,
+                "milliseconds": exposure.microseconds / 1e3,
+                "exposed_milliseconds": exposure.exposed_microseconds / 1e3,
             }
-            for operation, found in exposed_communication(events).items()
+            for operation, exposure in exposed_communication(events).items()
         }

@@ -174,7 +174,9 @@ def _log_decay_rates(heads: int) -> Tensor:
 def _step_bias(heads: int) -> Tensor:
     """The step size of a head is softplus of this: geometrically spread over Mamba's range."""
     low, high = (math.log(size) for size in _STEP_SIZES)
-    return _fp32([math.log(math.expm1(math.exp(one))) for one in _spread((low, high), heads)])
+    return _fp32(
+        [math.log(math.expm1(math.exp(exponent))) for exponent in _spread((low, high), heads)]
+    )
 
 
 _VECTORS: Final[dict[str, Callable[[int], Tensor]]] = {

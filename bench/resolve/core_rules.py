@@ -103,12 +103,12 @@ def offload(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
         f"train.optimizer={run.train.optimizer}": run.train.optimizer == "fused_adam",
         "model.quantised_weights": linear.quantised_weights,
     }
-    found = [what for what, holds in problems.items() if holds]
-    if run.engine.setting("offload") and found:
+    wrong = [what for what, holds in problems.items() if holds]
+    if run.engine.setting("offload") and wrong:
         yield (
             "offload-leaves-the-device",
             "offload keeps main weights and gradients in host memory, and the device needs them for"
-            f" {' and '.join(found)}: leave one out",
+            f" {' and '.join(wrong)}: leave one out",
         )
 
 
@@ -141,12 +141,12 @@ def graphs(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
             " kernels are known to be unreliable, NVIDIA/Megatron-LM#6154) and"
             " manual_registration=false (memory is registered before the capture)",
         )
-    if found := _of_the_host(run):
-        yield "cuda-graph-keeps-the-host-out", f"cuda_graph cannot have {', nor '.join(found)}"
-    if found := _watched(run):
+    if reason := _of_the_host(run):
+        yield "cuda-graph-keeps-the-host-out", f"cuda_graph cannot have {', nor '.join(reason)}"
+    if reason := _watched(run):
         yield (
             "cuda-graph-hides-operations",
-            f"{' and '.join(found)} cannot see into a replayed graph: measure without cuda_graph,"
+            f"{' and '.join(reason)} cannot see into a replayed graph: measure without cuda_graph,"
             " which enqueues the same",
         )
     elif run.train.steps <= _WARM_UP_STEPS:

@@ -26,11 +26,11 @@ def this_machine(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]
     if launch.nodes > machine.nodes:
         change = ": run it on a cluster (--launcher slurm)" if machine.nodes == 1 else ""
         yield "too-few-nodes", f"needs {launch.nodes} nodes; found {machine.nodes}{change}"
-    needed, found = launch.devices_per_node, len(machine.cuda_devices)
-    if launch.device == "cuda" and needed > found:
+    needed, present = launch.devices_per_node, len(machine.cuda_devices)
+    if launch.device == "cuda" and needed > present:
         where = "this machine shows" if machine.nodes == 1 else "a node has"
         devices = f"{needed} CUDA device{'s' if needed > 1 else ''}"
-        yield "too-few-devices", f"needs {devices}; {where} {found}"
+        yield "too-few-devices", f"needs {devices}; {where} {present}"
     ranks, most = launch.ranks_per_node, MAX_THREADS_PER_CORE * machine.cpu_count
     threads = ranks * launch.threads_per_rank
     if launch.device == "cpu" and threads > most:

@@ -36,8 +36,8 @@ _PACKAGES: Final = {"fused_adam": ("transformer_engine", "gpu")}
 def offers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
     """Device, ranks, strategies and switches, as the row of the engine has them."""
     engine, row, device = run.engine, run.engine.known_row, run.launch.device
-    if found := _strategy_not_offered(run):
-        yield "strategy-not-in-engine", found
+    if reason := _strategy_not_offered(run):
+        yield "strategy-not-in-engine", reason
     if device not in row.devices:
         absent = _not_here(run, machine)
         yield (
@@ -51,8 +51,8 @@ def offers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
             f"engine {engine.name} is one process that consumes the whole global batch; found"
             f" {run.launch.ranks} ranks: set launch.ranks to 1 in its cells",
         )
-    if found := _switch_not_offered(engine):
-        yield "switch-not-in-engine", found
+    if reason := _switch_not_offered(engine):
+        yield "switch-not-in-engine", reason
 
 
 def _strategy_not_offered(run: ResolvedRun) -> str | None:
@@ -162,10 +162,10 @@ def other_axes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
                 "parallelism-not-in-engine",
                 f"engine {row.name} has no {name}={size}: leave it at 1 in its cells",
             )
-    if found := _uneven_tensors(run):
-        yield "tensor-parallel-cuts-evenly", found
-    if found := _uneven_experts(run):
-        yield "expert-parallel-spreads-evenly", found
+    if reason := _uneven_tensors(run):
+        yield "tensor-parallel-cuts-evenly", reason
+    if reason := _uneven_experts(run):
+        yield "expert-parallel-spreads-evenly", reason
 
 
 def _uneven_tensors(run: ResolvedRun) -> str | None:
@@ -211,11 +211,11 @@ def schedule(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """When gradients are reduced, and what of the weights is kept between the passes."""
     inner, engine = INNER[run.strategy], run.engine
     if not core_switches(engine).overlap_grad_reduce and inner.reduces_every_microbatch:
-        whole = _those(lambda row: not row.reduces_every_microbatch)
+        able = _those(lambda row: not row.reduces_every_microbatch)
         yield (
             "no-overlap-needs-whole-gradients",
             "overlap_grad_reduce=False reduces once, at the end of a step, from whole gradients;"
-            f" the strategy {run.strategy} keeps only a shard of them: use {whole}",
+            f" the strategy {run.strategy} keeps only a shard of them: use {able}",
         )
     size, ranks = engine.setting("reshard_after_forward"), run.data_parallel // engine.outer_size
     gathers_again = "weights" in SHARDED[run.strategy]
@@ -258,8 +258,8 @@ def optimizers(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]
             f"the optimizer {train.optimizer} has no {', '.join(changed)}: set train.optimizer to"
             f" {_PRECISION_AWARE_NAMES}, or leave them at their defaults",
         )
-    if found := _no_whole_matrices(run):
-        yield "optimizer-needs-whole-matrices", found
+    if reason := _no_whole_matrices(run):
+        yield "optimizer-needs-whole-matrices", reason
     if train.store_remainders and train.master_weights:
         yield (
             "remainders-need-bf16-weights",
@@ -306,8 +306,8 @@ def _those(wanted: Callable[[AxisPlacements], bool]) -> str:
 
 def installed(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
     """Code of the engine and of the optimizer must be there for this interpreter."""
-    if found := _not_here(run, machine):
-        yield "engine-not-here", found
+    if reason := _not_here(run, machine):
+        yield "engine-not-here", reason
 
 
 def _not_here(run: ResolvedRun, machine: Machine) -> str | None:

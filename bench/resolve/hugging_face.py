@@ -118,8 +118,8 @@ def _document(file: Path) -> dict[str, Any]:
             content = stream.read(_MAX_BYTES + 1)
         document = json.loads(content) if len(content) <= _MAX_BYTES else None
     except OSError as error:
-        found = error.strerror or "nothing"
-        raise _refusal(file, "a config.json", found, "correct the path") from error
+        described = error.strerror or "nothing"
+        raise _refusal(file, "a config.json", described, "correct the path") from error
     except (ValueError, RecursionError) as error:
         raise _refusal(file, "a JSON object", "no valid JSON", "correct the file") from error
     if not isinstance(document, dict):
@@ -127,8 +127,8 @@ def _document(file: Path) -> dict[str, Any]:
     return document
 
 
-def _refusal(file: Path, expected: str, found: str, change: str) -> ConfigError:
-    return ConfigError(f"model.config: {file}: expected {expected}, found {found}: {change}")
+def _refusal(file: Path, expected: str, described: str, change: str) -> ConfigError:
+    return ConfigError(f"model.config: {file}: expected {expected}, found {described}: {change}")
 
 
 def _name(file: Path) -> str:

@@ -74,7 +74,7 @@ def problem_of(import_path: str) -> str | None:
     names = top_level_names(code.file)
     if names is None or name in names:
         return None
-    known = ", ".join(sorted(one for one in names if not one.startswith("_"))[:8]) or "nothing"
+    known = ", ".join(sorted(name for name in names if not name.startswith("_"))[:8]) or "nothing"
     return f"{code.file} defines no {name}: it has {known}"
 
 

@@ -250,11 +250,11 @@ def described_machine(device: str, gpus: int, gpus_per_node: int = 8) -> Machine
     in_node = min(gpus, gpus_per_node)
     if gpus % in_node:
         raise UsageError(f"--gpus {gpus}: expected whole nodes of {gpus_per_node}, or one node")
-    one = CudaDevice(known.device_name, None, known.capability, known.memory_bytes)
+    card = CudaDevice(known.device_name, None, known.capability, known.memory_bytes)
     return Machine(
         cpu_count=_CORES_PER_DEVICE * in_node,
         memory_bytes=_HOST_BYTES_PER_DEVICE * in_node,
-        cuda_devices=(one,) * in_node,
+        cuda_devices=(card,) * in_node,
         hostname=f"{gpus} x {known.device_name}",
         nodes=gpus // in_node,
         described=True,

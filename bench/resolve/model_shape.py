@@ -98,9 +98,11 @@ def _resolve_hybrid(model: ModelSpec, preset: HybridShape) -> HybridShape:
         )
     unknown = sorted(set(hybrid.pattern) - set(BLOCK_LETTERS))
     if unknown or not hybrid.pattern:
-        found = f"found {', '.join(map(repr, unknown))}" if unknown else "found no block at all"
+        described = f"found {', '.join(map(repr, unknown))}" if unknown else "found no block at all"
         spelled = ", ".join(f"{letter} {what}" for letter, what in BLOCK_LETTERS.items())
-        raise ConfigError(f"model.pattern: expected one letter per block out of {spelled}; {found}")
+        raise ConfigError(
+            f"model.pattern: expected one letter per block out of {spelled}; {described}"
+        )
     if not all(hybrid.pattern.split(PREDICTION)):
         raise ConfigError(
             f"model.pattern: {hybrid.pattern!r} has no block before or behind a {PREDICTION!r},"

@@ -84,12 +84,12 @@ def recipes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
 
 def layers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
     """Linear layers of Transformer Engine: what they know, need and multiply."""
-    if found := _no_such_recipe(run.linear):
-        yield "linear-has-no-such-recipe", found
+    if reason := _no_such_recipe(run.linear):
+        yield "linear-has-no-such-recipe", reason
     if run.linear.kind == "torch":
         return
-    if found := _beside_the_engine(run):
-        yield "linear-beside-the-engine", found
+    if reason := _beside_the_engine(run):
+        yield "linear-beside-the-engine", reason
     shape = run.shape
     if shape is not None and run.launch.device != "cpu":
         sizes = {
@@ -103,8 +103,8 @@ def layers(run: ResolvedRun, machine: Machine) -> Iterator[tuple[str, str]]:
                 "linear-sizes-divide",
                 f"FP8 products need multiples of {_FACTOR}; found {', '.join(odd)}",
             )
-    if found := _layers_not_here(run, machine):
-        yield "linear-not-here", found
+    if reason := _layers_not_here(run, machine):
+        yield "linear-not-here", reason
 
 
 def _no_such_recipe(linear: LinearLayers) -> str | None:
@@ -126,8 +126,8 @@ def _beside_the_engine(run: ResolvedRun) -> str | None:
     """What the layers need of model, engine and parallelism."""
     linear, engine = run.linear, run.engine
     if run.shape is None or run.shape.hybrid is not None or run.shape.qkv_bias:
-        found = "one with biases" if run.shape and run.shape.qkv_bias else "another model"
-        return f"layers of {linear.kind} are exchanged in a Llama without biases; found {found}"
+        described = "one with biases" if run.shape and run.shape.qkv_bias else "another model"
+        return f"layers of {linear.kind} are exchanged in a Llama without biases; found {described}"
     if engine.tensor_parallel > 1:
         return f"layers of {linear.kind} are not cut: set engine.tensor_parallel to 1"
     core = core_settings(engine)
@@ -155,8 +155,8 @@ def _layers_not_here(run: ResolvedRun, machine: Machine) -> str | None:
         return "Transformer Engine is not installed here: pip install 'mfsdp-bench[gpu]'"
     if run.launch.device != "cuda":
         return f"Transformer Engine computes on CUDA; found device {run.launch.device}"
-    found = _reason(_CHECKS.get(linear.recipe, "is_fp8_available"))
-    return None if found is None else f"Transformer Engine, of {linear.recipe}: {found}"
+    reason = _reason(_CHECKS.get(linear.recipe, "is_fp8_available"))
+    return None if reason is None else f"Transformer Engine, of {linear.recipe}: {reason}"
 
 
 def _needs_capability(linear: LinearLayers, machine: Machine) -> str | None:
@@ -192,8 +192,8 @@ def _reason(check: str) -> str | None:
 
 def dtypes(run: ResolvedRun, _machine: Machine) -> Iterator[tuple[str, str]]:
     """The first dtype that the engine cannot match, with what it would need to be."""
-    for found in islice(_mismatches(run, run.engine.known_row.dtypes), 1):
-        yield "dtypes-not-in-engine", found
+    for mismatch in islice(_mismatches(run, run.engine.known_row.dtypes), 1):
+        yield "dtypes-not-in-engine", mismatch
 
 
 def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:

@@ -147,14 +147,14 @@ class EngineRow:
         """What to say if another release of its package is installed here."""
         package, wanted = self.release or ("", "")
         try:
-            found = metadata.version(package) if package else wanted
+            installed = metadata.version(package) if package else wanted
         except metadata.PackageNotFoundError:
             return None
-        if f"{found}.".startswith(f"{wanted}."):
+        if f"{installed}.".startswith(f"{wanted}."):
             return None
         return (
             f"engine {self.name} calls {package} {wanted}, and other releases may take other "
-            f"arguments; found {found}: {self.install}"
+            f"arguments; found {installed}: {self.install}"
         )
 
 
@@ -484,6 +484,6 @@ def _offered(name: str) -> EngineRow | None:
             " package"
         ) from error
     if not isinstance(row, EngineRow) or row.name != name:
-        found = f"the row of {row.name!r}" if isinstance(row, EngineRow) else f"{row!r:.60}"
-        raise ConfigError(f"{who}; expected an EngineRow named {name!r}, found {found}")
+        described = f"the row of {row.name!r}" if isinstance(row, EngineRow) else f"{row!r:.60}"
+        raise ConfigError(f"{who}; expected an EngineRow named {name!r}, found {described}")
     return row

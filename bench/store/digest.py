@@ -31,11 +31,11 @@ def changed_files(keeper: Path, document: dict[str, Any], since: str) -> list[st
     kept = document.get(DIGEST)
     if not isinstance(kept, dict):
         return [f"{keeper.name} has lost its digest {since}"]
-    found = dict(_hashes(keeper, document))
+    hashes = dict(_hashes(keeper, document))
     what = {
-        name: "removed" if name not in found else "changed" if name in kept else "added"
-        for name in sorted({*kept, *found})
-        if kept.get(name) != found.get(name)
+        name: "removed" if name not in hashes else "changed" if name in kept else "added"
+        for name in sorted({*kept, *hashes})
+        if kept.get(name) != hashes.get(name)
     }
     return [f"{name} was {how} {since}" for name, how in what.items()]
 

@@ -81,8 +81,8 @@ def read_document(path: Path, kind: str) -> dict[str, Any]:
     problems: list[str] = []
     document = read_json_object(path, problems)
     if document is None:
-        found = problems[0] if problems else "no such file"
-        raise UsageError(f"{path} is no {kind}: {found}; expected a JSON object")
+        described = problems[0] if problems else "no such file"
+        raise UsageError(f"{path} is no {kind}: {described}; expected a JSON object")
     return document
 
 

@@ -132,9 +132,9 @@ def _check_kind(root: Path, *, create: bool) -> None:
     if (root / SCHEMA).is_file():
         _check_version(root)
     elif not create:
-        found = "a folder without a SCHEMA file" if root.exists() else "nothing"
+        described = "a folder without a SCHEMA file" if root.exists() else "nothing"
         raise NotAResultsFolderError(
-            f"{root} is not a results folder (found {found}); expected one that"
+            f"{root} is not a results folder (found {described}); expected one that"
             " `mfsdp-bench run` has written: check --results"
         )
     elif others:

@@ -177,13 +177,15 @@ class ResultsStore:
 
     def _newest_of_cell(self, name: str) -> tuple[str, Path]:
         sweep, _, cell = name.partition(":")
-        found = [(run_id, path) for run_id, path, one in self.statuses(sweep) if one.cell == cell]
-        if not found:
+        attempts = [
+            (run_id, path) for run_id, path, status in self.statuses(sweep) if status.cell == cell
+        ]
+        if not attempts:
             raise UsageError(
                 f"no run of cell {cell!r} of sweep {sweep!r} in {self.root}: `mfsdp-bench status"
                 f" {sweep}` lists the cells"
             )
-        return found[-1]
+        return attempts[-1]
 
     def write_plan(self, sweep_id: str, document: dict[str, Any]) -> None:
         """Keep the plan of a sweep: all cells, the pruned ones with reasons.

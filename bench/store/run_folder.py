@@ -101,12 +101,12 @@ class RunFolder:
 
     def read_failures(self) -> dict[int, dict[str, Any]]:
         """`failure.rank<N>.json` of every rank that left a readable one."""
-        found = {
+        states = {
             layout.rank_of(file): read_json_object(file, [])
             for file in sorted(self.path.glob(layout.FAILURE_GLOB))
         }
         return {
-            rank: state for rank, state in found.items() if rank is not None and state is not None
+            rank: state for rank, state in states.items() if rank is not None and state is not None
         }
 
     def close(self) -> None:

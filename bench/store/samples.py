@@ -36,7 +36,7 @@ def node_file(node: int) -> str:
 
 def lines_by_rank(content: bytes) -> Counter[int]:
     """How many lines each rank has in `content`, whole lines of a file."""
-    return Counter(int(found) for found in _RANKS_IN_LINES.findall(content))
+    return Counter(int(rank) for rank in _RANKS_IN_LINES.findall(content))
 
 
 def read_samples(path: Path, problems: list[str]) -> dict[int, list[StepSample]]:
@@ -68,23 +68,26 @@ def last_samples(file: Path, tail_bytes: int) -> dict[int, dict[int, StepSample]
     # The first line may be cut off by the start of the tail, the last one is still being written.
     if start:
         content = content.partition(b"\n")[2]
-    found = _samples_of(file, content, [])
-    return {rank: {sample.step: sample for sample in samples} for rank, samples in found.items()}
+    by_rank = _samples_of(file, content, [])
+    return {rank: {sample.step: sample for sample in samples} for rank, samples in by_rank.items()}
 
 
 def _samples_of(file: Path, content: bytes, problems: list[str]) -> dict[int, list[StepSample]]:
     lines = content.split(b"\n")
-    found: list[str] = []
+    own_problems: list[str] = []
     if lines.pop():
-        found.append(f"{file.name}: the last line is cut off and was left out")
+        own_problems.append(f"{file.name}: the last line is cut off and was left out")
     try:
         steps = _read_whole(lines)
     except (ValueError, RecursionError):
-        steps = _read_line_by_line(file, lines, found)
-    if len(found) > _MAX_PROBLEMS_PER_FILE:
-        more = len(found) - _MAX_PROBLEMS_PER_FILE
-        found = [*found[:_MAX_PROBLEMS_PER_FILE], f"{file.name}: {more} more such lines"]
-    problems.extend(found)
+        steps = _read_line_by_line(file, lines, own_problems)
+    if len(own_problems) > _MAX_PROBLEMS_PER_FILE:
+        more = len(own_problems) - _MAX_PROBLEMS_PER_FILE
+        own_problems = [
+            *own_problems[:_MAX_PROBLEMS_PER_FILE],
+            f"{file.name}: {more} more such lines",
+        ]
+    problems.extend(own_problems)
     return steps
 
 
@@ -106,7 +109,7 @@ def _read_whole(lines: Iterable[bytes]) -> dict[int, list[StepSample]]:
 
 
 def _read_line_by_line(
-    file: Path, lines: Iterable[bytes], found: list[str]
+    file: Path, lines: Iterable[bytes], problems: list[str]
 ) -> dict[int, list[StepSample]]:
     steps: dict[int, list[StepSample]] = {}
     for number, line in enumerate(lines, start=1):
@@ -114,7 +117,7 @@ def _read_line_by_line(
             sample = _SAMPLE.validate_python(json.loads(line))
             rank = _rank_in(line)
         except (ValueError, RecursionError) as error:
-            found.append(f"{file.name}:{number} was left out: {_first_line(error)}")
+            problems.append(f"{file.name}:{number} was left out: {_first_line(error)}")
         else:
             steps.setdefault(rank, []).append(sample)
     return steps

@@ -40,13 +40,13 @@ def serve_requests(requests: Connection) -> None:
     requests.send("ready")
     while True:
         try:
-            asked: WorkerGroup | Reap = requests.recv()
+            request: WorkerGroup | Reap = requests.recv()
         except (EOFError, OSError):
             return
-        if isinstance(asked, Reap):
-            requests.send([_exit_code(pid) for pid in asked.pids])
+        if isinstance(request, Reap):
+            requests.send([_exit_code(pid) for pid in request.pids])
         else:
-            requests.send([_fork(asked, rank, requests) for rank in range(asked.ranks)])
+            requests.send([_fork(request, rank, requests) for rank in range(request.ranks)])
 
 
 def _exit_code(pid: int) -> int:
@@ -57,8 +57,8 @@ def _exit_code(pid: int) -> int:
     deadline = time.monotonic() + _ENDING_SECONDS
     try:
         while True:
-            found, status = os.waitpid(pid, os.WNOHANG)
-            if found:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
                 return os.waitstatus_to_exitcode(status)
             if time.monotonic() > deadline:
                 os.kill(pid, signal.SIGKILL)

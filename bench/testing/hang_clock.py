@@ -51,7 +51,7 @@ def activity(pid: int) -> Activity:
     try:
         # After the name, which may hold blanks; user and system time come 12th and 13th.
         fields = _stat(Path(f"/proc/{pid}/stat"))
-        states = [_stat(one / "stat")[0] for one in Path(f"/proc/{pid}/task").iterdir()]
+        states = [_stat(thread / "stat")[0] for thread in Path(f"/proc/{pid}/task").iterdir()]
     except OSError:
         return Activity(0.0, asleep=True)
     used = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

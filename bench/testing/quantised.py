@@ -30,7 +30,7 @@ def reads_two(recipe: str) -> bool:
 
 def quantised(
     recipe: str,
-    whole: Tensor,
+    full: Tensor,
     compute: torch.dtype,
     earlier: Sequence[Tensor] = (),
     *,
@@ -40,9 +40,9 @@ def quantised(
 
     Vectors, and everything under the recipe `none`, are cast alone.
     """
-    if recipe == "none" or whole.dim() < 2 or not whole.numel():  # noqa: PLR2004 - a matrix
-        return whole.to(compute)
-    matrix = whole.to(compute).float().reshape(len(whole), -1)
+    if recipe == "none" or full.dim() < 2 or not full.numel():  # noqa: PLR2004 - a matrix
+        return full.to(compute)
+    matrix = full.to(compute).float().reshape(len(full), -1)
     rows, columns = (
         size or extent for size, extent in zip(BLOCKS[recipe][backward], matrix.shape, strict=True)
     )
@@ -57,4 +57,4 @@ def quantised(
         scale = torch.exp2(torch.log2(scale.double()).ceil()).float()
     codes = (blocks / scale).clamp(-_LARGEST, _LARGEST).to(torch.float8_e4m3fn)
     decoded = (codes.float() * scale).reshape(padded.shape)
-    return decoded[: matrix.shape[0], : matrix.shape[1]].reshape(whole.shape).to(compute)
+    return decoded[: matrix.shape[0], : matrix.shape[1]].reshape(full.shape).to(compute)

@@ -36,9 +36,9 @@ def mean(contributions: Sequence[Sequence[Tensor]]) -> Tensor:
     return torch.stack(every).sum(0) / len(contributions)
 
 
-def relative(found: Tensor, expected: Tensor, size: float) -> float:
+def relative(value: Tensor, expected: Tensor, size: float) -> float:
     """||found - expected|| / size; infinite for what is not finite, or not zero where size is."""
-    difference = float((found.double() - expected.double()).norm())
+    difference = float((value.double() - expected.double()).norm())
     if difference == 0:
         return 0.0
     if difference != difference or size == 0:  # noqa: PLR0124 - NaN is what differs from itself

@@ -85,9 +85,9 @@ class Frozen(Stack):
 
     def __init__(self, *, features: bool = False) -> None:
         super().__init__(features=features)
-        _, mixed, whole = (block for block in self.blocks if isinstance(block, Block))
+        _, mixed, last = (block for block in self.blocks if isinstance(block, Block))
         mixed.up.weight.requires_grad_(False)
-        whole.requires_grad_(False)
+        last.requires_grad_(False)
 
 
 class Reader(nn.Module):

@@ -110,9 +110,9 @@ def _check_core(core: Path | None) -> None:
     module = sys.modules.get("mfsdp_core")
     if module is None or core is None:
         return
-    found = Path(str(module.__file__)).resolve()
-    if not found.is_relative_to(core.resolve()):
-        raise RuntimeError(f"this rank imports {found}; expected mfsdp_core from {core}")
+    file = Path(str(module.__file__)).resolve()
+    if not file.is_relative_to(core.resolve()):
+        raise RuntimeError(f"this rank imports {file}; expected mfsdp_core from {core}")
 
 
 def packed(value: Any) -> bytes:

@@ -263,15 +263,15 @@ class Workers:
         self, ranks: int, answers: dict[int, CallResult], dead: list[int], limit: str
     ) -> list[WorkerFailure]:
         raised = {r: a.error for r, a in answers.items() if a.error}
-        found = {r: WorkerFailure(r, "raised", e, self._log(r)) for r, e in raised.items()}
+        failures = {r: WorkerFailure(r, "raised", e, self._log(r)) for r, e in raised.items()}
         for rank, code in zip(dead, self._server.reap([self._pids[r] for r in dead]), strict=True):
             ending = f"exit code {code}" if code >= 0 else signal_name(-code)
-            found[rank] = WorkerFailure(rank, "died", f"died with {ending}", self._log(rank))
+            failures[rank] = WorkerFailure(rank, "died", f"died with {ending}", self._log(rank))
         silent = [rank for rank in range(ranks) if rank not in answers and rank not in dead]
         for rank, stack in zip(silent, self._stacks(silent), strict=True):
             text = f"no answer (limit {limit}), was in\n{stack}"
-            found[rank] = WorkerFailure(rank, "hung", text, self._log(rank))
-        return [found[rank] for rank in sorted(found)]
+            failures[rank] = WorkerFailure(rank, "hung", text, self._log(rank))
+        return [failures[rank] for rank in sorted(failures)]
 
     def _log(self, rank: int) -> tuple[str, ...]:
         text = log_file(self._folder, rank).read_text(encoding="utf-8", errors="replace")

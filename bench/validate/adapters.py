@@ -132,9 +132,9 @@ def _accepted(
     if {dtypes.compute, dtypes.main_grads, dtypes.grad_comm} != {dtypes.main_params}:
         raise UnsupportedError("one-dtype", f"{_OWN} does not know mixed precision")
     plainly = Case(engine.name, strategy).resolved("cpu").engine.settings.model_dump()
-    asked = {n for n, value in engine.settings.model_dump().items() if plainly.get(n) != value}
-    if asked:
-        raise UnsupportedError("own-settings", f"{_OWN} does not know {', '.join(sorted(asked))}")
+    changed = {n for n, value in engine.settings.model_dump().items() if plainly.get(n) != value}
+    if changed:
+        raise UnsupportedError("own-settings", f"{_OWN} does not know {', '.join(sorted(changed))}")
     if hasattr(model, "tensor_mesh") or hasattr(model, "expert_mesh"):
         raise UnsupportedError("plain-weights", _NO_MESHES)
     return model.to(device, main_dtype(dtypes))

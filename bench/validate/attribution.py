@@ -30,7 +30,7 @@ class Attribution:
 
 
 def attribute(
-    found: Sequence[Tensor],
+    reduced: Sequence[Tensor],
     contributions: Sequence[Sequence[Sequence[Tensor]]],
     others: Sequence[tuple[str, Sequence[Tensor]]] = (),
     *,
@@ -43,7 +43,7 @@ def attribute(
     same rows. others: named further candidates, such as the gradient of the step before. rank:
     whose rows they are. outer: ranks of the outer axis.
     """
-    target = _flat(found)
+    target = _flat(reduced)
     keys = [(r, j) for r, row in enumerate(contributions) for j in range(len(row))]
     columns = [_flat(contributions[r][j]) for r, j in keys]
     columns += [_flat(tensors) for _, tensors in others]
@@ -59,8 +59,8 @@ def attribute(
     if any(abs(count) > _NOTABLE for count in counts[len(keys) :]):
         return told
     of_rank = [
-        [n * len(contributions) for (r, _), n in zip(keys, counts, strict=False) if r == one]
-        for one in range(len(contributions))
+        [n * len(contributions) for (r, _), n in zip(keys, counts, strict=False) if r == index]
+        for index in range(len(contributions))
     ]
     return Attribution(told.microbatch, (*_mistakes(of_rank, rank, outer), *told.lines))
 
@@ -149,9 +149,9 @@ def _told(
 ) -> Attribution:
     ranks = 1 + max(rank for rank, _ in keys)
     wrong: dict[int, dict[int, str]] = {}
-    for (rank, microbatch), found in zip(keys, solution, strict=False):
-        if abs(found - right) > _NOTABLE * right:
-            wrong.setdefault(microbatch, {})[rank] = _times(found)
+    for (rank, microbatch), factor in zip(keys, solution, strict=False):
+        if abs(factor - right) > _NOTABLE * right:
+            wrong.setdefault(microbatch, {})[rank] = _times(factor)
     lines: list[str] = []
     for microbatch, counts in sorted(wrong.items()):
         what = f"gradient of microbatch {microbatch + 1} counts"
@@ -160,9 +160,9 @@ def _told(
             continue
         lines += [f"rank {r}'s {what} {n} times, expected {right:.4g}" for r, n in counts.items()]
     lines += [
-        f"it holds {_times(found)} times {name}"
-        for name, found in zip(others, solution[len(keys) :], strict=True)
-        if abs(found) > _NOTABLE
+        f"it holds {_times(factor)} times {name}"
+        for name, factor in zip(others, solution[len(keys) :], strict=True)
+        if abs(factor) > _NOTABLE
     ]
     return Attribution(min(wrong, default=None), tuple(lines))
 

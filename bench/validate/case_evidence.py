@@ -42,14 +42,14 @@ class NotApplicableError(Exception):
     """The check does not apply to this engine or case; says why."""
 
 
-def numbers_apart(expected: Tensor | float, found: Tensor | float) -> dict[str, str]:
+def numbers_apart(expected: Tensor | float, value: Tensor | float) -> dict[str, str]:
     """Both around where they differ most, with as many digits as tell them apart, 6 at least."""
-    expected, found = (torch.as_tensor(one, dtype=torch.float64) for one in (expected, found))
-    difference = (found - expected).abs().flatten()
-    at = int(difference.nan_to_num(torch.inf).argmax()) if found.numel() else None
+    expected, value = (torch.as_tensor(number, dtype=torch.float64) for number in (expected, value))
+    difference = (value - expected).abs().flatten()
+    at = int(difference.nan_to_num(torch.inf).argmax()) if value.numel() else None
     texts = ("", "")
     for digits in range(6, 18):
-        texts = numbers(expected, at, digits), numbers(found, at, digits)
+        texts = numbers(expected, at, digits), numbers(value, at, digits)
         if texts[0] != texts[1]:
             break
     return dict(zip(("expected", "found"), texts, strict=True))
@@ -246,7 +246,7 @@ class CaseEvidence:
 
     def gradients(self, step: int, *, clipped: bool = False) -> dict[str, Tensor | None]:
         """Whole gradients, as they were found; None where no rank has one."""
-        found: dict[str, Tensor | None] = {}
+        gradients: dict[str, Tensor | None] = {}
         for name in self.trainable:
             per_rank = [
                 (
@@ -257,8 +257,8 @@ class CaseEvidence:
             shards = [shard for shard in per_rank if shard is not None]
             complete = len(shards) == len(per_rank)
             shape = self.reference.shapes[name]
-            found[name] = joining.joined(name, shards, shape) if complete else None
-        return found
+            gradients[name] = joining.joined(name, shards, shape) if complete else None
+        return gradients
 
     def whole(self, shards: Sequence[dict[str, LocalRows]]) -> Named:
         """Every parameter, put together."""
@@ -288,14 +288,16 @@ class CaseEvidence:
 
     def wire_lines(self, step: int, name: str | None, rank: int = 0) -> tuple[str, ...]:
         """What the engine logged, or else what was seen, of a step (of one parameter's bucket)."""
-        found = self.seen[rank].steps[step]
+        seen_step = self.seen[rank].steps[step]
         bucket = self.bucket_of(name) if name else None
         lines = [
             f"{e.operation} {e.dtype} {e.payload_bytes} B over {e.group} ({e.group_size} ranks), "
             f"bucket {e.bucket}"
-            for e in found.log
+            for e in seen_step.log
             if bucket is None or e.bucket == bucket
-        ] or [f"{s.operation} {s.dtype} {s.payload_bytes} B, {s.ranks} ranks" for s in found.sent]
+        ] or [
+            f"{s.operation} {s.dtype} {s.payload_bytes} B, {s.ranks} ranks" for s in seen_step.sent
+        ]
         return _counted(lines, f"rank {rank}, step {step + 1}: ")
 
 

@@ -31,13 +31,13 @@ def joined(name: str, shards: Sequence[LocalRows], shape: tuple[int, ...]) -> Te
     flat = any(shard.flat for shard in shards)
     if not shape or flat:
         rows = [row.reshape(-1) for row in rows]
-    whole = torch.cat(rows) if len(rows) > 1 else rows[0]
-    fits = flat or tuple(whole.shape) in {shape, (1,)}
-    if whole.numel() != prod(shape) or not fits:
+    full = torch.cat(rows) if len(rows) > 1 else rows[0]
+    fits = flat or tuple(full.shape) in {shape, (1,)}
+    if full.numel() != prod(shape) or not fits:
         raise JoiningError(
             f"{name}: shards of {[tuple(r.shape) for r in rows]} do not make up {shape}"
         )
-    return whole.reshape(shape)
+    return full.reshape(shape)
 
 
 def first_row(shards: Sequence[LocalRows], rank: int) -> int:
@@ -47,13 +47,13 @@ def first_row(shards: Sequence[LocalRows], rank: int) -> int:
     return sum(before.values())
 
 
-def cut(whole: Tensor, start: int, shard: LocalRows) -> Tensor:
+def cut(full: Tensor, start: int, shard: LocalRows) -> Tensor:
     """The rows of `whole` that `shard`, which begins at row `start`, stands for."""
     if shard.parts == 1:
-        return whole.reshape(shard.rows.shape)
+        return full.reshape(shard.rows.shape)
     if shard.flat:
-        whole = whole.flatten()
-    rows = _as_rows(whole)[start : start + len(_as_rows(shard.rows))]
+        full = full.flatten()
+    rows = _as_rows(full)[start : start + len(_as_rows(shard.rows))]
     return rows.reshape(shard.rows.shape)
 
 

@@ -70,8 +70,8 @@ def judge(
         checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
     else:
         evidence = CaseEvidence(case, outcome.answers, device)
-        asked = (_asked(name, check, evidence) for name, check in CHECKS.items())
-        checks = tuple(check for check in asked if check is not None)
+        verdicts = (_asked(name, check, evidence) for name, check in CHECKS.items())
+        checks = tuple(check for check in verdicts if check is not None)
         if errors:
             with contextlib.suppress(JoiningError):
                 verdict = verdict.model_copy(update={"errors": gradients.errors(evidence)})
@@ -82,12 +82,12 @@ def judge(
 
 def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
     """With the place of the rank on both axes of a hybrid mesh, and the name of its node."""
-    found = check.finding
-    if found is None or found.rank is None or case.outer == 1:
+    finding = check.finding
+    if finding is None or finding.rank is None or case.outer == 1:
         return check
-    outer, inner = divmod(case.data_rank(found.rank), case.inner)
+    outer, inner = divmod(case.data_rank(finding.rank), case.inner)
     position = f"outer {outer}, inner {inner}, on {node_name()}"
-    return check.model_copy(update={"finding": found.model_copy(update={"position": position})})
+    return check.model_copy(update={"finding": finding.model_copy(update={"position": position})})
 
 
 def settings(case: Case) -> dict[str, Any]:

@@ -76,26 +76,26 @@ def cases(engine: str, *, full: bool) -> list[AnyCase]:
     return sorted([*on_axes, *programs], key=attrgetter("ranks"))
 
 
-def select(found: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
+def select(cases: Sequence[AnyCase], patterns: Sequence[str]) -> list[AnyCase]:
     """Cases that one of `patterns` names: an id, a part of ids, or a shell pattern; all if none.
 
     Raises:
         UsageError: a pattern that matches nothing.
     """
     if not patterns:
-        return list(found)
+        return list(cases)
     wanted: set[str] = set()
-    ids = [case.id for case in found]
+    ids = [case.id for case in cases]
     for pattern in patterns:
         matching = {pattern} if pattern in ids else {id_ for id_ in ids if _matches(id_, pattern)}
         if not matching:
             example = ids[0] if ids else "no case"
             raise UsageError(
-                f"--case {pattern!r} matches none of {len(found)} cases; ids look like {example} "
+                f"--case {pattern!r} matches none of {len(cases)} cases; ids look like {example} "
                 f"(--list shows all; --full has more){removed(pattern)}"
             )
         wanted |= matching
-    return [case for case in found if case.id in wanted]
+    return [case for case in cases if case.id in wanted]
 
 
 def _matches(case_id: str, pattern: str) -> bool:
@@ -256,8 +256,8 @@ def covering(
     values = {name: [(name, value) for value in factors[name]] for name in factors}
     together = {
         frozenset(pair)
-        for one, other in combinations(factors, 2)
-        for pair in product(values[one], values[other])
+        for first, other in combinations(factors, 2)
+        for pair in product(values[first], values[other])
         if is_possible(dict(pair))
     }
     missing = {

@@ -52,12 +52,12 @@ def outcome_on(
     limits: dict[str, Any] = {"seconds": seconds, "ranks": ranks, "cpu_seconds": most}
     for _ in range(2):
         try:
-            found = _outcome(workers.run(function, *arguments, **limits))
+            outcome = _outcome(workers.run(function, *arguments, **limits))
         except WorkersError as error:
-            found = of_failures(error)
-        if _STALE not in found.text:
+            outcome = of_failures(error)
+        if _STALE not in outcome.text:
             break
-    return replace(found, seconds=time.perf_counter() - start)
+    return replace(outcome, seconds=time.perf_counter() - start)
 
 
 def _outcome(answers: Sequence[Any]) -> CallOutcome:
@@ -79,7 +79,7 @@ def of_failures(error: WorkersError) -> CallOutcome:
     for kind in ("died", "raised"):
         failed = [failure for failure in error.failures if failure.kind == kind]
         if failed:
-            first = min(failed, key=lambda one: (_is_of_a_peer(one.text), one.rank))
+            first = min(failed, key=lambda failure: (_is_of_a_peer(failure.text), failure.rank))
             words = last_words(first.log)
             where = (*words, *(frame for frame in frames_of(first.text) if frame not in words))
             return CallOutcome(kind, (), first.rank, exception_of(first.text), where)
@@ -89,7 +89,9 @@ def of_failures(error: WorkersError) -> CallOutcome:
         if isinstance(answer, Refused)
     ]
     silent = error.failures
-    waiting = [f"rank {one.rank} {frame}" for one in silent for frame in frames_of(one.text)]
+    waiting = [
+        f"rank {failure.rank} {frame}" for failure in silent for frame in frames_of(failure.text)
+    ]
     text = "; ".join([silent[0].text.split(", was in")[0], *refused])
     where = (*last_words(silent[0].log), *waiting)
     return CallOutcome("hung", (), silent[0].rank, text, where)

@@ -76,20 +76,20 @@ class Bench:
 
     def accumulate(self, step: int, *, mark_last: bool = True, evaluates: bool = False) -> StepSeen:
         """All microbatches of a step (and evaluations), up to gradients that were looked at."""
-        found = StepSeen()
+        seen_step = StepSeen()
         count = self.case.microbatches
         for index in range(count):
             self.spy.begin(index)
             is_last = mark_last and index == count - 1
             if evaluates:
                 self.evaluate(step, count + index)
-            found.losses.append(self.backward(step, index, is_last=is_last))
+            seen_step.losses.append(self.backward(step, index, is_last=is_last))
         if not mark_last:
             self.inspection.finish_gradients()
-        found.gradients = copied(self.inspection.gradients())
-        found.computed = {name: value.cpu() for name, value in self.spy.seen.items()}
-        found.changed = list(self.spy.changed)
-        return found
+        seen_step.gradients = copied(self.inspection.gradients())
+        seen_step.computed = {name: value.cpu() for name, value in self.spy.seen.items()}
+        seen_step.changed = list(self.spy.changed)
+        return seen_step
 
     def backward(self, step: int, index: int, *, is_last: bool) -> float:
         """One microbatch; its loss."""
@@ -125,36 +125,36 @@ class Bench:
         """A cycle of microbatches, clipped to `bound` if there is one, and an optimizer step."""
         self.finish(self.accumulate(len(self.seen.steps), mark_last=mark_last), bound)
 
-    def finish(self, found: StepSeen, bound: float | None = None) -> None:
+    def finish(self, seen_step: StepSeen, bound: float | None = None) -> None:
         """Clip, step, and look at what is left at rest."""
         say(f"step {len(self.seen.steps) + 1}, clipping and optimizer step")
         if bound is not None:
             norm = self.engine.clip_grad_norm(bound)
-            found.norm, found.bound = None if norm is None else float(norm), bound
-            found.clipped = copied(self.inspection.gradients())
-        if found.stepped:
+            seen_step.norm, seen_step.bound = None if norm is None else float(norm), bound
+            seen_step.clipped = copied(self.inspection.gradients())
+        if seen_step.stepped:
             self.engine.optimizer_step()
-            found.weights = self.weights()
+            seen_step.weights = self.weights()
         self.engine.zero_grad()
-        if not found.stepped:  # after an exception a new cycle begins with this
-            found.weights = self.weights()
-        self.look_at_rest(found)
+        if not seen_step.stepped:  # after an exception a new cycle begins with this
+            seen_step.weights = self.weights()
+        self.look_at_rest(seen_step)
         before = self.seen.steps[-1:]
         usual = before[0].live_bytes + NOISE_BYTES if before else sys.maxsize
-        found.live_bytes = settled_bytes([self.seen, found], usual)
-        self.seen.steps.append(found)
+        seen_step.live_bytes = settled_bytes([self.seen, seen_step], usual)
+        self.seen.steps.append(seen_step)
 
-    def look_at_rest(self, found: StepSeen) -> None:
+    def look_at_rest(self, seen_step: StepSeen) -> None:
         """Wire and memory, after a step."""
-        found.sent = self.tap.take()
+        seen_step.sent = self.tap.take()
         with self.noting("log"):
             log = self.inspection.wire()
-            found.log, self._logged = log[self._logged :], len(log)
+            seen_step.log, self._logged = log[self._logged :], len(log)
         sent = self.engine.wire_bytes()
         if sent is not None:
-            found.accounted_bytes, self._accounted = sent - self._accounted, sent
+            seen_step.accounted_bytes, self._accounted = sent - self._accounted, sent
         with self.noting("ledger"):
-            found.held_bytes = self.inspection.held_bytes()
+            seen_step.held_bytes = self.inspection.held_bytes()
 
     def forget_wire(self) -> None:
         """What was sent so far belongs to no step."""
@@ -226,8 +226,8 @@ def _train_on(bench: Bench) -> None:
         bench.step(bound)
     if bench.case.recipe == "none":  # codes are made of main weights, and change none
         with bench.noting("whole weights"):
-            whole = bench.inspection.whole_weights()
-            bench.seen.whole = {name: weight.detach().cpu() for name, weight in whole.items()}
+            weights = bench.inspection.whole_weights()
+            bench.seen.whole = {name: weight.detach().cpu() for name, weight in weights.items()}
 
 
 def _train(bench: Bench) -> None:
@@ -241,22 +241,22 @@ def _unmarked(bench: Bench) -> None:
 def _ahead(bench: Bench) -> None:
     """Whatever was gathered before a step must not be used after it."""
     for step in range(2):
-        found = bench.accumulate(step, evaluates=True)
+        seen_step = bench.accumulate(step, evaluates=True)
         bench.evaluate(step, 2 * bench.case.microbatches)
         bench.optional("gather_ahead")()
-        bench.finish(found)
+        bench.finish(seen_step)
 
 
 def _again(bench: Bench) -> None:
     """The gradients seen are those of the step's microbatches and of one more."""
-    found = bench.accumulate(0)
-    found.stepped = False
+    seen_step = bench.accumulate(0)
+    seen_step.stepped = False
     try:
-        found.losses.append(bench.backward(0, bench.case.microbatches, is_last=True))
-        found.gradients = copied(bench.inspection.gradients())
+        seen_step.losses.append(bench.backward(0, bench.case.microbatches, is_last=True))
+        seen_step.gradients = copied(bench.inspection.gradients())
     except Exception as error:
         bench.seen.refusal = f"{type(error).__name__}: {error}"
-    bench.finish(found)
+    bench.finish(seen_step)
 
 
 def _redirected(bench: Bench) -> None:
@@ -298,13 +298,13 @@ def _exported(bench: Bench) -> None:
     dist.broadcast_object_list(names)
     folder = Path(str(names[0]))
     try:
-        found = bench.optional("exports")(folder / "weights", *bench.batch(9, 0))
+        exported = bench.optional("exports")(folder / "weights", *bench.batch(9, 0))
     finally:
         dist.barrier()
         shutil.rmtree(folder, ignore_errors=True)
     bench.seen.exported = {
-        way: {name: value.detach().to("cpu", copy=True) for name, value in whole.items()}
-        for way, whole in found.items()
+        way: {name: value.detach().to("cpu", copy=True) for name, value in weights.items()}
+        for way, weights in exported.items()
     }
     bench.forget_wire()
 
@@ -349,14 +349,14 @@ def settled_bytes(kept: object, expected: int) -> int:
     A thread of the backend may drop the tensors of a finished collective a little later, and much
     later on a busy machine.
     """
-    found = live_bytes(kept)
+    held = live_bytes(kept)
     for _ in range(_LOOKS):
-        if found <= expected:
+        if held <= expected:
             break
         time.sleep(_LOOK_SECONDS)
         gc.collect()
-        found = live_bytes(kept)
-    return found
+        held = live_bytes(kept)
+    return held
 
 
 def live_bytes(kept: object = ()) -> int:
@@ -366,9 +366,9 @@ def live_bytes(kept: object = ()) -> int:
     """
     own = {t.untyped_storage().data_ptr() for t in _tensors_in(kept)}
     storages: dict[int, int] = {}
-    for found in gc.get_objects():
-        if isinstance(found, Tensor) and not isinstance(found, DTensor) and not found.is_sparse:
-            storage = found.untyped_storage()
+    for tensor in gc.get_objects():
+        if isinstance(tensor, Tensor) and not isinstance(tensor, DTensor) and not tensor.is_sparse:
+            storage = tensor.untyped_storage()
             # Meta tensors say a size, and have no memory.
             if storage.nbytes() and storage.data_ptr() not in {0, *own}:
                 storages[storage.data_ptr()] = storage.nbytes()

@@ -120,13 +120,13 @@ def verdicts(
     of_a_set = (workers.ranks, core, rank.prepare, CALLS_OF_A_GROUP)
     with contextlib.ExitStack() as stack:
         sets = [stack.enter_context(fork_server.workers(*of_a_set)) for _ in range(workers.sets)]
-        with contextlib.closing(side_by_side(sets, wanted, ended)) as found:
-            for case, one in found:
-                if isinstance(case, Case) and isinstance(one, CallOutcome):
+        with contextlib.closing(side_by_side(sets, wanted, ended)) as verdicts:
+            for case, verdict in verdicts:
+                if isinstance(case, Case) and isinstance(verdict, CallOutcome):
                     # References draw from torch's one generator: they are made in this thread.
-                    yield judge(case, one, device, errors=errors)
-                elif isinstance(one, CaseVerdict):
-                    yield one
+                    yield judge(case, verdict, device, errors=errors)
+                elif isinstance(verdict, CaseVerdict):
+                    yield verdict
                 if stop is not None and stop.is_set():
                     return
 
@@ -147,16 +147,16 @@ def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings)
             found=f"{outcome.kind}: {lines[0] if lines else ''}",
             evidence=tuple(lines[1:][-_LINES_OF_TRACE:]),
         )
-    one = CheckVerdict(
+    verdict = CheckVerdict(
         check="as plain torch", state="failed" if finding else "passed", finding=finding
     )
     return CaseVerdict(
         case=case.id,
         engine=case.engine,
-        state=one.state,
+        state=verdict.state,
         settings=does,
         seconds=round(time.perf_counter() - start, 3),
-        checks=(one,),
+        checks=(verdict,),
     )
 
 

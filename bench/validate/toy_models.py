@@ -199,8 +199,8 @@ class TensorParallel(Stack):
         """Replace a weight by a DTensor of twice its columns, cut over `tp`; mark one as cut."""
         self.tensor_mesh = mesh
         first, second = (block for block in self.blocks if isinstance(block, Rowwise))
-        whole = torch.cat([first.weight.detach()] * mesh["tp"].size(), dim=1)
-        first.weight = nn.Parameter(distribute_tensor(whole, mesh["tp"], [Shard(1)]))
+        full = torch.cat([first.weight.detach()] * mesh["tp"].size(), dim=1)
+        first.weight = nn.Parameter(distribute_tensor(full, mesh["tp"], [Shard(1)]))
         second.weight._tensor_parallel_mode = "row"  # type: ignore[attr-defined]
         for block in (first, second):
             gain = distribute_tensor(block.gain.detach(), mesh["tp"], [Replicate()])

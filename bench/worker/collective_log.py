@@ -75,7 +75,7 @@ def _unfinished() -> str:
         return ""
     try:
         entries = json.loads(dump(includeCollectives=True, onlyActive=True)).get("entries", [])
-        first = min(entries, key=lambda one: one["record_id"], default=None)
+        first = min(entries, key=lambda entry: entry["record_id"], default=None)
         if first is None:
             return ""
         group, number = first["process_group"][-1], first["collective_seq_id"]

@@ -87,11 +87,11 @@ def gathered(own: T, process: RankProcess) -> list[T]:
 
 
 def _sum(ranks: Sequence[Sequence[CountRow]]) -> list[CountRow]:
-    found: dict[tuple[str, ...], CountRow] = {}
+    sums: dict[tuple[str, ...], CountRow] = {}
     for row in (row for rows in ranks for row in rows):
         key = (row.operation, row.kind, row.dtype, row.site)
-        found[key] = added(found[key], row) if key in found else row
-    return [found[key] for key in sorted(found)]
+        sums[key] = added(sums[key], row) if key in sums else row
+    return [sums[key] for key in sorted(sums)]
 
 
 def _kernel_launches(loop: TrainingLoop, step: int, device: torch.device) -> list[CountRow]:

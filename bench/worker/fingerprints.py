@@ -47,14 +47,17 @@ def fingerprints(
     sums: dict[str, int] = {}
     known: dict[object, int] = {}
     unequal = set()
-    for name, begin, shape, one in (row for rank in gathered(own, process) for row in rank):
+    for name, begin, shape, fingerprint in (row for rank in gathered(own, process) for row in rank):
         key = (name, begin, shape)
         if key not in known:
-            known[key] = one
-            sums[name] = (sums.get(name, 0) + one) % 2**_BITS
-        elif known[key] != one:
+            known[key] = fingerprint
+            sums[name] = (sums.get(name, 0) + fingerprint) % 2**_BITS
+        elif known[key] != fingerprint:
             unequal.add(name)
-    return {name: UNEQUAL if name in unequal else f"{one:016x}" for name, one in sums.items()}
+    return {
+        name: UNEQUAL if name in unequal else f"{fingerprint:016x}"
+        for name, fingerprint in sums.items()
+    }
 
 
 @torch.no_grad()

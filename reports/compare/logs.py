@@ -377,15 +377,15 @@ def refreshed(base: ImportedRun, head: ImportedRun) -> list[Refreshed]:
     before, after = _series(base), _series(head)
     cold = {s.step for s in (*base.steps, *head.steps)} - {s.step for s in counted(base)}
     cold |= {s.step for s in head.steps} - {s.step for s in counted(head)}
-    found = []
+    metrics = []
     for name in (name for name in before if name in after):
         left_out = cold if name == "milliseconds" else ()
         kept = {step: value for step, value in before[name].items() if step not in left_out}
         if gap := Gap.of(kept, after[name]):
             stored = len(before[name].keys() | after[name].keys())
             shown = _NAMES.get(name, name.replace("_", " "))
-            found.append(Refreshed(shown, gap, _tolerance(name), stored))
-    return found
+            metrics.append(Refreshed(shown, gap, _tolerance(name), stored))
+    return metrics
 
 
 REFRESH_CAPTION = (

@@ -127,19 +127,19 @@ def _ranks(process: Process) -> dict[str | None, str | None]:
     return {values[4]: values[1] for values in reversed(named)}
 
 
-def _is_copy(one: Process, other: Process) -> bool:
-    mine, theirs = _ranks(one), _ranks(other)
+def _is_copy(first: Process, other: Process) -> bool:
+    mine, theirs = _ranks(first), _ranks(other)
     shared = mine.keys() & theirs.keys()
     if shared:
         return all(mine[comm] == theirs[comm] for comm in shared)
-    return one.lines == other.lines and one.items == other.items
+    return first.lines == other.lines and first.items == other.items
 
 
-def _begins_anew(one: Process, other: Process) -> bool:
+def _begins_anew(first: Process, other: Process) -> bool:
     """Whether two streams with the same host and process id are two processes (containers)."""
-    if _ranks(one) and _ranks(other):
+    if _ranks(first) and _ranks(other):
         return True
-    return all(any(process.events("version")) for process in (one, other))
+    return all(any(process.events("version")) for process in (first, other))
 
 
 def _stray_version(job: LoggedJob, stream: StreamReader) -> None:

@@ -178,8 +178,8 @@ def _row(members: list[CallEvidence], communicator: CommunicatorRow) -> VerdictR
 
 def channels_text(rows: Iterable[VerdictRow]) -> str:
     """The fewest and the most channels of a launch, `24` or `1 to 6`; "" if no line says."""
-    found = sorted({number for row in rows for number in row.channels})
-    return " to ".join(map(str, dict.fromkeys(found[:1] + found[-1:])))
+    channels = sorted({number for row in rows for number in row.channels})
+    return " to ".join(map(str, dict.fromkeys(channels[:1] + channels[-1:])))
 
 
 def _without_a_line(members: Sequence[CallEvidence]) -> int:

@@ -45,7 +45,7 @@ def test_every_cell_runs_once_in_the_order_of_the_plan_which_is_kept(store, stan
 
 def test_a_selection_runs_its_cells_and_keeps_the_whole_plan(store, stand_in):
     whole = plan_of(SWEEP)
-    go(store, stand_in, whole.selected(["fsdp2"]), whole=whole)
+    go(store, stand_in, whole.selected(["fsdp2"]), kept=whole)
     assert stand_in.seen == [FSDP2]
     assert Plan.from_document(store.read_plan("a")) == whole
 

@@ -109,6 +109,6 @@ def plan_of(
 
 def go(plan: Plan, store: ResultsStore, sides: Sides, **options: Any) -> SweepOutcome:
     """`run_sides`, whose options are all given by name."""
-    rest = {"whole": plan, "stop": Event(), "publish": lambda _: None}
+    rest = {"kept": plan, "stop": Event(), "publish": lambda _: None}
     rest |= {name: options.pop(name) for name in rest if name in options}
     return run_sides(plan, store, sides=sides, options=RunOptions(**options), **rest)

@@ -35,7 +35,7 @@ run = partial(small_run, model={"preset": "debug", "layers": 4})
 )
 def test_layers_that_repeat_are_what_a_whole_trace_says(engine):
     asked = run(engine, launch={"ranks": 4}, model={"preset": "debug", "layers": 6}, dtypes=BF16)
-    few, whole = predict(asked), predict(asked, whole=True)
+    few, whole = predict(asked), predict(asked, every_layer=True)
     assert few.is_linear
     assert (few.peak_bytes, few.peak_moment) == (whole.peak_bytes, whole.peak_moment)
     assert few.by_category == whole.by_category
@@ -47,7 +47,7 @@ def test_tensors_that_torch_makes_to_ask_for_shapes_take_no_memory():
     """DTensor does, once in a process for every shape: for the first trace, not for the second."""
     model = {"preset": "debug", "layers": 7, "vocab": 7001}
     asked = run({"name": "fsdp2", "strategy": "optim_grads_params"}, model=model)
-    few, whole = predict(asked, check=False), predict(asked, whole=True)
+    few, whole = predict(asked, check=False), predict(asked, every_layer=True)
     assert few.setup_bytes == whole.setup_bytes
 
 
@@ -99,7 +99,7 @@ def test_offload_leaves_what_is_computed_with_on_the_device(own):
     """The host has, per weight of a rank, 4 numbers in FP32, and what a step makes of one shard."""
     engine = MFSDP | own
     with_and_without = (run(engine | {"offload": on}, dtypes=BF16) for on in (True, False))
-    host, device = (predict(one, whole=True) for one in with_and_without)
+    host, device = (predict(one, every_layer=True) for one in with_and_without)
     share = device.resolved.shape.parameters / device.resolved.launch.ranks
     assert 16 * share <= host.host_bytes < 17.5 * share
     assert device.host_bytes == 0

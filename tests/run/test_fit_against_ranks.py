@@ -23,7 +23,7 @@ RUNS = SET_UPS | {
 @pytest.mark.parametrize("name", [name for name in RUNS if "codes" not in name])
 def test_the_peak_of_set_up_is_the_one_foretold(workers, name):
     measured = workers(peak_of_setup, RUNS[name])[0]
-    assert abs(predict(RUNS[name], whole=True).setup_bytes - measured) <= 2048
+    assert abs(predict(RUNS[name], every_layer=True).setup_bytes - measured) <= 2048
 
 
 def profiled(engine: dict, dtypes: dict, recompute: str, count: int) -> ResolvedRun:

@@ -48,3 +48,42 @@ def test_prose_has_no_turn_that_nobody_says_aloud() -> None:
 def test_a_turn_is_found(turn: str) -> None:
     assert TURNS.search(turn)
     assert not TURNS.search("as soon as it is known, `linear-beside-the-engine`")
+
+
+VAGUE = {"one", "found", "whole", "asked", "looked"}
+#: Rooms where a variable says what it holds.
+NAMED = (
+    *("bench/derive/", "bench/doctor/", "bench/engines/", "bench/fit/", "bench/launch/"),
+    *("bench/meters/", "bench/models/", "bench/resolve/", "bench/spec/", "bench/store/"),
+    *("bench/testing/", "bench/validate/", "bench/worker/", "bench/cli/", "bench/importers/"),
+    *("reports/", "sweeps/", "tools/"),
+)
+
+
+def vague_names(source: str) -> list[tuple[int, str]]:
+    """Lines and names of arguments and assigned variables that say nothing; not of fields."""
+    nodes = list(ast.walk(ast.parse(source)))
+    fields = {id(row.target) for node in nodes if isinstance(node, ast.ClassDef)
+              for row in node.body if isinstance(row, ast.AnnAssign)}  # fmt: skip
+    stored = [(node.lineno, node.id) for node in nodes if isinstance(node, ast.Name)
+              and isinstance(node.ctx, ast.Store) and id(node) not in fields]  # fmt: skip
+    arguments = [(node.lineno, node.arg) for node in nodes if isinstance(node, ast.arg)]
+    return [(line, name) for line, name in stored + arguments if name in VAGUE]
+
+
+def test_variables_say_what_they_hold() -> None:
+    named = {path.relative_to(ROOT).as_posix(): path for path in tracked() if path.suffix == ".py"}
+    vague = [
+        f"{name}:{line}: {variable}"
+        for name, path in named.items()
+        if name.startswith(NAMED)
+        for line, variable in vague_names(text_of(path))
+    ]
+    assert not vague, "\n".join(vague)
+
+
+def test_a_vague_name_is_found() -> None:
+    assert vague_names("def f(one): found = [x for whole in one]") == [
+        *((1, "found"), (1, "whole"), (1, "one")),
+    ]
+    assert not vague_names("class Row:\n    found: str")

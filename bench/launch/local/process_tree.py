@@ -75,10 +75,10 @@ def _end_tree(agent: subprocess.Popen[bytes], grace_seconds: float) -> None:
 def descendants(pid: int) -> list[psutil.Process]:
     """All processes below `pid`, at any depth; empty if it is gone."""
     try:
-        found: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
+        children: list[psutil.Process] = psutil.Process(pid).children(recursive=True)
     except psutil.Error:
         return []
-    return found
+    return children
 
 
 def process_state(pid: int) -> str:

@@ -95,9 +95,9 @@ def outside_files(packages: dict[str, Any], distributions: dict[str, Any]) -> di
     """
     named = {"__main__", "__mp_main__", "bench", "mfsdp_core", *packages}
     installed = [Path(sysconfig.get_path(kind)) for kind in ("stdlib", "platstdlib")]
-    installed += [Path(found["folder"]) for found in distributions.values() if found["folder"]]
+    installed += [Path(hashes["folder"]) for hashes in distributions.values() if hashes["folder"]]
     known = tuple(f"{folder.resolve()}{os.sep}" for folder in (*installed, Path(__file__).parent))
-    found: dict[str, str] = {}
+    hashes: dict[str, str] = {}
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None)
         if not isinstance(file, str) or name.partition(".")[0] in named:
@@ -105,8 +105,8 @@ def outside_files(packages: dict[str, Any], distributions: dict[str, Any]) -> di
         path = Path(file).resolve()
         inside = str(path).startswith(known) or not _INSTALLED.isdisjoint(path.parts)
         if not inside and path.is_file():
-            found[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
-    return found
+            hashes[str(path)] = hashlib.sha256(path.read_bytes()).hexdigest()
+    return hashes
 
 
 def keep(run_dir: Path, proof: dict[str, Any]) -> None:
@@ -134,7 +134,9 @@ def collect(expected: dict[str, Any]) -> dict[str, Any]:
         "arm": expected["arm"],
         "python": platform.python_version(),
         "torch": torch_version(),
-        "packages": {name: located(name, one) for name, one in expected["packages"].items()},
+        "packages": {
+            name: located(name, package) for name, package in expected["packages"].items()
+        },
         "distributions": {name: distribution(name) for name in expected["distributions"]},
     }
 
@@ -204,42 +206,45 @@ def torch_version() -> str | None:
 def distribution(name: str) -> dict[str, str | None]:
     """Version of an installed package and the folder it is in."""
     try:
-        found = importlib.metadata.distribution(name)
+        distribution = importlib.metadata.distribution(name)
     except importlib.metadata.PackageNotFoundError:
         return {"version": None, "folder": None}
-    return {"version": found.version, "folder": str(Path(str(found.locate_file(""))).resolve())}
+    return {
+        "version": distribution.version,
+        "folder": str(Path(str(distribution.locate_file(""))).resolve()),
+    }
 
 
 def differences(expected: dict[str, Any], proof: dict[str, Any]) -> list[str]:
     """What is not as expected, in words."""
-    found = [
+    problems = [
         _package_difference(name, wanted, proof["packages"][name])
         for name, wanted in expected["packages"].items()
     ]
     for name, wanted in expected["distributions"].items():
         there = proof["distributions"][name]
-        found += [_difference(f"{key} of {name}", wanted, there, key) for key in wanted]
-    found += [_difference(name, expected, proof, name) for name in ("torch", "python")]
-    return [problem for problem in found if problem is not None]
+        problems += [_difference(f"{key} of {name}", wanted, there, key) for key in wanted]
+    problems += [_difference(name, expected, proof, name) for name in ("torch", "python")]
+    return [problem for problem in problems if problem is not None]
 
 
-def _difference(what: str, wanted: dict[str, Any], found: dict[str, Any], key: str) -> str | None:
-    if wanted.get(key) in (None, found[key]):
+def _difference(what: str, wanted: dict[str, Any], there: dict[str, Any], key: str) -> str | None:
+    if wanted.get(key) in (None, there[key]):
         return None
-    return f"{what} is {found[key]}, expected {wanted[key]}"
+    return f"{what} is {there[key]}, expected {wanted[key]}"
 
 
-def _package_difference(name: str, wanted: dict[str, Any], found: dict[str, Any]) -> str | None:
+def _package_difference(name: str, wanted: dict[str, Any], there: dict[str, Any]) -> str | None:
     root, files = wanted.get("root"), wanted.get("files")
-    if root not in (None, found["root"]):
-        return f"{name} is imported from {found['root'] or 'nowhere'}, expected {root}"
-    if root is not None and found["elsewhere"]:
-        return f"{name} has loaded {found['elsewhere'][0]}, expected all below {root}"
-    if files in (None, found["files"]):
+    if root not in (None, there["root"]):
+        return f"{name} is imported from {there['root'] or 'nowhere'}, expected {root}"
+    if root is not None and there["elsewhere"]:
+        return f"{name} has loaded {there['elsewhere'][0]}, expected all below {root}"
+    if files in (None, there["files"]):
         return None
-    names = sorted({*files, *found["files"]})
-    changed = [file for file in names if files.get(file) != found["files"].get(file)]
-    hashes = f"has hash {found['sha256']}, expected {combined(files)}"
+    names = sorted({*files, *there["files"]})
+    changed = [file for file in names if files.get(file) != there["files"].get(file)]
+    hashes = f"has hash {there['sha256']}, expected {combined(files)}"
     return f"{name} {hashes} ({', '.join(changed[:3])} changed)"
 
 

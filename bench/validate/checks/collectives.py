@@ -41,10 +41,10 @@ def counts(evidence: CaseEvidence) -> str | None:
     if case.model == "twice":
         raise NotApplicableError("a unit that runs twice may be gathered two to four times")
     entries = 0
-    for step, rank, one in evidence.each(evidence.settled_steps):
+    for step, rank, seen_step in evidence.each(evidence.settled_steps):
         buckets = evidence.seen[rank].buckets
         counts: dict[str, Counts] = {bucket.name: Counter() for bucket in buckets}
-        for entry in one.log:
+        for entry in seen_step.log:
             counts.setdefault(entry.bucket, Counter())[entry.operation, entry.group] += 1
             entries += 1
         for bucket in buckets:
@@ -61,10 +61,12 @@ def counts(evidence: CaseEvidence) -> str | None:
     return f"{entries} collectives, all expected"
 
 
-def _agree(found: Counts, expected: Counts, step: int) -> bool:
+def _agree(counts: Counts, expected: Counts, step: int) -> bool:
     """Equal; in the first step one refresh more is right, where weights had to be loaded first."""
     loaded = Counter({("all_gather", axis): 1 for axis in ("inner", "outer")})
-    return found == expected or (step == 0 and not (found - expected - loaded or expected - found))
+    return counts == expected or (
+        step == 0 and not (counts - expected - loaded or expected - counts)
+    )
 
 
 def expected_counts(evidence: CaseEvidence, bucket: BucketContents, step: int) -> Counts:
@@ -106,8 +108,8 @@ def is_root(bucket: BucketContents) -> bool:
     )
 
 
-def _words(found: Counts) -> str:
-    parts = [f"{n} x {operation} ({axis})" for (operation, axis), n in sorted(found.items()) if n]
+def _words(counts: Counts) -> str:
+    parts = [f"{n} x {operation} ({axis})" for (operation, axis), n in sorted(counts.items()) if n]
     return ", ".join(parts) or "no collective"
 
 
@@ -156,13 +158,13 @@ def _allowed_elements(evidence: CaseEvidence, bucket: BucketContents) -> tuple[i
 def _check_payloads(evidence: CaseEvidence, bucket: BucketContents) -> None:
     """Inner collectives move the whole buffer, outer ones all of it or an inner slice."""
     sizes = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2, "uint8": 1}
-    for step, rank, one in evidence.each():
-        for entry in one.log:
+    for step, rank, seen_step in evidence.each():
+        for entry in seen_step.log:
             if entry.bucket != bucket.name or entry.dtype not in sizes:
                 continue
             elements = entry.payload_bytes / sizes[entry.dtype]
-            whole = entry.group == "outer" and not evidence.case.sharded
-            parts = 1 if entry.group == "inner" or whole else evidence.case.inner
+            is_full = entry.group == "outer" and not evidence.case.sharded
+            parts = 1 if entry.group == "inner" or is_full else evidence.case.inner
             # Scales, and maxima, are fewer than what they belong to.
             small = entry.operation == "all_reduce" or entry.dtype == "uint8"
             if evidence.is_encoded(bucket) and small and elements * parts < bucket.elements:

@@ -52,15 +52,15 @@ def errors(evidence: CaseEvidence) -> tuple[GradientError, ...]:
     """Whole gradients against the reference, of each parameter the step with the worst."""
     worst: dict[str, GradientError] = {}
     for step in evidence.steps:
-        for name, found in evidence.gradients(step).items():
+        for name, gradient in evidence.gradients(step).items():
             expected, _ = evidence.expected_gradient(name, step)
             size = float(expected.norm())
-            if found is None and size == 0:
+            if gradient is None and size == 0:
                 continue
             far, off = math.inf, math.inf
-            if found is not None:
-                difference = (found.double() - expected).abs()
-                far, off = float(difference.max()), relative(found, expected, size)
+            if gradient is not None:
+                difference = (gradient.double() - expected).abs()
+                far, off = float(difference.max()), relative(gradient, expected, size)
             if name not in worst or not off <= worst[name].relative:
                 row = {"parameter": name, "step": step + 1, "max_abs": far, "relative": off}
                 worst[name] = GradientError.model_validate(row)
@@ -120,7 +120,7 @@ def _excess(
 
 
 def _rows(
-    evidence: CaseEvidence, name: str, shards: list[LocalRows | None], rank: int, whole: Tensor
+    evidence: CaseEvidence, name: str, shards: list[LocalRows | None], rank: int, full: Tensor
 ) -> Tensor | None:
     """The rows of `whole` that the shard of `rank` stands for; None if the shards do not fit."""
     own = shards[rank]
@@ -129,7 +129,7 @@ def _rows(
         return None
     try:
         joining.joined(name, there, evidence.reference.shapes[name])
-        return joining.cut(whole, joining.first_row(there, rank), own)
+        return joining.cut(full, joining.first_row(there, rank), own)
     except (joining.JoiningError, RuntimeError):
         return None
 
@@ -171,7 +171,7 @@ def _told(evidence: CaseEvidence, name: str, step: int, rank: int) -> WrongError
 def _unreduced(evidence: CaseEvidence, step: int, rank: int) -> tuple[str, ...]:
     """Whether a rank, of several, has sent no gradient in the step."""
     sent = wire.payloads(evidence.seen[rank].steps[step].sent)
-    if evidence.case.data_ranks == 1 or any(wire.may_reduce(one.operation) for one in sent):
+    if evidence.case.data_ranks == 1 or any(wire.may_reduce(message.operation) for message in sent):
         return ()
     return ("nothing was reduced in this step: as if a no_sync() were still open",)
 
@@ -181,29 +181,29 @@ def _explained(evidence: CaseEvidence, step: int, rank: int, name: str) -> Attri
     bucket = evidence.bucket_of(name)
     companions = [n for n in evidence.trainable if n != name and evidence.bucket_of(n) == bucket]
     for names in ([name], [name, *companions]):
-        found: list[Tensor] = []
+        reduced: list[Tensor] = []
         raw = evidence.raw(step)
         contributions: list[list[list[Tensor]]] = [
             [[] for _ in row] for row in raw.contributions(name)
         ]
         before: list[Tensor] = []
-        for one in names:
-            shards = evidence.gradient_shards(one, step)
+        for member in names:
+            shards = evidence.gradient_shards(member, step)
             shard = shards[rank]
-            if shard is None or _rows(evidence, one, shards, rank, raw.mean(one)) is None:
+            if shard is None or _rows(evidence, member, shards, rank, raw.mean(member)) is None:
                 continue
-            found.append(shard.rows)
-            for r, row in enumerate(raw.contributions(one)):
+            reduced.append(shard.rows)
+            for r, row in enumerate(raw.contributions(member)):
                 for j, gradient in enumerate(row):
-                    rows = _rows(evidence, one, shards, rank, gradient)
+                    rows = _rows(evidence, member, shards, rank, gradient)
                     contributions[r][j].append(gradient if rows is None else rows)
             if step > 0:
-                rows = _rows(evidence, one, shards, rank, evidence.raw(step - 1).mean(one))
+                rows = _rows(evidence, member, shards, rank, evidence.raw(step - 1).mean(member))
                 before.append(shard.rows if rows is None else rows)
         others = [("the gradient of the step before", before)] if step > 0 else []
         own, outer = evidence.case.data_rank(rank), evidence.case.outer
         explained = (
-            attribute(found, contributions, others, rank=own, outer=outer) if found else None
+            attribute(reduced, contributions, others, rank=own, outer=outer) if reduced else None
         )
         if explained is not None and explained.lines:
             return explained
@@ -227,11 +227,11 @@ def _rows_of_another(evidence: CaseEvidence, name: str, step: int, rank: int) ->
     return ()
 
 
-def _multiple(found: Tensor, expected: Tensor, tolerance: float) -> tuple[str, ...]:
+def _multiple(gradient: Tensor, expected: Tensor, tolerance: float) -> tuple[str, ...]:
     """Whether every element is the same multiple of what is right."""
-    found, expected = found.double(), expected.double()
-    factor = float((found * expected).sum() / expected.square().sum())
-    if relative(found, factor * expected, float(found.norm())) > 1e3 * tolerance:
+    gradient, expected = gradient.double(), expected.double()
+    factor = float((gradient * expected).sum() / expected.square().sum())
+    if relative(gradient, factor * expected, float(gradient.norm())) > 1e3 * tolerance:
         return ()
     return (f"every element is {factor:.6g} times what is right",)
 
@@ -258,11 +258,11 @@ def _whole_norm(evidence: CaseEvidence, step: int) -> float:
 
 
 def _check_norm(evidence: CaseEvidence, step: int) -> None:
-    whole = _whole_norm(evidence, step)
-    allowed = _NORM_SLACK * evidence.tolerance * whole
+    full_norm = _whole_norm(evidence, step)
+    allowed = _NORM_SLACK * evidence.tolerance * full_norm
     for rank, watched in enumerate(evidence.seen):
         norm = watched.steps[step].norm
-        if norm is None or abs(norm - whole) <= allowed:
+        if norm is None or abs(norm - full_norm) <= allowed:
             continue
         lines = []
         squares = sum(_squares(p) for p in watched.steps[step].gradients.values())
@@ -273,7 +273,7 @@ def _check_norm(evidence: CaseEvidence, step: int) -> None:
             lines.append("this is the norm of the rank's own rows")
         elif abs(norm - once) <= allowed:
             lines.append("parts or experts that other ranks hold are not counted")
-        raise wrong(step, rank=rank, evidence=tuple(lines), **numbers_apart(whole, norm))
+        raise wrong(step, rank=rank, evidence=tuple(lines), **numbers_apart(full_norm, norm))
 
 
 def _squares(shard: LocalRows | None) -> float:
@@ -281,20 +281,23 @@ def _squares(shard: LocalRows | None) -> float:
 
 
 def _check_clipped(evidence: CaseEvidence, step: int) -> None:
-    whole = _whole_norm(evidence, step)
-    factor = clip_coefficient(whole, _bound(evidence, step)) / evidence.tokens
+    full_norm = _whole_norm(evidence, step)
+    factor = clip_coefficient(full_norm, _bound(evidence, step)) / evidence.tokens
     before, after = evidence.gradients(step), evidence.gradients(step, clipped=True)
     for name, gradient in before.items():
         clipped = after[name]
         if gradient is None or clipped is None:
             continue
-        if relative(clipped, gradient.double() * factor, whole) <= _NORM_SLACK * evidence.tolerance:
+        if (
+            relative(clipped, gradient.double() * factor, full_norm)
+            <= _NORM_SLACK * evidence.tolerance
+        ):
             continue
         if torch.equal(clipped, gradient):
             line = "as if not clipped"
         elif factor == 1.0 / evidence.tokens:
             bound = _bound(evidence, step)
-            line = f"the norm {whole:.6g} is below the bound {bound:g}: nothing to clip"
+            line = f"the norm {full_norm:.6g} is below the bound {bound:g}: nothing to clip"
         else:
             line = f"scaled by {float(clipped.double().norm() / gradient.double().norm()):.6g}"
         raise wrong(

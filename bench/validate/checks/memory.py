@@ -32,20 +32,20 @@ def at_rest(evidence: CaseEvidence) -> str:
     evidence.require("ledger", "buckets")
     buffers = sum(_bucket_bytes(evidence, bucket) for bucket in evidence.seen[0].buckets)
     buffers += pools_bytes(evidence)
-    for step, rank, one in evidence.each(evidence.settled_steps):
-        held = dict(one.held_bytes or {})
+    for step, rank, seen_step in evidence.each(evidence.settled_steps):
+        held = dict(seen_step.held_bytes or {})
         state = held.pop("optimizer_state", 0)
         taken = [s.gradients for s in evidence.seen[rank].steps[: step + 1] if s.stepped]
         stepped = [n for n in evidence.trainable if any(g.get(n) is not None for g in taken)]
-        rows = [one.weights[name].rows for name in stepped]
+        rows = [seen_step.weights[name].rows for name in stepped]
         wanted_state = sum(2 * row.nbytes + _STATE_SCALAR_BYTES for row in rows)
-        for what, found, expected in (
+        for what, measured, expected in (
             ("weights, gradients and communication", sum(held.values()), buffers),
             ("optimizer state", state, wanted_state),
         ):
-            if found != expected:
+            if measured != expected:
                 raise wrong(
-                    step, rank=rank, expected=f"{expected} B of {what}", found=f"{found} B",
+                    step, rank=rank, expected=f"{expected} B of {what}", found=f"{measured} B",
                     evidence=tuple(f"ledger: {k} {v} B" for k, v in held.items()),
                 )  # fmt: skip
     return f"{buffers} B per rank besides the optimizer's, to the byte"
@@ -99,12 +99,12 @@ def pools_bytes(evidence: CaseEvidence) -> int:
     sent = [(bucket, wire) for bucket in buckets if bucket.parameters[0] in evidence.trainable]
     gathered = [(bucket, compute) for bucket in buckets if "weights" in case.sharded]
     gathered += [(bucket, 1) for bucket in buckets if case.sharded and evidence.is_encoded(bucket)]
-    found = pool_bytes(case.allocator, gathered, _SLOTS)
+    pooled = pool_bytes(case.allocator, gathered, _SLOTS)
     if evidence.reduces_every_microbatch or changes_dtype:
-        found += pool_bytes(case.allocator, sent, _SLOTS)
+        pooled += pool_bytes(case.allocator, sent, _SLOTS)
     if case.outer > 1 and changes_dtype:
-        found += pool_bytes(case.allocator, sent, 1) // (case.inner if case.sharded else 1)
-    return found
+        pooled += pool_bytes(case.allocator, sent, 1) // (case.inner if case.sharded else 1)
+    return pooled
 
 
 def pool_bytes(kind: str, buffers: Sequence[tuple[BucketContents, int]], slots: int) -> int:

@@ -33,9 +33,9 @@ def initial_weights(evidence: CaseEvidence) -> str:
         raise NotApplicableError("every row keeps the value of the rank that owns it")
     wanted = evidence.reference.initial(_OTHER_SEED if case.scenario == "reloaded" else 7)
     for name, expected in wanted.items():
-        found = evidence.initial[name]
-        if not torch.equal(found.to(expected.dtype), expected):
-            raise wrong(None, parameter=name, **numbers_apart(expected, found))
+        weight = evidence.initial[name]
+        if not torch.equal(weight.to(expected.dtype), expected):
+            raise wrong(None, parameter=name, **numbers_apart(expected, weight))
     return "bit-equal"
 
 
@@ -58,10 +58,10 @@ def replicas(evidence: CaseEvidence) -> str | None:
     return f"{compared} comparisons, bit-equal" if compared else None
 
 
-def _same_bits(one: Tensor, other: Tensor) -> bool:
+def _same_bits(weight: Tensor, other: Tensor) -> bool:
     """A NaN is one on both: where it comes from is for other checks."""
-    same_shape = one.shape == other.shape
-    return same_shape and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    same_shape = weight.shape == other.shape
+    return same_shape and torch.allclose(weight, other, rtol=0, atol=0, equal_nan=True)
 
 
 def optimizer_step(evidence: CaseEvidence) -> str:
@@ -81,8 +81,8 @@ def optimizer_step(evidence: CaseEvidence) -> str:
         if step in evidence.updated_steps:
             expected |= optimizer.step(gradients, before)
         for name, wanted in expected.items():
-            found = evidence.weights[step][name]
-            off = relative(found, wanted, float(wanted.double().norm()))
+            weight = evidence.weights[step][name]
+            off = relative(weight, wanted, float(wanted.double().norm()))
             worst = max(worst, off)
             if not off <= evidence.tolerance:
                 raise _changed(evidence, step, name, expected, off)
@@ -92,11 +92,11 @@ def optimizer_step(evidence: CaseEvidence) -> str:
 def _changed(
     evidence: CaseEvidence, step: int, name: str, expected: Named, off: float
 ) -> WrongError:
-    found = evidence.weights[step][name]
+    weight = evidence.weights[step][name]
     lines = [f"relative difference {off:.2g}, allowed {evidence.tolerance:g}"]
     if name not in evidence.trainable:
         lines.append("the parameter is frozen and must not change")
-    told = numbers_apart(expected[name], found)
+    told = numbers_apart(expected[name], weight)
     return wrong(step, parameter=name, evidence=tuple(lines), **told)
 
 
@@ -119,24 +119,28 @@ def computed_weights(evidence: CaseEvidence) -> str:
 
 
 def _check_read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named) -> None:
-    found = evidence.seen[rank].steps[step].computed.get(name)
+    computed = evidence.seen[rank].steps[step].computed.get(name)
     expected = wanted[name]
-    if found is not None and found.shape == expected.shape and torch.equal(found, expected):
+    if (
+        computed is not None
+        and computed.shape == expected.shape
+        and torch.equal(computed, expected)
+    ):
         return
     lines: list[str] = []
-    if found is not None and found.shape == expected.shape and step > 0:
+    if computed is not None and computed.shape == expected.shape and step > 0:
         older = evidence.reference.as_computed(evidence.before(step - 1))[name]
-        if torch.equal(found, older):
+        if torch.equal(computed, older):
             lines.append("these are the weights from before the last step")
     lines += evidence.wire_lines(step, name, rank)
     told = {"expected": numbers(expected)}
-    if found is None:
+    if computed is None:
         told["found"] = "no module read it: the hooks of its module did not run"
-    elif found.shape != expected.shape:
-        told["found"] = f"shape {tuple(found.shape)} {found.dtype}"
+    elif computed.shape != expected.shape:
+        told["found"] = f"shape {tuple(computed.shape)} {computed.dtype}"
     else:
-        told = numbers_apart(expected, found)
-        told["found"] += f" {found.dtype}"
+        told = numbers_apart(expected, computed)
+        told["found"] += f" {computed.dtype}"
     told["expected"] += f" {expected.dtype}, shape {tuple(expected.shape)}"
     raise wrong(step, parameter=name, rank=rank, evidence=tuple(lines), **told)
 
@@ -147,16 +151,16 @@ def losses(evidence: CaseEvidence) -> str:
         raise NotApplicableError(_PEERS)
     compute = evidence.reference.compute
     allowed = _LOSS_SLACK * torch.finfo(compute).eps
-    for step, rank, one in evidence.each():
+    for step, rank, seen_step in evidence.each():
         wanted = evidence.raw(step).losses[evidence.case.data_rank(rank)]
-        for index, found in enumerate(one.losses):
+        for index, loss in enumerate(seen_step.losses):
             expected = wanted[index]
-            if not abs(found - expected) <= allowed * abs(expected):
+            if not abs(loss - expected) <= allowed * abs(expected):
                 raise wrong(
                     step,
                     rank=rank,
                     microbatch=index + 1,
-                    **numbers_apart(expected, found),
+                    **numbers_apart(expected, loss),
                 )
     return f"within {allowed:.0e}"
 
@@ -182,9 +186,9 @@ def exported_weights(evidence: CaseEvidence) -> str | None:
     for rank, watched in enumerate(evidence.seen):
         ways = dict(watched.exported or {})
         losses = ways.pop("loss", {})
-        for way, whole in ways.items():
-            if whole or rank == 0:  # ranks besides the first need not get the whole
-                _check_equal(whole, evidence.initial, rank, way=(f"by {way}",))
+        for way, exported in ways.items():
+            if exported or rank == 0:  # ranks besides the first need not get the whole
+                _check_equal(exported, evidence.initial, rank, way=(f"by {way}",))
         # A copy computes with the weights themselves, the model with codes of them.
         if evidence.case.recipe == "none" and len({float(x) for x in losses.values()}) > 1:
             raise wrong(rank=rank, expected="equal losses", found=str(losses))
@@ -192,14 +196,14 @@ def exported_weights(evidence: CaseEvidence) -> str | None:
 
 
 def _check_equal(
-    found: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
     wanted: Named,
     rank: int,
     step: int | None = None,
     way: tuple[str, ...] = (),
 ) -> None:
     for name, expected in wanted.items():
-        value = found.get(name)
+        value = weights.get(name)
         # A parameter of shape () may come as one row.
         if value is not None and not expected.shape and value.numel() == 1:
             value = value.reshape(())

@@ -47,7 +47,7 @@ def dtypes(evidence: CaseEvidence) -> str | None:
     compute = _torch_name(of_policy[1 if evidence.seen[0].autocast else 0])
     coded = {b.name for watched in evidence.seen for b in watched.buckets if evidence.is_encoded(b)}
     used: set[str] = set()
-    for step, rank, one in evidence.each():
+    for step, rank, seen_step in evidence.each():
         wire = _torch_name(evidence.wire_dtype(step))
         weights, sums = compute, wire
         if evidence.case.recipe != "none":
@@ -55,8 +55,8 @@ def dtypes(evidence: CaseEvidence) -> str | None:
         exchanged = f"{weights} or {sums}"
         if evidence.case.optimizer == "muon":  # whole matrices: main weights and main gradients
             exchanged += "".join(f" or {_torch_name(dtype)}" for dtype in of_policy[1:3])
-        wanted = _by_operator(payloads(one.sent), weights, sums, exchanged)
-        for entry in one.log:
+        wanted = _by_operator(payloads(seen_step.sent), weights, sums, exchanged)
+        for entry in seen_step.log:
             expected = compute if entry.operation in _GATHERS else wire
             expected = exchanged if entry.operation == "all_to_all" else expected
             if entry.bucket in coded and entry.operation == "all_gather":
@@ -85,10 +85,10 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
     for rank, watched in enumerate(evidence.seen):
         sent = payloads(message for step in watched.steps for message in step.sent)
         if not any(message.dtype == CODES for message in sent):
-            found = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
+            dtypes = ", ".join(sorted({m.dtype for m in sent})) or "nothing"
             raise wrong(
                 0, rank=rank, expected=f"weights of {case.recipe} gathered in {CODES}",
-                found=f"low-precision gathers were requested and not made: {found} on the wire",
+                found=f"low-precision gathers were requested and not made: {dtypes} on the wire",
             )  # fmt: skip
     return f"{CODES} on the wire"
 
@@ -96,13 +96,13 @@ def gather_precision(evidence: CaseEvidence) -> str | None:
 def _by_operator(
     sent: Sequence[Sent], compute: str, wire: str, exchanged: str
 ) -> list[tuple[str, str, str]]:
-    found = []
+    texts = []
     for message in sent:
         expected = wire if may_reduce(message.operation) else compute
         if message.operation in _EXCHANGES:
             expected = exchanged
-        found.append((message.operation, message.dtype, expected))
-    return found
+        texts.append((message.operation, message.dtype, expected))
+    return texts
 
 
 def _torch_name(dtype: DtypeName) -> str:
@@ -122,12 +122,12 @@ def order(evidence: CaseEvidence) -> str | None:
         logs = [_in_order(watched.log) for watched in (first, other)]
         for ours, theirs in (logs, sent):
             count += len(ours)
-            for index, (one, same) in enumerate(zip_longest(ours, theirs, fillvalue="nothing")):
-                if one != same:
+            for index, (own, same) in enumerate(zip_longest(ours, theirs, fillvalue="nothing")):
+                if own != same:
                     raise wrong(
                         step,
                         rank=rank,
-                        expected=f"as rank 0, number {index + 1}: {one}",
+                        expected=f"as rank 0, number {index + 1}: {own}",
                         found=str(same),
                         evidence=(
                             *evidence.wire_lines(step, None),
@@ -152,16 +152,16 @@ def accounts(evidence: CaseEvidence) -> str | None:
     if all(s.accounted_bytes is None for s in evidence.seen[0].steps):
         raise NotApplicableError("the engine counts no bytes")
     total = 0
-    for step, rank, found in evidence.each():
+    for step, rank, seen_step in evidence.each():
         sent: Counter[str] = Counter()
-        for message in payloads(found.sent):
+        for message in payloads(seen_step.sent):
             sent[message.dtype] += ring_bytes(message)
         total += sent.total()
-        logged, single = _logged_bytes(found)
-        metered = None if found.accounted_bytes is None else found.accounted_bytes - single
+        logged, single = _logged_bytes(seen_step)
+        metered = None if seen_step.accounted_bytes is None else seen_step.accounted_bytes - single
         pairs = [("the engine's meter", metered, sent.total())]
         pairs += [(f"the engine's log, {d}", logged[d], sent[d]) for d in logged | sent]
-        for what, said, counted in pairs if found.log else pairs[:1]:
+        for what, said, counted in pairs if seen_step.log else pairs[:1]:
             if said is not None and said != counted:
                 raise wrong(
                     step,
@@ -173,14 +173,14 @@ def accounts(evidence: CaseEvidence) -> str | None:
     return f"{total} B in all steps and ranks, as metered"
 
 
-def _logged_bytes(found: StepSeen) -> tuple[Counter[str], int]:
+def _logged_bytes(seen_step: StepSeen) -> tuple[Counter[str], int]:
     """Bytes that the engine's log says were sent, by dtype; and those of single maxima.
 
     `payloads` leaves out single numbers: the maximum of a lone matrix, a shard of one element.
     """
     logged: Counter[str] = Counter()
     single = 0
-    for e in found.log:
+    for e in seen_step.log:
         passes = 2 if e.operation == "all_reduce" else 1
         size = passes * e.payload_bytes * (e.group_size - 1) // e.group_size
         if e.operation == "all_reduce" and e.payload_bytes == getattr(torch, e.dtype).itemsize:

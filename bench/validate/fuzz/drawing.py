@@ -163,8 +163,8 @@ def _drawn(engine: str, scope: Scope, random: Random) -> Program:
         cycles,
     )
     # Drawn last, so that the rest is what it was before this could be drawn.
-    whole = (ranks, strategy, mode) == (_IN_PARTS, 3, "flat")
-    if scope.parts and whole and random.random() < 1 / 2:
+    is_full = (ranks, strategy, mode) == (_IN_PARTS, 3, "flat")
+    if scope.parts and is_full and random.random() < 1 / 2:
         return replace(program, options=(*options, ("reshard_after_forward", _IN_PARTS // 2)))
     return program
 

@@ -45,8 +45,8 @@ def script(program: Program, title: str = "A training program compared with plai
     imports: dict[str, None] = {}
     bodies = []
     for file in files:
-        found, body = _parts((_FOLDER / file).read_text(encoding="utf-8"))
-        imports |= dict.fromkeys(found)
+        lines, body = _parts((_FOLDER / file).read_text(encoding="utf-8"))
+        imports |= dict.fromkeys(lines)
         bodies.append(body)
     head = _HEAD.format(
         title=title.replace("\\", "/").replace('"""', "'''"),
@@ -78,11 +78,11 @@ def text(value: object, indent: str = "") -> str:
     inner = f"{indent}    "
     if is_dataclass(value) and not isinstance(value, type):
         parts = [
-            f"{field.name}={text(found, inner)}"
+            f"{field.name}={text(own, inner)}"
             for field in fields(value)
-            if (found := getattr(value, field.name)) != field.default
+            if (own := getattr(value, field.name)) != field.default
         ]
         return f"{type(value).__name__}({', '.join(parts)})"
     if isinstance(value, tuple) and any(map(is_dataclass, value)):
-        return "(" + "".join(f"\n{inner}{text(one, inner)}," for one in value) + f"\n{indent})"
+        return "(" + "".join(f"\n{inner}{text(item, inner)}," for item in value) + f"\n{indent})"
     return repr(value)

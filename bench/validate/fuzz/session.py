@@ -160,10 +160,10 @@ class Fuzzer:
 
         def fails(smaller: Program) -> bool:
             nonlocal smallest
-            found = self.outcome(smaller)
-            if found.signature != outcome.signature:
+            again = self.outcome(smaller)
+            if again.signature != outcome.signature:
                 return False
-            smallest = found
+            smallest = again
             return True
 
         program = shrunk(program, fails, _SHRINK_SECONDS)

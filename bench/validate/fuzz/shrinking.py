@@ -86,10 +86,10 @@ def _fails_in(program: Program, unit: int) -> bool:
 
 
 def _without_unit(program: Program, unit: int) -> Program:
-    def walked(one: Pass) -> Pass:
-        paths = tuple(path[:unit] + path[unit + 1 :] for path in one.paths)
-        phase, where = one.fails
-        return replace(one, paths=paths, fails=(phase, where - (where > unit)))
+    def walked(each: Pass) -> Pass:
+        paths = tuple(path[:unit] + path[unit + 1 :] for path in each.paths)
+        phase, where = each.fails
+        return replace(each, paths=paths, fails=(phase, where - (where > unit)))
 
     cycles = tuple(replace(c, passes=tuple(map(walked, c.passes))) for c in program.cycles)
     units = (*program.units[:unit], *program.units[unit + 1 :])
@@ -104,13 +104,15 @@ def _simpler(item: S, plain: S) -> Iterator[S]:
             yield replace(item, **{field.name: wanted})
 
 
-def _simpler_pass(one: Pass) -> Iterator[Pass]:
-    if len(one.paths) > 1:
-        yield from (replace(one, paths=(path,)) for path in one.paths)
-    if one.kind in ("double", "pair", "failing"):
-        yield replace(one, kind="micro", fails=("", 0))
-    for number, path in enumerate(one.paths):
+def _simpler_pass(longer: Pass) -> Iterator[Pass]:
+    if len(longer.paths) > 1:
+        yield from (replace(longer, paths=(path,)) for path in longer.paths)
+    if longer.kind in ("double", "pair", "failing"):
+        yield replace(longer, kind="micro", fails=("", 0))
+    for number, path in enumerate(longer.paths):
         for index, letter in enumerate(path):
-            if letter != "r" and not (one.kind == "failing" and one.fails[1] == index):
+            if letter != "r" and not (longer.kind == "failing" and longer.fails[1] == index):
                 changed = path[:index] + "r" + path[index + 1 :]
-                yield replace(one, paths=(*one.paths[:number], changed, *one.paths[number + 1 :]))
+                yield replace(
+                    longer, paths=(*longer.paths[:number], changed, *longer.paths[number + 1 :])
+                )

@@ -62,8 +62,8 @@ class Model(nn.Module):
         if letter == "s":
             return x
         if letter in "ckCK" and torch.is_grad_enabled():
-            found: Tensor = checkpoint(unit, x, True, use_reentrant=letter in "kK")
-            return found
+            result: Tensor = checkpoint(unit, x, True, use_reentrant=letter in "kK")
+            return result
         y: Tensor = unit(x, letter != "p")
         return x if letter == "d" else y
 
@@ -153,15 +153,15 @@ class Trial:
 
     # -- passes --------------------------------------------------------------------------------
 
-    def micro(self, one: Pass, last: bool) -> None:
+    def micro(self, action: Pass, last: bool) -> None:
         """Forward and backward."""
-        loss = self.driver.train(self.model, self._choose(one), last)
+        loss = self.driver.train(self.model, self._choose(action), last)
         self.backwards += 1
-        self._close("loss", loss.detach(), self._plain(one))
+        self._close("loss", loss.detach(), self._plain(action))
 
-    def double(self, one: Pass, last: bool) -> None:
+    def double(self, action: Pass, last: bool) -> None:
         """Two backward passes through one graph."""
-        batch = self._choose(one)
+        batch = self._choose(action)
         with self.driver.accumulating(self.model, last):
             loss = self.model(*batch)
             with self.driver.accumulating(self.model, False):
@@ -169,11 +169,11 @@ class Trial:
             with self.driver.accumulating(self.model, last):
                 loss.backward()
         self.backwards += 2
-        self._close("loss", loss.detach(), self._plain(one, times=2))
+        self._close("loss", loss.detach(), self._plain(action, times=2))
 
-    def pair(self, one: Pass, last: bool) -> None:
+    def pair(self, action: Pass, last: bool) -> None:
         """Two forward passes, then the backward passes, the later one first."""
-        batch = self._choose(one)
+        batch = self._choose(action)
         with self.driver.accumulating(self.model, last):
             first, second = self.model(*batch), self.model(*batch)
             with self.driver.accumulating(self.model, False):
@@ -181,30 +181,30 @@ class Trial:
             with self.driver.accumulating(self.model, last):
                 first.backward()
         self.backwards += 2
-        wanted = self._plain(one, times=2)
+        wanted = self._plain(action, times=2)
         self._close("loss", first.detach(), wanted)
         self._close("loss of the second pass", second.detach(), wanted)
 
-    def evaluate(self, one: Pass, _last: bool) -> None:
+    def evaluate(self, action: Pass, _last: bool) -> None:
         """No autograd."""
-        batch = self._choose(one)
+        batch = self._choose(action)
         self.model.eval()
         with torch.no_grad():
-            found, wanted = self.model(*batch), self._plain(one, times=0)
+            loss, wanted = self.model(*batch), self._plain(action, times=0)
         self.model.train()
-        self._close("loss of an evaluation", found, wanted)
+        self._close("loss of an evaluation", loss, wanted)
 
-    def unused(self, one: Pass, _last: bool) -> None:
+    def unused(self, action: Pass, _last: bool) -> None:
         """A graph that nobody runs backward."""
-        self.model(*self._choose(one))
+        self.model(*self._choose(action))
 
-    def failing(self, one: Pass, _last: bool) -> None:
+    def failing(self, action: Pass, _last: bool) -> None:
         """An exception from a unit, which the training loop survives."""
-        batch, (phase, unit) = self._choose(one), one.fails
+        batch, (phase, unit) = self._choose(action), action.fails
         twin = copy.deepcopy(self.expected)
         twin.path, twin.units[unit].fails = self.module.path, phase
         self.module.units[unit].fails = phase
-        found = wanted = False
+        raised = wanted = False
         try:
             twin(*batch).backward()
         except DeliberateError:
@@ -212,20 +212,20 @@ class Trial:
         try:
             self.driver.train(self.model, batch, False)
         except DeliberateError:
-            found = True
+            raised = True
         finally:
             self.module.units[unit].fails = ""
         # What is frozen neither recomputes nor has a backward pass to fail in.
-        self._check(found == wanted, f"raised: {found}, in plain torch: {wanted}")
-        if phase != "forward" or not found:
+        self._check(raised == wanted, f"raised: {raised}, in plain torch: {wanted}")
+        if phase != "forward" or not raised:
             # What came before the exception stays in the accumulators.
             self.forget()
         _empty_queue()
 
-    def guarded(self, one: Pass, _last: bool) -> None:
+    def guarded(self, action: Pass, _last: bool) -> None:
         """A batch that the guard refuses; the training loop drops the cycle."""
-        inputs, target = self._choose(one)
-        (target.flatten()[:1] if one.fails[0] else inputs).fill_(float(one.fails[0] or "nan"))
+        inputs, target = self._choose(action)
+        (target.flatten()[:1] if action.fails[0] else inputs).fill_(float(action.fails[0] or "nan"))
         refused = "nothing"
         try:
             self.driver.train(self.model, (inputs, target), False)
@@ -277,12 +277,12 @@ class Trial:
 
     # -- plain torch, and comparisons ----------------------------------------------------------
 
-    def _choose(self, one: Pass) -> Tensor:
+    def _choose(self, action: Pass) -> Tensor:
         """The next pass takes its paths, by rank; returns this rank's inputs and targets."""
         self.passes += 1
-        units = ", ".join(f"rank {rank}: {path}" for rank, path in enumerate(one.paths))
+        units = ", ".join(f"rank {rank}: {path}" for rank, path in enumerate(action.paths))
         self.say(f"cycle {self.cycle}, pass {self.passes} ({units})")
-        self.module.path = one.paths[self.rank % len(one.paths)]
+        self.module.path = action.paths[self.rank % len(action.paths)]
         return self._batch(self.rank)
 
     def _batch(self, rank: int) -> Tensor:
@@ -290,11 +290,11 @@ class Trial:
         drawn: Tensor = torch.randn(2, 2, WIDTH, generator=generator, dtype=torch.float64)
         return drawn.to(self.dtype)
 
-    def _plain(self, one: Pass, times: int = 1) -> Tensor:
+    def _plain(self, action: Pass, times: int = 1) -> Tensor:
         """The pass in plain torch, for all ranks; returns this rank's loss."""
         losses: list[Tensor] = []
         for rank in range(self.ranks):
-            self.expected.path = one.paths[rank % len(one.paths)]
+            self.expected.path = action.paths[rank % len(action.paths)]
             loss = self.expected(*self._batch(rank))
             if times:
                 (loss * times / self.divisor).backward()
@@ -315,20 +315,20 @@ class Trial:
         size: float | None = None,
     ) -> None:
         for name, parameter in self.driver.sharded(self.model).items():
-            found, right = look(parameter), wanted[name]
-            said, plain = ("None" if value is None else "not None" for value in (found, right))
+            value, right = look(parameter), wanted[name]
+            said, plain = ("None" if value is None else "not None" for value in (value, right))
             self._check(said == plain, f"{what} of {name} is {said}, in plain torch it is {plain}")
-            if found is not None and right is not None:
-                self._close(f"{what} of {name}", found, right, size)
+            if value is not None and right is not None:
+                self._close(f"{what} of {name}", value, right, size)
                 if self.tolerance > self.least:
-                    right.copy_(found.reshape(right.shape))  # rounding on the wire, judged once
+                    right.copy_(value.reshape(right.shape))  # rounding on the wire, judged once
 
-    def _close(self, what: str, found: Tensor, wanted: Tensor, size: float | None = None) -> None:
+    def _close(self, what: str, value: Tensor, wanted: Tensor, size: float | None = None) -> None:
         size = float(wanted.abs().max()) if size is None else size
-        found = found.reshape(()) if not wanted.shape and found.numel() == 1 else found
-        error = float((found.double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
+        value = value.reshape(()) if not wanted.shape and value.numel() == 1 else value
+        error = float((value.double() - wanted.double()).abs().max()) if wanted.numel() else 0.0
         self._check(
-            found.shape == wanted.shape and error <= self.tolerance * (size + 1e-3),
+            value.shape == wanted.shape and error <= self.tolerance * (size + 1e-3),
             f"{what} is off by {error:.3g} of {size:.3g}",
         )
 

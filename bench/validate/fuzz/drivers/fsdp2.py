@@ -30,8 +30,8 @@ class Fsdp2(Driver):
     def shard(self, module: Any) -> tuple[Any, Any]:
         """In place."""
         mesh = self.mesh()
-        whole = self.program.strategy == _FULL_SHARD
-        reshard = self.options.get("reshard_after_forward", whole)
+        is_full = self.program.strategy == _FULL_SHARD
+        reshard = self.options.get("reshard_after_forward", is_full)
         for unit in module.units:
             self.library.fully_shard(unit, mesh=mesh, reshard_after_forward=reshard)
         model = self.library.fully_shard(module, mesh=mesh, reshard_after_forward=reshard)

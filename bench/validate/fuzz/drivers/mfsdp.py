@@ -103,9 +103,9 @@ class Mfsdp(Driver):
         used = sum(entry.count_bytes for entry in model.ledger.alive() if entry.in_pool)
         # The optimizer's state comes with the first step.
         held: dict[str, int] = model.ledger.bytes_by_category()
-        for one in model.ledger.alive():
-            if one.role == "compute_weights" and one.bucket.startswith("(root)/"):
-                held["compute_weights"] -= one.count_bytes
+        for entry in model.ledger.alive():
+            if entry.role == "compute_weights" and entry.bucket.startswith("(root)/"):
+                held["compute_weights"] -= entry.count_bytes
         return held | {"optimizer_state": 0, "in_pools": used}
 
     def send_gradients_in(self, model: Any, dtype: torch.dtype) -> None:
