@@ -41,7 +41,7 @@ def _like_this_one(settings: CommandSettings) -> Machine:
 
 @dataclass(frozen=True)
 class LauncherKind:
-    """One way of making runs. What is needed to add one is here, and nowhere else.
+    """One way of making runs.
 
     settings: a model of what `--launcher-option KEY=VALUE` may say. machine: of the settings, what
     cells are planned for. start: of the settings, what starts the processes of a run

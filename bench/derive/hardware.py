@@ -65,7 +65,7 @@ class HardwareKey:
 def hardware_key(record: RunRecord) -> HardwareKey:
     """The key of one run; what its environment does not say is unknown, or 1 for counts."""
     environment = record.environment
-    nodes = _count(_variables(record).get("SLURM_NNODES"))
+    nodes = record.resolved.launch.nodes
     interconnect = str(environment.get("interconnect") or UNKNOWN)
     if record.resolved.launch.device == "cpu":
         return HardwareKey(

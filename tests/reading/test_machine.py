@@ -13,8 +13,8 @@ from reports.views.machine import busiest_start, registration_shortfalls
 DRIVER = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024"
 
 
-def key(device: str = "cpu", **changes) -> HardwareKey:
-    resolved = resolved_run(launch=LaunchSpec(ranks=2, device=device))
+def key(device: str = "cpu", nodes: int = 1, **changes) -> HardwareKey:
+    resolved = resolved_run(launch=LaunchSpec(ranks=2, device=device, nodes=nodes))
     return hardware_key(in_memory({}, resolved=resolved, environment=environment() | changes))
 
 
@@ -25,8 +25,10 @@ def gpus(*names: str, driver: str = DRIVER, **changes) -> HardwareKey:
 def test_a_processor_is_known_by_name_and_cores_not_by_host_memory_or_time():
     assert key() == key(hostname="other", memory_bytes=1, collected_utc="now")
     assert key().describe() == "Example CPU 9000, 2 cores (CPU)"
-    for change in ({"cpu_name": "B"}, {"cpu_count": 4}, {"variables": {"SLURM_NNODES": "2"}}):
+    for change in ({"cpu_name": "B"}, {"cpu_count": 4}, {"nodes": 2}):
         assert key(**change) != key()
+    allocation_of_two = {"variables": {"SLURM_NNODES": "2"}}  # of which a run may use one
+    assert key(**allocation_of_two) == key()
 
 
 def test_gpus_are_known_by_name_count_major_driver_and_the_links_between_several():
