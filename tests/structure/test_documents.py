@@ -120,3 +120,10 @@ def test_every_page_that_code_and_data_name_exists() -> None:
         if "logs" not in file.parts and not (ROOT / name).exists()
     ]
     assert not missing, missing
+
+
+@pytest.mark.parametrize(("pages", "most"), [("docs/*.md", 18_000), ("README.md", 1_000)])
+def test_pages_stay_short(pages: str, most: int) -> None:
+    """Words are what has a letter or a digit."""
+    words = [w for p in ROOT.glob(pages) for w in p.read_text().split() if re.search(r"\w", w)]
+    assert len(words) <= most, f"{pages}: {len(words):,} words: take out as many as come"
