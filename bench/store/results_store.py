@@ -218,7 +218,8 @@ class ResultsStore:
                     f" its runs are not ({runs} in {self.root}): run the sweep again, which writes"
                     " a new plan and counts what is finished"
                 )
-            raise UsageError(f"no sweep {sweep_id!r} in {self.root}; known sweeps: {known}")
+            hint = " (give its id, not its file)" if sweep_id.endswith((".yaml", ".yml")) else ""
+            raise UsageError(f"no sweep {sweep_id!r}{hint} in {self.root}; known sweeps: {known}")
         return document
 
     def sweeps(self) -> list[str]:

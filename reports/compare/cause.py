@@ -87,8 +87,8 @@ def _put(row: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]
     base, head = pair.base, pair.head
     if row.metric == LIVE_STORAGE.name and base.live is not None and head.live is not None:
         held = [(rise, size) for rise, size in risen(base.live, head.live) if rise.site]
-        if not held:
-            return ""
+        if not held or held[0][1] > sum(head.live.bytes) - sum(base.live.bytes):
+            return ""  # other code holds it, as in two engines, and the rise has no one place
         largest, size = held[0]
         places.setdefault(largest.site, _Place(largest.line)).live[row.cell] = size
         return largest.site

@@ -491,13 +491,17 @@ def _judge_ratio(pair: Pair, metric: Metric, rule: MetricRule, _: Policy) -> Jud
 
 
 def _largest_growth(pair: Pair) -> str:
-    """`+1.0 MiB in 4 storages of a.py:f line 12`, over all ranks; empty where nobody has said."""
+    """`+1.0 MiB from a.py:f line 12`, over all ranks; empty where nobody has said."""
     if pair.base.live is None or pair.head.live is None:
         return ""
+    rises = risen(pair.base.live, pair.head.live)
     texts = [
         f"+{quantity.binary_bytes(more)} from {row.site or 'outside of operations'} line {row.line}"
-        for row, more in risen(pair.base.live, pair.head.live)[:_MOST_HOLDERS]
+        for row, more in rises[:_MOST_HOLDERS]
     ]
+    net = sum(pair.head.live.bytes) - sum(pair.base.live.bytes)
+    if (less := sum(more for _, more in rises) - net) > 0:
+        texts.append(f"-{quantity.binary_bytes(less)} from others")
     return f"over all ranks {', '.join(texts)}" if texts else ""
 
 

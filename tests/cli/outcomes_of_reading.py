@@ -90,6 +90,7 @@ STATUS: Scenarios = {
     "an unknown sweep or run": [
         GOOD,
         ask("status tow", "no sweep 'tow'", "known sweeps: two", code=2),
+        ask("report two.yaml", "no sweep 'two.yaml' (give its id, not its file)", code=2),
         ask("status two:fsdp9", "no run of cell 'fsdp9'", code=2),
         ask("status ../..", "cannot be a folder name"),
     ],

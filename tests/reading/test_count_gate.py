@@ -11,6 +11,7 @@ from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, r
 from bench.derive.counts import CountRow, Rates, StepCounts
 from bench.derive.live_storage import LiveRow, LiveStorage
 from reports.compare.baseline import make_baseline, read_baseline
+from reports.compare.cause import causes
 from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
 from reports.compare.sides import samples_of, sides_of_baseline
@@ -219,3 +220,12 @@ def test_storage_that_is_kept_fails_with_its_maker(store):
     reasons = {one.metric: one.reason for one in result.of("regressed")}
     where = "over all ranks +2.0 KiB from mfsdp_core/runtime/b.py:adopt line 161"
     assert reasons == {"live_storage": where}
+
+
+def test_storage_that_moves_to_another_place_is_no_rise_of_that_place(store):
+    """As between two engines, of which each holds its own."""
+    moved = KEPT.model_copy(update={"bytes": BUFFERS.bytes + 100})
+    result = judged_arms(store, None, Arm(live=HELD), live=live(TABLES, moved), blocks=1, cells=ONE)
+    (row,) = result.of("regressed")
+    assert row.reason.endswith("b.py:adopt line 161, -7.8 KiB from others")
+    assert not [cause.text for cause in causes(result) if "adopt" in cause.text]
