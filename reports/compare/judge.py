@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from statistics import median
@@ -215,7 +215,9 @@ def judge(
     return Verdicts(
         sides=replace(sides, pairs=pairs, not_comparable=(*sides.not_comparable, *incomparable)),
         policy=policy,
-        judgements=tuple(_with_missing_numbers(judgements, policy)),
+        judgements=tuple(
+            _with_missing_numbers(judgements, policy, _without_times(pairs, judgements))
+        ),
         calibration=calibrations(pairs[0].head.hardware) if pairs else None,
         notes=(*sides.notes, *unused(policy.allowed, counts)),
         rates=tuple(
@@ -254,19 +256,28 @@ def _other_machine(base: CellSamples, head: CellSamples, *, any_nodes: bool) -> 
     return ""
 
 
-def _with_missing_numbers(judgements: Sequence[Judgement], policy: Policy) -> list[Judgement]:
+def _without_times(pairs: Sequence[Pair], judgements: Sequence[Judgement]) -> set[str]:
+    """Cells of logs of which neither states a step time, and something required is decided."""
+    known = {row.cell for row in judgements if row.required and row.verdict != "unmeasured"}
+    return {p.label for p in pairs if not (p.base.is_timed or p.head.is_timed)} & known
+
+
+def _with_missing_numbers(
+    judgements: Sequence[Judgement], policy: Policy, without_times: Collection[str]
+) -> list[Judgement]:
     """Decide what a missing number means.
 
-    A metric that nobody requested by name is passed over (`single` sends no bytes). Time, and what
-    the policy names, must be there: where other cells have it the cell is undecided, and where no
-    cell has it nothing was measured.
+    A metric that nobody requested by name is passed over (`single` sends no bytes). Time (but in
+    cells `without_times`) and what the policy names must be there: where other cells have it the
+    cell is undecided, and where no cell has it nothing was measured.
     """
     known = {row.metric for row in judgements if row.verdict != "unmeasured"}
 
     def decided(row: Judgement) -> Judgement:
         if row.verdict != "unmeasured" or not row.required:
             return row
-        if not (policy.rules[row.metric].named or row.metric == STEP_TIME.name):
+        is_time = row.metric == STEP_TIME.name and row.cell not in without_times
+        if not (policy.rules[row.metric].named or is_time):
             return replace(row, required=False)
         return replace(row, verdict="inconclusive") if row.metric in known else row
 
@@ -340,6 +351,8 @@ def _why_no_ratio(pair: Pair, metric: Metric) -> str:
     Empty if there is a ratio.
     """
     if not all(pair.of(metric)):
+        if not (pair.base.is_timed or pair.head.is_timed):
+            return f"neither side states a {metric.title}"
         counts = f"{pair.base.not_steady} base and {pair.head.not_steady} head runs"
         why = f"no steady time to compare ({counts} are not steady or not comparable in time)"
         reasons = (*pair.base.why_not_steady, *pair.head.why_not_steady)

@@ -15,6 +15,8 @@ from bench.derive.metrics import (
     ALLOCATOR_PEAK,
     CURVES,
     LEDGER_PEAK,
+    MEMORY_NOT_SAID,
+    RESERVED_PEAK,
     STEP_TIME,
     THROUGHPUT,
     Metric,
@@ -77,6 +79,12 @@ class CellSamples:
         """Losses or norms of the first run by step; empty where there is none."""
         runs = self.curves.get(name, ())
         return runs[0].by_step if runs else {}
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it has step times, though none may be steady; a log may state none."""
+        unsteady = self.not_steady and self.hardware.kind != STATED
+        return bool(self.of(STEP_TIME) or unsteady)
 
     @property
     def pace(self) -> Pace:
@@ -146,6 +154,8 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         STEP_TIME.name: shown.pace.milliseconds,
         THROUGHPUT.name: shown.pace.tokens_per_second,
         ALLOCATOR_PEAK.name: shown.peak_bytes,
+        RESERVED_PEAK.name: _largest(run, "device_reserved_peak_bytes"),
+        MEMORY_NOT_SAID.name: _largest(run, "device_memory_bytes"),
     }
     dtype = (work.compute_dtype or "bf16").removeprefix("torch.")
     return CellSamples(
@@ -163,6 +173,11 @@ def imported_samples(run: ImportedRun) -> CellSamples:
         not_steady=int(shown.pace.milliseconds is None),
         workload=work,
     )
+
+
+def _largest(run: ImportedRun, name: str) -> float | None:
+    """Bytes, over its steps; None where no step states any."""
+    return max(stated_steps(run.steps, name).values(), default=None)
 
 
 def shared_metric(metric: Metric, base: CellSamples, head: CellSamples) -> Metric | None:

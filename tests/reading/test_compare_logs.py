@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.cli.baseline import SaveVerb
 from bench.cli.compare import CompareVerb
 from bench.cli.export import ExportVerb
 from bench.cli.gate import GateVerb
@@ -90,7 +91,7 @@ def test_a_loss_that_is_no_number_on_one_side_is_a_divergence(
     assert "outcome" not in compared(capsys, names[1], names[1])
     gate = GateVerb(sweep=str(names[1]), baseline=str(names[0]), results=tmp_path / "no").run()
     (loss,) = (row for row in gate.data["judgements"] if row["metric"] == "loss")
-    assert (gate.code != 0, loss["verdict"]) == (True, "regressed")
+    assert (gate.code, loss["verdict"]) == (1, "regressed")
     assert loss["reason"] == said.removeprefix("loss ")
 
 
@@ -101,6 +102,41 @@ def test_of_a_pasted_table_the_side_that_diverges_is_named(tmp_path: Path, capsy
     said = "page.pr diverges from page.main: loss nan at step 2, where the base has 2.4"
     assert text.startswith(said)
     assert "were dropped" not in text
+
+
+TITAN = "step: {}  loss: {}  grad_norm:  4.5  memory: {}GiB(42.21%)  tps: {}  mfu: 6.58%\n"
+TITAN_BASE = TITAN.format(1, 9.5, 30.5, 1123) + TITAN.format(2, 8.5, 40.5, 7812)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "policy", "code", "verdict"),
+    [
+        (TITAN_BASE, TITAN_BASE, "", 0, "equivalent"),
+        (TITAN_BASE, TITAN_BASE.replace("40.5", "41.5"), "", 1, "regressed"),
+        (TITAN_BASE, TITAN_BASE.replace("8.5", "nan"), "", 1, "equivalent"),
+        (TITAN_BASE, TITAN_BASE, "step_time: {}", 3, "equivalent"),
+        ("step,loss,milliseconds\n1,2.5,9\n", "step,loss\n1,2.5\n", "", 3, "unmeasured"),
+        ("step,milliseconds\n1,9\n", "step,loss\n1,2.5\n", "", 3, "unmeasured"),
+        ("step,tps\n1,9\n", "step,tps\n1,9\n", "", 3, "unmeasured"),
+    ],
+)
+def test_times_that_no_log_states_decide_nothing(
+    tmp_path: Path, base, head, policy, code, verdict
+) -> None:
+    names = [tmp_path / "base.log", tmp_path / "head.log"]
+    for name, text in zip(names, (base, head), strict=True):
+        name.write_text(text)
+    rules = tmp_path / "gates.yaml"
+    rules.write_text(f"metrics: {{{policy}}}\n")
+    results = tmp_path / "results"
+    SaveVerb(name="main", sweep=str(names[0]), results=results).run()
+    options = {"policy": rules} if policy else {}
+    gate = GateVerb(sweep=str(names[1]), baseline="main", results=results, **options).run()
+    rows = {row["metric"]: row for row in gate.data["judgements"]}
+    assert (gate.code, rows["memory"]["verdict"]) == (code, verdict)
+    assert rows["step_time"]["verdict"] == "unmeasured"
+    assert verdict == "unmeasured" or rows["memory"]["detail"] == "reserved peak"
+    assert code or gate.data["outcome"].startswith("PASSED, time not decided")
 
 
 def test_a_kept_run_whose_loss_is_no_number_is_imported_twice_and_exported(
