@@ -50,7 +50,8 @@ def wordings() -> SimpleNamespace:
         "device": patterns[2],
         "devices": patterns[3:],
     }
-    return SimpleNamespace(names=table["numbers"], **of_labels)
+    at_step = re.compile(table["at_step"])
+    return SimpleNamespace(names=table["numbers"], at_step=at_step, **of_labels)
 
 
 def label_of(line: str, *, alone: bool = False) -> str | None:

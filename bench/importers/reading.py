@@ -73,7 +73,7 @@ class FormatReader:
             return self._exact.get(shown, ())
         if name in OURS:
             return (Target(name),)
-        plain = _plain(shown)
+        plain = wordings().at_step.sub("", _plain(shown))
         units = re.findall(r"[a-z]+", plain)
         bare = _BRACKETS.sub("", plain)
         for tried in (plain, bare, bare.rpartition("/")[2]):
@@ -214,6 +214,13 @@ def _keep(said: Said, name: str, text: str, amounts: tuple[Quantity, ...]) -> No
 def _plain(name: str) -> str:
     spaced = re.sub(r"\s*/\s*", "/", re.sub(r"[_ -]+", " ", name))
     return _MEANS.sub("", spaced, count=1)
+
+
+def step_in(name: str) -> int | None:
+    """The step that a name states, as `loss @100` does."""
+    stated = wordings().at_step.search(_plain(name.lower()))
+    count = quantities(stated["step"])[0].plain if stated else None
+    return None if count is None else int(count)
 
 
 def _without_digits(text: str) -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.importers.parsed import Parsed, Said
 from bench.importers.quantities import NOTHING, NUMBER, quantities
-from bench.importers.reading import MOST, FormatReader
+from bench.importers.reading import MOST, FormatReader, step_in
 
 _RULE = re.compile(r"^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$")
 _FOOTNOTE = re.compile(r"\[\^\w+\]\s*$")
@@ -48,6 +48,11 @@ class _Column:
     @property
     def is_step(self) -> bool:
         return _STEP.fullmatch(self.name) is not None
+
+    @functools.cached_property
+    def at_step(self) -> int | None:
+        """The one step of which it tells, as `loss @100`."""
+        return step_in(self.name)
 
 
 class LogTable:
@@ -113,7 +118,10 @@ class LogTable:
         labels = self._labels(other)
         names = {at: self._columns[at].name.lower() for at in other}
         telling = [name for at, name in names.items() if at in labels or not _OF_NO_RUN.match(name)]
-        are_steps = has_steps or not telling or "epoch" in telling
+        named = sorted({c.at_step for c in self._columns if c.is_known and c.at_step is not None})
+        are_steps = has_steps or not (telling or named) or "epoch" in telling
+        # What is said of no step stands at the first that is named.
+        steps = [None] if are_steps else named or [0]
         runs: list[Parsed] = []
         latest: dict[tuple[str, str, int], Parsed] = {}
         for number, cells in self._rows:
@@ -123,13 +131,17 @@ class LogTable:
                 continue
             row = list(zip(self._columns, cells, strict=True))
             words = " ".join([cells[at] for at in labels if _is_word(cells[at])][:3])
-            for side in sides:
-                said = self._said(row, side, None if are_steps else 0)
+            for side, step in itertools.product(sides, steps):
+                at = (step, None) if step == steps[0] else (step,)
+                own = row if are_steps else [cell for cell in row if cell[0].at_step in at]
+                said = self._said(own, side, step)
                 key = words, side, 0 if are_steps else number
                 again = latest[key].begins_again(said, "") if key in latest else ""
                 if again or key not in latest:
                     remark = (
-                        "" if are_steps else "a row of a table, which does not say at which step"
+                        ""
+                        if are_steps or named
+                        else "a row of a table, which does not say at which step"
                     )
                     remark = (
                         f"{again} at line {number}: they are a run of their own"

@@ -76,9 +76,22 @@ def _label(run: Shown) -> str:
     return "" if run.run is None else run.run.provenance.side or run.run.provenance.label
 
 
+def why_base(pair: Pair) -> str:
+    """What made the one of `pairs` the base: its name, the other's, or its place."""
+    base, head = map(_label, pair)
+    if _BASE.search(base):
+        return f"called {base!r}"
+    if _is_taken_away(head, base):
+        return f"{head!r} is without it"
+    return "the first; none is called main, base or before"
+
+
+def _is_taken_away(label: str, other: str) -> bool:
+    """`No X` of `X`."""
+    taken = _TAKEN_AWAY.match(label)
+    return taken is not None and other.lower().startswith(taken["what"].lower()[:20])
+
+
 def _ordered(base: Shown, head: Shown) -> Pair:
     """`No X` is what is new where `X` stands below it."""
-    taken = _TAKEN_AWAY.match(_label(base))
-    if taken is not None and _label(head).lower().startswith(taken["what"].lower()[:20]):
-        return head, base
-    return base, head
+    return (head, base) if _is_taken_away(_label(base), _label(head)) else (base, head)

@@ -104,6 +104,29 @@ def test_of_a_pasted_table_the_side_that_diverges_is_named(tmp_path: Path, capsy
     assert "were dropped" not in text
 
 
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        *((name, 100) for name in ("lm loss @100", "Loss @ 100", "Loss at step 100")),
+        *(("Loss (step 100)", 100), ("loss_at_iteration_1k", 1000)),
+        ("CE loss after step 1,000", 1000),
+    ],
+)
+def test_a_row_of_a_loss_at_a_step_is_of_that_step(tmp_path: Path, capsys, name, step) -> None:
+    page = tmp_path / "page.md"
+    rows = (
+        f"| step time (ms) | 100 | 90 |\n| {name} | 5.5 | NaN |\n| loss (step 2) | 7.5 | 7.25 |\n"
+    )
+    page.write_text(f"| | main | PR |\n|-|-|-|\n{rows}")
+    found = compared(capsys, page)
+    said = f"nan at step {step:,}, where the base has 5.5"
+    assert found["outcome"] == f"page.pr diverges from page.main: loss {said}"
+    assert found["bases"] == ["base: page.main (called 'main')"]
+    (loss,) = found["parity"]["differences"]
+    assert (loss["steps"], loss["last_step"]) == (2, step)
+    assert "not understood" not in str(found)
+
+
 TITAN = "step: {}  loss: {}  grad_norm:  4.5  memory: {}GiB(42.21%)  tps: {}  mfu: 6.58%\n"
 TITAN_BASE = TITAN.format(1, 9.5, 30.5, 1123) + TITAN.format(2, 8.5, 40.5, 7812)
 
@@ -181,6 +204,13 @@ def test_of_one_text_every_run_stands_against_the_first(tmp_path: Path, capsys) 
     (further,) = found["further"]
     assert further["differences"][0]["largest"] == 0.0
     text = compared(capsys, page, as_json=False)
+    assert text.startswith("base: page.before (called 'before (as run)')")
+    page.write_text(page.read_text().replace("before", "earlier"))
+    first = "base: page.earlier (the first; none is called main, base or before)"
+    assert compared(capsys, page)["bases"] == [first]
+    page.write_text(page.read_text().replace("earlier", "no after").split("**again")[0])
+    without = "base: page.after ('no after (as run)' is without it)"
+    assert compared(capsys, page)["bases"] == [without]
     assert text.index("page.after against page.before") < text.index(
         "page.again against page.before"
     )
