@@ -12,7 +12,7 @@ time, and a loss that moved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -229,23 +229,29 @@ def _speed_against_memory(change: Change) -> Flag | None:
         return None
     beyond = {m: v for m, v in known.items() if abs(v) >= (threshold(m) or MEMORY_THRESHOLD)}
     more, less = (
-        [m.title for m, v in beyond.items() if (v > 0) == rises] for rises in (True, False)
+        _measure([m.title for m, v in beyond.items() if (v > 0) == rises], known)
+        for rises in (True, False)
     )
     faster, slower = speed >= SPEED_THRESHOLD, speed <= -SPEED_THRESHOLD
     if faster and more:
-        verdict = "faster, but more memory"
+        verdict = f"faster, but more {more}"
     elif slower and more:
-        verdict = "slower and more memory"
+        verdict = f"slower and more {more}"
     elif slower and less:
-        verdict = "less memory, but slower"
+        verdict = f"less {less}, but slower"
     elif more and less:
-        verdict = f"less {less[0]}, but more {more[0]}"
+        verdict = f"less {less}, but more {more}"
     else:
         return None
     moved = {"throughput": speed} | {m.title: v for m, v in known.items()}
     texts = {title: quantity.change(share) for title, share in moved.items()}
     numbers = ", ".join(f"{title} {text}" for title, text in texts.items())
     return Flag(change.head.name, verdict, numbers, change.sample_note, texts)
+
+
+def _measure(moved: Sequence[str], known: Collection[Metric]) -> str:
+    """Memory where all of its measures moved alike, else the one that did; "" of none."""
+    return "memory" if len(moved) == len(known) else "".join(moved)
 
 
 def _loss_moved(change: Change, parity: ParityRow | None) -> tuple[str, str] | None:

@@ -1,4 +1,4 @@
-"""The block of a pull request: how runs differ, lines, doubts and commands, below sixty lines."""
+"""The block of a pull request: advice, changes, lines, doubts and commands, below sixty lines."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from bench.derive.metrics import (
     RSS,
     STEP_TIME,
     TFLOPS,
+    Metric,
 )
 from bench.errors import NothingMeasuredError
 from bench.store import ResultsStore
@@ -35,17 +36,18 @@ from reports.renderers.printable import printable
 from reports.renderers.render import render
 from reports.renderers.table import Table
 from reports.sections.nccl import proofs
+from reports.sections.recommendation import recommendation
 from reports.views.cells import Cell
 from reports.views.machine import entries
 from reports.views.sweep_view import load_sweeps
 
 MOST_LINES = 59
 _TITLES: tuple[str, ...] = (
-    *("run", "<against", "time", "interval", "throughput", "ratio", "memory", "live storage"),
-    *("loss", "grad norm", "<runs"),
+    *("run", "<against", "time", "interval", "throughput", "ratio", "memory", "<memory metric"),
+    *("live storage", "loss", "grad norm", "<runs"),
 )
-_LIVE = _TITLES.index("live storage")
 _MOST_ROWS = 10
+_MOST_REASONS = 3
 _MOST_DOUBTS = 5
 _MOST_COMMANDS = 3
 _MOST_KERNELS = 4
@@ -54,8 +56,12 @@ _SENTENCE = 220
 
 @dataclass
 class _Contents:
-    """rows: texts below `_TITLES`, head against base. doubts: trade-offs and unlike things."""
+    """rows: texts below `_TITLES`, head against base. doubts: trade-offs and unlike things.
 
+    advice: the report's recommendation.
+    """
+
+    advice: list[Block] = field(default_factory=list)
     entries: list[PostEntry] = field(default_factory=list)
     rows: list[tuple[str, ...]] = field(default_factory=list)
     doubts: list[str] = field(default_factory=list)
@@ -102,7 +108,9 @@ def _add_imported(contents: _Contents, runs: Sequence[ImportedRun]) -> None:
         others = (ratios.get(name) for name in ("memory", "live", "loss", "grad_norm"))
         speed = (less_one(time), None, 1 / time if time else None)
         fractions = [less_one(ratio) for ratio in others]
-        contents.rows.append(_row((head.name, base.name), speed, fractions, "n=1, no interval"))
+        metric = ALLOCATOR_PEAK if "memory" in ratios else None
+        names = (head.name, base.name)
+        contents.rows.append(_row(names, speed, fractions, metric, "n=1, no interval"))
         # Without the numbers of a trade-off, which the table has.
         both = beside(*pair)
         contents.doubts += [f"{head.name}: {text.partition(': time')[0]}" for text in both.doubts]
@@ -124,6 +132,7 @@ def _add_measured(contents: _Contents, measured: Findings) -> None:
         for result in measured.judged
         for judgement in result.of_metric("step_time")
     }
+    contents.advice += _advice(measured)
     contents.entries += [_entry_of_cell(c, kernels.get(c.name, "")) for c in measured.finished]
     for change in measured.changes:
         time, ratio, runs = change.time_change, change.throughput_ratio, change.sample_note
@@ -133,7 +142,8 @@ def _add_measured(contents: _Contents, measured: Findings) -> None:
             runs = f"n={judgement.n_head}, {judgement.verdict}"
         speed = (time, None if judgement is None else judgement.interval, ratio)
         fractions = [change.memory_change, *map(change.of, (LIVE_STORAGE, LOSS, GRAD_NORM))]
-        contents.rows.append(_row((change.head.name, change.base.name), speed, fractions, runs))
+        names = (change.head.name, change.base.name)
+        contents.rows.append(_row(names, speed, fractions, change.memory_metric, runs))
     contents.doubts += [f"{flag.cell}: {flag.text}" for flag in measured.flags]
     contents.parity += _parity(measured)
 
@@ -142,19 +152,26 @@ def _row(
     names: tuple[str, str],
     speed: tuple[float | None, tuple[float, float] | None, float | None],
     fractions: Sequence[float | None],
+    memory_metric: Metric | None,
     runs: str,
 ) -> tuple[str, ...]:
-    """speed: change of time, its interval, ratio of throughput. fractions: from memory on."""
+    """speed: change of time, its interval, ratio of throughput. fractions: from memory on.
+
+    memory_metric: what the first of them is a change of.
+    """
     time, interval, ratio = speed
+    memory, *others = (
+        quantity.change(fraction, digits)
+        for fraction, digits in zip(fractions, (2, 2, 3, 2), strict=True)
+    )
     texts = (
         quantity.change(time, 2),
         interval_text(interval),
         quantity.change(less_one(ratio), 2),
         quantity.ratio(ratio),
-        *(
-            quantity.change(fraction, digits)
-            for fraction, digits in zip(fractions, (2, 2, 3, 2), strict=True)
-        ),
+        memory,
+        memory_metric.title if memory_metric else quantity.MISSING,
+        *others,
     )
     # A number stays on the line of its sign of per cent.
     unbroken = (text.replace(" %", "\N{NO-BREAK SPACE}%") for text in texts)
@@ -182,12 +199,22 @@ def _parity(measured: Findings) -> Iterator[str]:
             yield f"Loss parity (bound {group.tolerance.bound:.1e}): {', '.join(words)}."
 
 
+def _advice(measured: Findings) -> Iterator[Block]:
+    """What the report opens with, and the first reasons; nothing of runs that did not finish."""
+    for block in recommendation(measured) if measured.finished else ():
+        if isinstance(block, Bullets):
+            reasons = [f"{name}: {text}" for name, text in block.items]
+            yield from _listed("", reasons, _MOST_REASONS, "reason")
+        elif isinstance(block, Paragraph):
+            yield block
+
+
 def _comparisons(contents: _Contents) -> Iterator[Block]:
     """Everything above the evidence."""
+    yield from contents.advice
     if contents.rows:
-        titles, rows = _TITLES, contents.rows
-        if all(row[_LIVE] == quantity.MISSING for row in rows):
-            titles, *rows = (row[:_LIVE] + row[_LIVE + 1 :] for row in (titles, *rows))
+        columns = zip(_TITLES, *contents.rows, strict=True)
+        titles, *rows = zip(*(c for c in columns if {*c[1:]} != {quantity.MISSING}), strict=True)
         yield from reversed(folded_blocks(Table.of(" | ".join(titles), rows[:_MOST_ROWS])))
         if (more := len(rows) - _MOST_ROWS) > 0:
             yield Paragraph(f"and {quantity.counted(more, 'more comparison')}")
@@ -277,7 +304,11 @@ def _entry_of_cell(cell: Cell, kernels: str) -> PostEntry:
         teraflops_per_device=cell.value(TFLOPS),
         extra={"timestamp": record.status.started_utc[:19].replace("T", " ")},
     )
-    peaks = {"max allocated": ALLOCATOR_PEAK, "ledger peak": LEDGER_PEAK, "resident": RSS}
+    peaks = {
+        "max allocated: ": ALLOCATOR_PEAK,
+        f"ledger peak: {cell.bound_sign(LEDGER_PEAK)}": LEDGER_PEAK,
+        "resident: ": RSS,
+    }
     memory = _memory(train.steps, {name: cell.value(metric) for name, metric in peaks.items()})
     config = (
         f"{resolved.engine.name} {resolved.strategy}, {cell.dtypes}, {resolved.model_text},"
@@ -319,16 +350,16 @@ def _iteration(step: ImportedStep, work: Workload) -> str:
 
 def _memory_of_log(step: ImportedStep) -> list[str]:
     numbers = {
-        "allocated": step.device_allocated_bytes,
-        "max allocated": step.device_peak_bytes,
-        "reserved": step.device_reserved_bytes,
-        "max reserved": step.device_reserved_peak_bytes,
+        "allocated: ": step.device_allocated_bytes,
+        "max allocated: ": step.device_peak_bytes,
+        "reserved: ": step.device_reserved_bytes,
+        "max reserved: ": step.device_reserved_peak_bytes,
     }
     return _memory(int(float(step.extra.get("memory after iterations", step.step))), numbers)
 
 
 def _memory(after: int, numbers: Mapping[str, float | None]) -> list[str]:
-    """The line, where any number is known."""
-    known = [f"{name}: {size / _MIB:.2f}" for name, size in numbers.items() if size is not None]
+    """The line, where any number is known: bytes, by what stands before them."""
+    known = [f"{name}{size / _MIB:.2f}" for name, size in numbers.items() if size is not None]
     line = f"[Rank 0] (after {after} iterations) memory (MB) | {' | '.join(known)}"
     return [line] if known else []

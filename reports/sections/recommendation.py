@@ -222,7 +222,7 @@ def _least_memory(group: ParityGroup) -> str:
     least = min(cell.value(metric) or math.inf for cell in alike)
     cells = [c for c in alike if (c.value(metric) or math.inf) <= least * (1 + _AS_LITTLE)]
     if group.reference in cells:
-        return f"no cell needs less than {group.reference.name}{left_out}"
+        return f"by {metric.title}, no cell needs less than {group.reference.name}{left_out}"
     changes = [Change(group.reference, cell) for cell in cells]
     sent = {
         None if (share := c.of(WIRE_BYTES)) is None else quantity.change(share) for c in changes

@@ -122,10 +122,13 @@ class Cell:
         return median(values) if values else None
 
     def text(self, metric: Metric) -> str:
-        """`value` in its unit; `<= ` before a ledger's peak that is a bound."""
-        value = self.value(metric)
-        is_bound = metric is LEDGER_PEAK and value is not None and not self.ledger_is_measured
-        return ("<= " if is_bound else "") + quantity.amount(value, metric.unit)
+        """`value` in its unit, behind `bound_sign`."""
+        return self.bound_sign(metric) + quantity.amount(self.value(metric), metric.unit)
+
+    def bound_sign(self, metric: Metric) -> str:
+        """`<= ` of a ledger's peak that is a bound, else ""."""
+        is_peak = metric is LEDGER_PEAK and self.value(metric) is not None
+        return "<= " if is_peak and not self.ledger_is_measured else ""
 
     @property
     def ledger(self) -> dict[str, int]:

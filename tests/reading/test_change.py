@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from recorded_runs import Recorded, held, keep_changes, record_run, recorded_cell, resolved_run
 
@@ -137,7 +139,10 @@ def test_a_bound_is_compared_with_no_peak_but_live_storage_says_who_holds_more(s
     assert [cell.text(LEDGER_PEAK) for cell in cells] == ["<= 8.0 MiB", "7.0 MiB"]
     assert best_cells(cells, LEDGER_PEAK) == []
     assert cells[0].text(LIVE_STORAGE) == "6.0 MiB"
-    assert "| memory | live storage |" in pull_request(store, ["a", "b"])
+    text = pull_request(store, ["a", "b"])
+    assert "| memory | memory metric | live storage |" in text
+    assert "| +33.33 % | live storage | +33.33 % |" in text
+    assert re.findall("ledger peak: ([^|]*) [|]", text) == ["<= 8.00", "7.00"]
     base, head = map(cell_samples, cells)
     assert shared_metric(MEMORY, base, head) is RSS
     assert shared_metric(MEMORY, base, base) is LEDGER_PEAK
@@ -147,9 +152,13 @@ def test_a_lower_peak_for_more_live_storage_is_a_trade_off(store):
     cells = [
         recorded_cell(store, "a", DDP, memory=held(8.0, 6)),
         recorded_cell(store, "b", DDP, memory=held(7.0, 7)),
+        recorded_cell(store, "c", DDP, memory=held(7.0, 6), speed=1.5),
     ]
-    (flag,) = tradeoff_flags([Change(*cells)])
-    assert flag.verdict == "less ledger peak, but more live storage"
+    flags = tradeoff_flags([Change(cells[0], head) for head in cells[1:]])
+    assert [flag.verdict for flag in flags] == [
+        "less ledger peak, but more live storage",
+        "less ledger peak, but slower",
+    ]
 
 
 @pytest.mark.parametrize(("optimizer", "is_flagged"), [("sgd", True), ("muon", False)])

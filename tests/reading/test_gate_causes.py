@@ -12,6 +12,7 @@ from bench.derive.counts import CountRow
 from reports.compare.ci import annotation_lines, to_junit
 from reports.compare.judge import Verdicts
 from reports.compare.text import headline, outcome_blocks, to_data, verdict_blocks
+from reports.posts.pull_request import pull_request
 from reports.renderers import terminal
 from reports.renderers.render import render
 
@@ -45,6 +46,14 @@ def test_an_added_cast_is_one_finding_with_its_place_its_cells_and_its_cost(adde
         "back more in all 3 cells, about 6.0 ms of a step"
     )
     assert found["text"] in headline(added_cast)
+
+
+def test_the_block_of_a_pull_request_begins_with_what_regressed_and_where(added_cast, store):
+    assert pull_request(store, ["gate"]).startswith(
+        "### gate\n\n**Recommended: arm base, since arm head regressed.**\n\n- regressed: "
+        "AxisReduction.land, line 82 of mfsdp_core/comm/reduce.py: 12 casts from FP32 to FP64 and "
+        "back more in all 3 cells, about 6.0 ms of a step\n\n| run |"
+    )
 
 
 def test_rows_that_a_cause_explains_are_there_for_those_who_open_them(added_cast):

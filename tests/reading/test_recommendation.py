@@ -91,6 +91,9 @@ def test_the_least_memory_is_of_what_all_cells_measured_and_names_all_that_hold_
     for name, (resolved, memory) in cells.items():
         record_run(store, Recorded(resolved, cell=name, memory=memory))
     assert "fsdp2 and ours need least: live storage -60.0 % against ddp" in said(found(store))
+    record_run(store, Recorded(cells["ddp"][0], cell="ddp", memory=held(8.0, 4, is_bound=True)))
+    assert "memory, fp32: by live storage, no cell needs less than ddp" in said(found(store))
+    record_run(store, Recorded(cells["ddp"][0], cell="ddp", memory=held(8.0, 10, is_bound=True)))
     # Live storage is read between steps, when no matrix is whole.
     spec = EngineSpec(name="mfsdp", strategy="optim_grads", matrices="whole")
     whole = resolved_run("mfsdp", "optim_grads").model_copy(update={"engine": spec})
