@@ -162,7 +162,7 @@ class PointToPointCommunicator(Communicator):
         incoming: Sequence[torch.Tensor],
         tag: int,
     ) -> Sequence[Work]:
-        if outgoing[0].device.type != "cpu":
+        if not self._has_tags:
             operations = [
                 dist.P2POp(function, tensors[peer], group=self._group, tag=tag, group_peer=peer)
                 for function, tensors in ((dist.irecv, incoming), (dist.isend, outgoing))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.testing.call import FunctionCall
-from bench.testing.workers import ForkServer
+from bench.testing.workers import ForkServer, WorkersError
 from late.programs import Case, from_oracle, from_punctual, unordered_steps
 from mfsdp_core import MixedPrecisionPolicy
 from oracle.ranks import WORLD, RankPool, call_once, enter_world
@@ -22,6 +22,7 @@ SEEDS = 3
 MESSAGES = {"transport": "point_to_point"}
 PLAIN = Case("optim_grads_params", toy="unequal_units")
 ALONE = Case("optim_grads_params", toy="unequal_units", ranks=1)
+FRESH = Case("optim_grads_params", options={"allocator": "temporary"})
 POOLED = Case("optim_grads_params", options=MESSAGES | {"allocator": "fixed_pool"}, ranks=4)
 WHOLE = Case("no_shard", options=MESSAGES, ranks=4)
 HYBRID = Case("optim", "optim", "aligned_stack")
@@ -40,13 +41,14 @@ FOUND = {
     "what-a-copy-in-wrote-is-not-waited-for": ALONE,
     "gathered-weights-are-given-back-while-a-unit-computes-with-them": PLAIN,
     "a-gather-does-not-wait-for-the-step-before-it": POOLED,
+    "fresh-memory-is-gathered-into-before-its-last-use-has-ended": FRESH,
     "received-slices-are-given-back-before-they-are-added-up": POOLED,
-    "only-the-first-message-of-an-exchange-is-waited-for": POOLED,
     "the-second-half-of-a-direct-all-reduce-is-not-waited-for": WHOLE,
     "a-captured-step-does-not-wait-for-its-inputs": CAPTURED,
     "nobody-waits-for-the-stream-that-is-captured": CAPTURED,
     "a-replay-reads-the-batch-of-its-capture": CAPTURED,
 }
+REFUSED = "a-capture-waits-for-what-came-before-it"
 DAILY = "a-reduction-is-not-waited-for"
 BF16 = MixedPrecisionPolicy(grad_comm_dtype=torch.bfloat16)
 CAST = Case(
@@ -68,7 +70,7 @@ KNOWN = {
 
 
 def test_every_bug_in_the_folder_is_tried():
-    assert set(FOUND) == {patch.stem for patch in FOLDER.glob("*.patch")}
+    assert {*FOUND, REFUSED} == {patch.stem for patch in FOLDER.glob("*.patch")}
 
 
 @pytest.mark.parametrize(
@@ -92,6 +94,18 @@ def test_a_bug_of_order_changes_numbers(bug: str, fork_server: ForkServer, tmp_p
             found = ranks.run(call_once, call, seconds=60.0)
             differences += [one.value for one in found if one.value is not None]
     assert any(not difference <= 1e-12 for difference in differences), differences
+
+
+@NIGHTLY
+def test_a_capture_refuses_to_wait_for_what_came_before_it(
+    fork_server: ForkServer, tmp_path: Path
+) -> None:
+    core = copy_of_core(tmp_path, FOLDER / f"{REFUSED}.patch").parent
+    with (
+        fork_server.workers(WORLD, core=core, prepare=enter_world) as ranks,
+        pytest.raises(WorkersError, match="dependency created on uncaptured work"),
+    ):
+        ranks.run(call_once, FunctionCall.of(from_oracle, (CAPTURED, 0)), seconds=60.0)
 
 
 def test_no_stream_reads_main_weights_while_an_optimizer_step_writes_them(

@@ -3,8 +3,9 @@
 Nothing runs when it is enqueued. Every stream is a queue, and only a host that reads memory makes
 anything run: then streams take turns in an order drawn from a seed, each entry once the events it
 waits for have come. Until an operation has run, what it makes holds NaN; once its owner has dropped
-or freed it, it will, as soon as the stream that it was allocated on gets there. What is read
-too early, written too late or given back too soon therefore changes numbers.
+or freed it, it will, as soon as the stream that it was allocated on gets there. What was dropped is
+the next allocation of its size there. What is read too early, written too late or given back too
+soon therefore changes numbers.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ Started = Future[Any] | None
 _POISON = 0xFF  # NaN in every floating-point dtype
 _PATIENCE_SECONDS = 2e-3
 _LIMIT_SECONDS = 60.0
+_ENDED = "operation not permitted on an event last recorded in a capturing stream"
 
 
 class StreamError(RuntimeError):
@@ -36,10 +38,11 @@ class StreamError(RuntimeError):
 
 @dataclass(frozen=True)
 class Event:
-    """The first `count` entries of a stream have ended."""
+    """The first `count` entries of a stream have ended. capture: during which it was recorded."""
 
     stream: Stream
     count: int
+    capture: object = None
 
     @property
     def has_come(self) -> bool:
@@ -48,14 +51,10 @@ class Event:
 
 @dataclass(frozen=True)
 class Entry:
-    """after: what it waits for. is_message: may run together with the messages next to it.
-
-    touches: addresses of the memory that it reads or writes.
-    """
+    """after: what it waits for. touches: addresses of the memory that it reads or writes."""
 
     run: Callable[[], Started]
     after: tuple[Event, ...]
-    is_message: bool = False
     touches: frozenset[int] = frozenset()
 
 
@@ -63,34 +62,49 @@ class Entry:
 class Stream:
     """weight: how readily it runs. waits: of its next entry, the last event of every stream.
 
-    flying: started, with its work.
+    flying: started, with its work. capture: that it takes part in, if any.
     """
 
     name: str
     weight: float
     queue: deque[Entry] = field(default_factory=deque)
     waits: dict[Stream, Event] = field(default_factory=dict)
-    flying: deque[tuple[Entry, Future[Any]]] = field(default_factory=deque)
+    flying: tuple[Entry, Future[Any]] | None = None
     ended: int = 0
+    capture: object = None
 
     def pending(self) -> list[Entry]:
         """What has not ended."""
-        return [*(entry for entry, _ in self.flying), *self.queue]
+        return [*([self.flying[0]] if self.flying else []), *self.queue]
 
     def last(self) -> Event:
         """Every entry so far."""
-        return Event(self, self.ended + len(self.flying) + len(self.queue))
+        return Event(self, self.ended + len(self.pending()), self.capture)
 
     def record(self) -> list[Event]:
         """Everything so far: what it has been told to wait for as well."""
         return [self.last(), *self.waits.values()]
 
     def wait_for(self, events: Iterable[Event]) -> None:
-        """What is enqueued from now on comes behind them."""
+        """What is enqueued from now on comes behind them, and is captured if they are.
+
+        Raises:
+            StreamError: the stream is captured and they are not, or their capture has ended.
+        """
         for event in events:
+            if event.capture is not self.capture:
+                self._join(event.capture)
             known = self.waits.get(event.stream)
             if known is None or known.count < event.count:
                 self.waits[event.stream] = event
+
+    def _join(self, capture: object) -> None:
+        if self.capture is not None:
+            raise StreamError("dependency created on uncaptured work in another stream")
+        if LateDevice.now is None or capture is not LateDevice.now.capture:
+            raise StreamError(_ENDED)
+        self.capture = capture
+        self.waits.clear()
 
     def record_event(self) -> RecordedEvent:
         """What can be waited for by another stream."""
@@ -102,10 +116,8 @@ class Stream:
 
     @property
     def can_start(self) -> bool:
-        if not self.queue or not all(event.has_come for event in self.queue[0].after):
-            return False
-        together = (self.queue[0], *(entry for entry, _ in self.flying))
-        return not self.flying or all(entry.is_message for entry in together)
+        is_free = bool(self.queue) and self.flying is None
+        return is_free and all(event.has_come for event in self.queue[0].after)
 
     def start(self) -> None:
         entry = self.queue.popleft()
@@ -114,12 +126,13 @@ class Stream:
         if work is None:
             self.ended += 1
         else:
-            self.flying.append((entry, work))
+            self.flying = entry, work
 
     def land(self) -> None:
-        """Note what has ended, in order."""
-        while self.flying and self.flying[0][1].done():
-            self.flying.popleft()[1].result()
+        """Note what has ended."""
+        if self.flying and self.flying[1].done():
+            self.flying[1].result()
+            self.flying = None
             self.ended += 1
 
 
@@ -144,6 +157,7 @@ class RecordedEvent:
 class Block:
     """Memory that outlives its owner. stream: that it came from. capture: during which it did."""
 
+    memory: np.ndarray[Any, Any]
     bytes: Tensor
     stream: Stream
     capture: object
@@ -160,8 +174,9 @@ class LateDevice:
         self._random = random.Random(seed)
         self._streams: dict[str, Stream] = {}
         self._blocks: dict[int, Block] = {}
+        self._dropped: list[Block] = []
         self._of_host: dict[int, Tensor] = {}
-        self._capture: object = None
+        self.capture: object = None
         self.compute = self.current = self.stream("compute")
         self.ran = 0
 
@@ -186,13 +201,12 @@ class LateDevice:
         run: Callable[[], Started],
         stream: Stream | None = None,
         *,
-        is_message: bool = False,
         touches: Iterable[Tensor] = (),
     ) -> None:
         """Behind everything that is on the stream, and what it waits for."""
         stream = stream or self.current
         after, stream.waits = tuple(stream.waits.values()), {}
-        stream.queue.append(Entry(run, after, is_message, _addresses(touches)))
+        stream.queue.append(Entry(run, after, _addresses(touches)))
 
     def unordered(self, memory: Iterable[Tensor]) -> list[str]:
         """Streams that still have to touch this memory, and that the current one does not await."""
@@ -210,7 +224,7 @@ class LateDevice:
         Raises:
             StreamError: something waits for what nobody will do, or a capture is under way.
         """
-        if self._capture is not None:
+        if self.capture is not None:
             raise StreamError("operation not permitted when stream is capturing")
         for stream in streams or tuple(self._streams.values()):
             for event in stream.record():
@@ -229,7 +243,7 @@ class LateDevice:
                 chosen.start()
                 self.ran += 1
             else:
-                works = [work for one in flying for _, work in one.flying]
+                works = [one.flying[1] for one in flying if one.flying]
                 wait(works, _PATIENCE_SECONDS, FIRST_COMPLETED)
                 for one in flying:
                     one.land()
@@ -241,13 +255,24 @@ class LateDevice:
         size_bytes = like.untyped_storage().nbytes()
         if not size_bytes:
             return like
-        memory = np.full(size_bytes, _POISON if like.is_floating_point() else 0, dtype=np.uint8)
-        block = Block(torch.from_numpy(memory), self.current, self._capture)
-        owned = memory.view()
+        block = self._dropped_block(size_bytes) if like.is_floating_point() else None
+        if block is None:
+            value = _POISON if like.is_floating_point() else 0
+            memory = np.full(size_bytes, value, dtype=np.uint8)
+            block = Block(memory, torch.from_numpy(memory), self.current, self.capture)
+        owned = block.memory.view()
         end = weakref.finalize(owned, self._drop, block)
         end.atexit = False
         self._blocks[block.bytes.data_ptr()] = block
         return _over(torch.from_numpy(owned), like)
+
+    def _dropped_block(self, size_bytes: int) -> Block | None:
+        """The last one of this size from the current stream, and from the capture under way."""
+        wanted = size_bytes, self.current, self.capture
+        for number, block in reversed([*enumerate(self._dropped)]):
+            if (block.memory.nbytes, block.stream, block.capture) == wanted:
+                return self._dropped.pop(number)
+        return None
 
     def has(self, tensor: Tensor) -> bool:
         """Whether its memory is the device's."""
@@ -283,10 +308,11 @@ class LateDevice:
     def _drop(self, block: Block) -> None:
         del self._blocks[block.bytes.data_ptr()]
         self._spoil(block)
+        self._dropped.append(block)
 
     def _spoil(self, block: Block) -> None:
         """From here on the stream that it was allocated on may use it for something else."""
-        if LateDevice.now is not self or block.capture is not self._capture:
+        if LateDevice.now is not self or block.capture is not self.capture:
             return  # a graph keeps its memory, and none that was there before
 
         def spoil() -> None:
@@ -300,7 +326,9 @@ class LateDevice:
     def capturing(self, graph: LateGraph, stream: Stream) -> Iterator[None]:
         """What is enqueued inside the block belongs to `graph`, and does not run."""
         self.synchronize()
-        self._capture = graph
+        self.capture = stream.capture = graph
+        for one in self._streams.values():
+            one.waits.clear()
         try:
             with self.on(stream):
                 yield
@@ -308,8 +336,9 @@ class LateDevice:
             for one in self._streams.values():
                 graph.entries += [(one, entry) for entry in one.queue]
         finally:
-            self._capture = None
+            self.capture = None
             for one in self._streams.values():
+                one.capture = None
                 one.queue.clear()
                 one.waits.clear()
         graph.begin = {one: one.ended for one in self._streams.values()}
@@ -325,7 +354,7 @@ class LateDevice:
         for stream, entry in graph.entries:
             inside = [e for e in entry.after if e.count > graph.begin.get(e.stream, e.count)]
             stream.wait_for(Event(e.stream, e.count + shift[e.stream]) for e in inside)
-            self.enqueue(entry.run, stream, is_message=entry.is_message)
+            self.enqueue(entry.run, stream)
         for stream in shift:
             self.current.wait_stream(stream)
 

@@ -7,7 +7,7 @@ late device it is gloo.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache
@@ -56,38 +56,48 @@ class LateGroup(dist.ProcessGroup):
     def _get_backend(self, _device: torch.device) -> Any:
         return self._gloo
 
-    def _issue(self, name: str, arguments: tuple[Any, ...], *, is_message: bool) -> Any:
-        start = getattr(self._gloo, name)
+    def _issue(self, *calls: tuple[str, tuple[Any, ...]]) -> Any:
+        """Calls of gloo that start together, and of which none has ended before all have."""
         device = LateDevice.now
         if device is None:
-            return start(*arguments)
-        if any(device.is_of_host(one) for one in tree_leaves(arguments) if isinstance(one, Tensor)):
-            return getattr(self._of_host, name)(*arguments)
+            return _start(self._gloo, calls)[-1]
+        if any(device.is_of_host(one) for one in tree_leaves(calls) if isinstance(one, Tensor)):
+            return _start(self._of_host, calls)[-1]
         with torch._C._DisableTorchDispatch():
-            beneath = tree_map_only(Tensor, device.beneath, arguments)
+            beneath = tree_map_only(Tensor, device.beneath, calls)
 
         def run() -> Started:
             # gloo's messages and reductions come to their end while somebody waits.
-            return self._waiting.submit(start(*beneath).wait)
+            works = _start(self._gloo, beneath)
+            return self._waiting.submit(lambda: [work.wait() for work in works])
 
         stream = device.stream(f"group {self.group_name}")
         stream.wait_for(device.current.record())
         touches = [one for one in tree_leaves(beneath) if isinstance(one, Tensor)]
-        device.enqueue(run, stream, is_message=is_message, touches=touches)
-        return LateWork(device, stream.last(), arguments)
+        device.enqueue(run, stream, touches=touches)
+        return LateWork(device, stream.last(), calls)
 
 
-def _collective(name: str, *, is_message: bool = False) -> Callable[..., Any]:
+def _start(gloo: Any, calls: Iterable[tuple[str, tuple[Any, ...]]]) -> list[Any]:
+    return [getattr(gloo, name)(*arguments) for name, arguments in calls]
+
+
+def late_batch(operations: list[dist.P2POp]) -> list[dist.Work]:
+    """`batch_isend_irecv` as NCCL's: one kernel, so one work for all of its messages."""
+    calls = [(op.op.__name__[1:], ([op.tensor], op.group_peer, op.tag)) for op in operations]
+    return [operations[0].group._issue(*calls)]
+
+
+def _collective(name: str) -> Callable[..., Any]:
     def issue(group: LateGroup, *arguments: Any) -> Any:
-        return group._issue(name, arguments, is_message=is_message)
+        return group._issue((name, arguments))
 
     return issue
 
 
-for _name in ("allreduce", "broadcast", "allgather", "_allgather_base", "_reduce_scatter_base"):
+_COLLECTIVES = ("allreduce", "broadcast", "allgather", "_allgather_base", "_reduce_scatter_base")
+for _name in (*_COLLECTIVES, "send", "recv"):
     setattr(LateGroup, _name, _collective(_name))
-for _name in ("send", "recv"):
-    setattr(LateGroup, _name, _collective(_name, is_message=True))
 # torch 2.13 renamed two of them.
 LateGroup.all_gather_single = LateGroup._allgather_base
 LateGroup.reduce_scatter_single = LateGroup._reduce_scatter_base

@@ -10,12 +10,14 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from late.device import LateDevice, LateGraph, Stream
+from late.group import late_batch
 from mfsdp_core.streams import CudaStreams, Streams
 
 _READ_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
@@ -57,6 +59,7 @@ def _twins(device: LateDevice) -> list[tuple[Any, str, Any]]:
         (torch.cuda, "synchronize", lambda _: device.synchronize()),
         (torch.cuda, "CUDAGraph", partial(LateGraph, device)),
         (torch.cuda, "graph", graph),
+        (dist, "batch_isend_irecv", late_batch),
     ]
 
 
