@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
-from weakref import ReferenceType, WeakValueDictionary, ref
+from weakref import ReferenceType, WeakKeyDictionary, WeakValueDictionary, ref
 
 import torch
 import torch.distributed as dist
@@ -121,7 +121,7 @@ def fully_shard(
     refuse(_unpinned(offload_policy, place.environment.streams.device))
     refuse(row for m in modules for inner in _inside(m) for row in _wrong_inside(inner, place))
     for each in modules:
-        unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
+        unit = Unit(f"{next(place.agreed.numbers)} {type(each).__name__}", each, index=None)
         unit.stays = {"forward"} if reshard_after_forward is False else set()
         state = _Sharded(unit, place, options, alone, ignored, reshard_after_forward is None)
         if not isinstance(reshard_after_forward, bool | None):
@@ -345,11 +345,22 @@ class _Options(Options):
 
 
 @dataclass(eq=False)
+class _Agreed:
+    """What ranks of a mesh count and make alike, whatever garbage one of them has collected.
+
+    numbers: of calls. partners: meshes of so many neighbours along the dimension that shards.
+    """
+
+    numbers: Iterator[int] = field(default_factory=itertools.count)
+    partners: dict[int, DeviceMesh] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
 class _Place:
-    """What units on one mesh share. numbers: of their calls, the same on all ranks of the mesh."""
+    """What units on one mesh share."""
 
     environment: Environment
-    numbers: Iterator[int] = field(default_factory=itertools.count)
+    agreed: _Agreed
     _partners: dict[int, Communicator] = field(default_factory=dict)
 
     def partners_of(self, ranks: int) -> Communicator:
@@ -360,7 +371,10 @@ class _Place:
                 self.environment.events,
                 self.environment.streams,
             )
-            group = DeviceMesh(mesh.device_type, mesh.mesh.reshape(-1, ranks)).get_group(1)
+            if ranks not in self.agreed.partners:
+                parts = DeviceMesh(mesh.device_type, mesh.mesh.reshape(-1, ranks))
+                self.agreed.partners[ranks] = parts
+            group = self.agreed.partners[ranks].get_group(1)
             self._partners[ranks] = Communicator(group, "inner", events, streams)
         return self._partners[ranks]
 
@@ -545,6 +559,9 @@ def _cast_around(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
 
 #: By mesh (None: all ranks) and the world, as long as something is sharded there.
 _places: WeakValueDictionary[tuple[object, int], _Place] = WeakValueDictionary()
+#: By mesh, as long as the world is there.
+_agreed: WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh | None, _Agreed]]
+_agreed = WeakKeyDictionary()
 
 
 def _place(
@@ -557,11 +574,13 @@ def _place(
     if mesh is not None and mesh.mesh_dim_names is not None and mesh.ndim > 1:
         outer, inner = mesh.mesh_dim_names
         options = replace(options, dp_outer_dim=outer, dp_shard_dim=inner)
-    key = mesh, id(dist.group.WORLD)
+    world: Any = dist.group.WORLD
+    key = mesh, id(world)
     place = _places.get(key)
     if place is None:
         group = mesh._flatten().get_group() if mesh is not None and mesh.ndim > 1 else None
-        place = _Place(environment_of(replace(options, hybrid_fsdp_group=group)))
+        environment = environment_of(replace(options, hybrid_fsdp_group=group))
+        place = _Place(environment, _agreed.setdefault(world, {}).setdefault(mesh, _Agreed()))
         _places[key] = place
     return options, place
 

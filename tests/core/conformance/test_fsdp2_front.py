@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -406,6 +407,21 @@ def _built_on_meta() -> Any:
     with torch.device("meta"):
         model = _Drawn()
     return _shard(model.double())
+
+
+@pytest.mark.on_ranks(4)
+def test_a_second_model_trains_where_one_rank_has_collected_the_first() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        for options in ({}, {}, _IN_TWO, _IN_TWO):
+            model, plain = _pair(**options)
+            _train_beside(model, plain, steps=1)
+            del model
+            if dist.get_rank() == 0:
+                gc.collect()
+    finally:
+        gc.enable()
 
 
 def test_a_model_on_the_meta_device_gets_memory_and_values_later() -> None:
