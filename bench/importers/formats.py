@@ -81,7 +81,7 @@ class LineForm(Frozen):
     """Whose step it tells of where it has no number: none, or the next or last line with one."""
     count_from: Literal[0, 1] = 1
     least: int = 0
-    """Fields of ours that the line must have to be one of this kind."""
+    """Fields of ours that the line must name to be one of this kind."""
 
     @model_validator(mode="after")
     def _names_its_values(self) -> Self:

@@ -62,8 +62,9 @@ class Said:
     `ours`), and others by the source's. facts: fields of `Workload`; arguments: of the program.
     kind: lines of one step that say different things; of one kind the last counts, and of memory,
     which ranks print, the largest. belongs: of a line without a step, to which line with one.
-    unread: fields whose text is not understood, and the text. unknown: names that the row does not
-    have. is_cut_off: whether something stands behind its last separator; cut_off: that field.
+    unread: fields whose text is not understood, and the text. empty: how many fields have none.
+    unknown: names that the row does not have. is_cut_off: whether something stands behind its last
+    separator; cut_off: that field.
     """
 
     step: int | None = None
@@ -72,6 +73,7 @@ class Said:
     arguments: dict[str, str] = field(default_factory=dict)
     kind: str = "step"
     ours: set[str] = field(default_factory=set)
+    empty: int = 0
     belongs: str = "own"
     unread: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)

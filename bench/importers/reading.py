@@ -44,7 +44,7 @@ class FormatReader:
         for form in self.row.lines:
             if any(word in text for word in form.has) and (match := form.match.search(text)):
                 said = self._said(form, match)
-                if said is not None and len(said.ours) >= form.least:
+                if said is not None and _count_named(said) >= form.least:
                     return said
         return None
 
@@ -133,6 +133,7 @@ class FormatReader:
             told.update(target.name for target in targets[:1])
             number = amounts[0].plain if amounts else None
             if text.strip().lower() in NOTHING:
+                said.empty += bool(targets)
                 continue
             if number is not None and 0 <= number < MOST and self.row.step.fullmatch(name):
                 said.step = int(number) + 1 - self.row.step_from
@@ -178,6 +179,12 @@ class FormatReader:
                 said.ours.add(target.name)
 
 
+def _count_named(said: Said) -> int:
+    """Fields of ours that a line names; 0 where none of them has a text."""
+    read = len(said.ours) + len(said.unread)
+    return read and read + said.empty
+
+
 def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], str, bool]:
     """Pairs of name and text, texts that are no pair, what has no separator behind it.
 
@@ -196,7 +203,8 @@ def _cut(form: LineForm, text: str) -> tuple[list[tuple[str, str]], list[str], s
     both = [(part, form.field.fullmatch(part)) for part in parts if part]
     pairs = [(_name(m["name"]), m["value"].strip()) for _, m in both if m]
     strange = [_without_digits(part) for part, m in both if not m]
-    return pairs, strange, tail, bool(not both or both[-1][1])
+    # What begins with a digit, as `12.5% done`, is no name that was cut off from its value.
+    return pairs, strange, tail, not both or bool(both[-1][1] or both[-1][0][0].isdigit())
 
 
 def _whole(text: str) -> int | None:

@@ -513,3 +513,43 @@ def test_a_long_line_is_read_or_passed_over(kind: str) -> None:
             runs_of(LONG[kind](count))
         except NothingMeasuredError:
             continue
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("step 2: loss -nan, time 5ms", ("nan", 5.0)),
+        ("step 2: loss tensor(2.0) | time 5ms", ("2.0", 5.0)),
+        # A field without a value leaves the others of their line.
+        ("step 2: loss -, time 5ms", ("None", 5.0)),
+        # An evaluation is one field of a step of training, before or behind its loss.
+        ("step 2: loss 2.0, time 5ms, val 3.0", ("2.0", 5.0)),
+        ("step 2: loss 2.0, eval acc: 3.0, time 5ms", ("2.0", 5.0)),
+        ("step 2: val 3.0, loss 2.0, time 5ms", ("2.0", 5.0)),
+        ("step 2: train loss 2.0, val loss 3.0, time 5ms", ("2.0", 5.0)),
+        # Lines of an evaluation.
+        ("step 2: val loss 3.0, lr 1e-3, time 5ms", None),
+        ("step 2: train loss 2.0, val loss 3.0", None),
+        ("step 2: loss 3.0, time 5ms, split: val", None),
+        ("Validation step 2: loss 3.0, time 5ms", None),
+        ("eval epoch 3 step 2: loss 3.0, time 5ms", None),
+    ],
+)
+def test_a_line_of_pairs_is_a_step_unless_it_is_an_evaluation(line, wanted) -> None:
+    (run,) = runs_of(f"step 1: loss 2.5, time 6ms, 12.5% done\nsaved, time 3ms\n{line}\n")
+    assert [(str(step.loss), step.milliseconds) for step in run.steps] == [
+        ("2.5", 6.0),
+        *([wanted] if wanted else []),
+    ]
+
+
+def test_a_run_whose_first_line_has_an_evaluation_ends_where_steps_begin_again() -> None:
+    text = "step 1: loss 2.5, time 6ms, val 3.0\nstep 2: loss 2.4, time 6ms\n"
+    runs = runs_of(text + "step 1: loss 2.1, time 5ms\n")
+    assert [len(run.steps) for run in runs] == [2, 1]
+
+
+def test_a_line_of_pairs_of_which_no_number_is_understood_is_named() -> None:
+    text = "step 1: loss 2.5, lr 1.0\nstep 2: loss 2.1 (2.3), time 5 (6)\n"
+    (run,) = runs_of(text)
+    assert "loss 2.1 (2.3) (line 2)" in str(run.provenance.remarks)
