@@ -13,7 +13,7 @@ from math import isfinite
 
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
-from bench.derive.metrics import LIVE_STORAGE
+from bench.derive.metrics import LIVE_STORAGE, judged_metrics
 from reports.compare.counts import milliseconds, site_rises
 from reports.compare.judge import Judgement, Verdicts
 from reports.compare.sides import Pair
@@ -195,8 +195,12 @@ def _changes(rows: Sequence[Judgement]) -> str:
     if rows[0].is_count and counts:
         return " " + " to ".join(dict.fromkeys(f"{n:+,.0f}" for n in (min(counts), max(counts))))
     known = [row.change for row in rows if row.change is not None]
-    if not known or not all(map(isfinite, known)):
-        reasons = (row.reason for row in rows if row.change is not None and row.reason)
+    # No distance: the change at the last step is not what made the curves differ.
+    apart = [
+        row for row in rows if judged_metrics()[row.metric].judge == "curve" and not row.tolerance
+    ]
+    if not known or not all(map(isfinite, known)) or apart:
+        reasons = (row.reason for row in apart or rows if row.change is not None and row.reason)
         return "".join(f" {reason}" for reason in itertools.islice(reasons, 1))
     exact = rows[0].time_ratio is None
     ends = (quantity.change(end, exact=exact) for end in (min(known), max(known)))

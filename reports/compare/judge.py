@@ -600,9 +600,9 @@ def judge_curve(
 
     accepted: distances that are right even if the repeats agree better.
     """
-    lengths = {curve.steps[-1] if curve.steps else 0 for curve in (*base, *head)}
-    if len(lengths) > 1 or 0 in lengths:
-        known = ", ".join(map(str, sorted(lengths)))
+    lengths = {curve.steps[-1] if curve.steps else None for curve in (*base, *head)}
+    if len(lengths) > 1 or None in lengths:
+        known = ", ".join(map(str, sorted(last or 0 for last in lengths)))
         return CurveFinding("regressed", f"the runs have different numbers of steps: {known}")
     steps, kept = (set.intersection(*(set(run.steps) for run in runs)) for runs in (base, head))
     if lacking := sorted(steps - kept):

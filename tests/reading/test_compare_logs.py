@@ -95,6 +95,27 @@ def test_a_loss_that_is_no_number_on_one_side_is_a_divergence(
     assert loss["reason"] == said.removeprefix("loss ")
 
 
+def test_a_gate_names_the_step_of_a_nan_that_later_steps_hide(tmp_path: Path) -> None:
+    base, head = (tmp_path / f"{name}.csv" for name in ("base", "head"))
+    for path, loss in ((base, 2.4), (head, "nan")):
+        path.write_text(f"step,loss,milliseconds\n1,2.5,100\n2,{loss},100\n3,2.3,100\n")
+    for sides, said in (((head, base), "nan at step 2, where the base has 2.4"),
+                        ((base, head), "2.4 at step 2, where the base has nan")):  # fmt: skip
+        gate = GateVerb(sweep=str(sides[0]), baseline=str(sides[1]), results=tmp_path / "no").run()
+        assert gate.data["outcome"].endswith(f" regressed: loss (spread) {said}")
+
+
+@pytest.mark.parametrize(("pr", "verdict"), [(2.4, "equivalent"), (2.6, "regressed")])
+def test_losses_without_steps_are_compared_as_one_value(tmp_path: Path, pr, verdict) -> None:
+    base, head = tmp_path / "base" / "page.md", tmp_path / "head" / "page.md"
+    for path, loss in ((base, 2.4), (head, pr)):
+        path.parent.mkdir()
+        path.write_text(f"| run | loss |\n|---|---|\n| main | 2.5 |\n| PR | {loss} |\n")
+    gate = GateVerb(sweep=str(head), baseline=str(base), results=tmp_path / "no").run()
+    losses = [row["verdict"] for row in gate.data["judgements"] if row["metric"] == "loss"]
+    assert losses == ["equivalent", verdict]
+
+
 def test_of_a_pasted_table_the_side_that_diverges_is_named(tmp_path: Path, capsys) -> None:
     page = tmp_path / "page.md"
     page.write_text("|step|main loss|PR loss|\n|-|-|-|\n|1|2.5|2.5|\n|2|2.4|nan|\n|3|2.3|nan|\n")
