@@ -30,7 +30,7 @@ _K, _LEAST = 1024, 64
 
 @functools.cache
 def wordings() -> SimpleNamespace:
-    """The file of that name: `names` of numbers, and patterns of what stands in a label."""
+    """The file of that name: `names` of numbers, and patterns of labels and of summaries."""
     path = Path(__file__).with_name("wordings.yaml")
     table = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
     number = r"\d(?:[\d,]*\d)?(?:\s?k)?"
@@ -45,6 +45,7 @@ def wordings() -> SimpleNamespace:
     texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
     patterns = [re.compile(text, re.IGNORECASE) for text in texts]
     of_labels = {
+        "summaries": re.compile(table["summaries"], re.IGNORECASE),
         "numbers": patterns[0],
         "model": patterns[1],
         "device": patterns[2],

@@ -37,7 +37,7 @@ class FormatReader:
         self.known = re.compile("|".join(told), re.IGNORECASE)
         self._kept = re.compile("|".join(kept) or "(?!)", re.IGNORECASE)
         self.meaning = functools.cache(self._meaning)
-        self._fact = functools.cache(self._fact_of)
+        self.fact = functools.cache(self._fact_of)
 
     def read(self, text: str) -> Said | None:
         """What a line says; None for a line of anything else."""
@@ -128,7 +128,7 @@ class FormatReader:
         for name, text in pairs:
             if name in self.row.frameworks:
                 said.facts["framework"] = self.row.frameworks[name]
-            targets, fact, amounts = self.meaning(name), self._fact(name), quantities(text)
+            targets, fact, amounts = self.meaning(name), self.fact(name), quantities(text)
             first = targets and targets[0].name not in told
             told.update(target.name for target in targets[:1])
             number = amounts[0].plain if amounts else None

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from bench.importers.labels import wordings
 from bench.importers.parsed import Parsed, Said
 from bench.importers.quantities import NOTHING, NUMBER, quantities
 from bench.importers.reading import MOST, FormatReader, step_in
@@ -23,14 +24,15 @@ _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?")
 # word may be of another quantity, as in `loss scale`.
 _SIDE = re.compile(
     r"(?i)(?:main|master|base(?:line)?|before|old|upstream|ref(?:erence)?|control"
-    r"|(?:this )?pr|head|new|after|ours?|patch(?:ed)?|feature|branch|candidate"
+    r"|(?:this )?pr|head|new|after|ours?|patch(?:ed)?|feature|branch|candidate|exp(?:eriment)?"
     r"|(?:ya)?fsdp[12]?|m?fsdp|hsdp|hfsdp|ddp|zero-?\d|deepspeed|megatron(?:[- ]fsdp)?)"
 )
 _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
-# Differences, and the numbers of rows, do not say of which run a row is.
-_OF_NO_RUN = re.compile(r"(?i).*(?:diff|delta|\u0394|gap|change|ratio|speed-?up|%)|unnamed$")
+# Shares, and the numbers of rows, do not say of which run a row is.
+_OF_NO_RUN = re.compile(r".*%|unnamed$")
+_BASE = re.compile(r"(?i)(?:main|master|base(?:line)?|before|reference)\b")
 
 
 @dataclass(frozen=True)
@@ -111,17 +113,25 @@ class LogTable:
         """
         if self._split is _piped and not any(column.is_known for column in self._columns):
             self._turn()
+        summaries = self._without_summaries()
         self._tell_lengths()
         sides = list(dict.fromkeys(column.run for column in self._columns if column.run)) or [""]
         has_steps = any(column.is_step for column in self._columns)
         other = [at for at, c in enumerate(self._columns) if not (c.is_known or c.is_step or c.run)]
         labels = self._labels(other)
         names = {at: self._columns[at].name.lower() for at in other}
-        telling = [name for at, name in names.items() if at in labels or not _OF_NO_RUN.match(name)]
+        of_none = {name for name in names.values() if _is_summary(name) or _OF_NO_RUN.match(name)}
+        telling = [name for at, name in names.items() if at in labels or name not in of_none]
         named = sorted({c.at_step for c in self._columns if c.is_known and c.at_step is not None})
         are_steps = has_steps or not (telling or named) or "epoch" in telling
         # What is said of no step stands at the first that is named.
         steps = [None] if are_steps else named or [0]
+        labels, shared = ([*labels], []) if sides != [""] else self._by_side(labels, other)
+        of_base = {
+            tuple(cells[at] for at in shared)
+            for cells in self._whole
+            if shared and _BASE.match(cells[labels[0]])
+        }
         runs: list[Parsed] = []
         latest: dict[tuple[str, str, int], Parsed] = {}
         for number, cells in self._rows:
@@ -130,7 +140,9 @@ class LogTable:
                     runs[-1].drop(f"line {number}", "row of cells", str(len(cells)))
                 continue
             row = list(zip(self._columns, cells, strict=True))
-            words = " ".join([cells[at] for at in labels if _is_word(cells[at])][:3])
+            called = " ".join([cells[at] for at in labels if _is_word(cells[at])][:3])
+            both = (called, *(self._shared(at, cells[at]) for at in shared))
+            words = " ".join(filter(None, both))
             for side, step in itertools.product(sides, steps):
                 at = (step, None) if step == steps[0] else (step,)
                 own = row if are_steps else [cell for cell in row if cell[0].at_step in at]
@@ -150,13 +162,20 @@ class LogTable:
                     )
                     label = ": ".join(filter(None, (words, side)))
                     latest[key] = Parsed(
-                        self._reader.row.name, label, side, remarks=[remark] if remark else []
+                        self._reader.row.name,
+                        label,
+                        side or (called if self._has_base(labels[:1]) else ""),
+                        remarks=[remark] if remark else [],
                     )
+                    if of_base and tuple(cells[at] for at in shared) not in of_base:
+                        latest[key].remarks.append("not comparable: no row of the base is like it")
                     latest[key].begins_again(said, "")
                     runs.append(latest[key])
                 latest[key].seen(number)
                 if said.values or said.unread:
                     latest[key].add(said, number)
+        if summaries and runs:
+            runs[0].remarks.append(f"no runs, as their names say: {', '.join(summaries)}")
         return runs
 
     @property
@@ -183,6 +202,52 @@ class LogTable:
                 if _are_runs([*series.values()]):
                     return list(some)
         return []
+
+    @property
+    def _left(self) -> list[int]:
+        """Columns in front of the first with a number of ours."""
+        known = (at for at, column in enumerate(self._columns) if column.is_known)
+        return [*range(next(known, len(self._columns)))]
+
+    def _without_summaries(self) -> list[str]:
+        """Leave out rows that are no runs, as of differences; their names."""
+        if any(column.is_step for column in self._columns):
+            return []
+        named = [
+            next((cells[at] for at in self._left if at < len(cells) and _is_summary(cells[at])), "")
+            for _, cells in self._rows
+        ]
+        self._rows = [row for row, name in zip(self._rows, named, strict=True) if not name]
+        return [*dict.fromkeys(filter(None, named))]
+
+    def _has_base(self, some: Sequence[int]) -> bool:
+        """Whether these columns call a row main or base."""
+        return any(_BASE.match(cells[at]) for cells in self._whole for at in some)
+
+    def _by_side(self, labels: list[int], other: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Columns that say of which side a row is, and those that are alike in rows of a pair.
+
+        The latter vary within a side, and are two of: alike in two sides, in front, words.
+        """
+        side = next((at for at in labels if self._has_base([at])), None)
+        if side is None:
+            return labels, []
+        shared: list[int] = []
+        for at in other:
+            of_side: dict[str, set[str]] = {}
+            for cells in self._whole:
+                of_side.setdefault(cells[side], set()).add(cells[at])
+            stands = Counter(itertools.chain.from_iterable(of_side.values()))
+            name, is_again = self._columns[at].name, max(stands.values()) > 1
+            is_label = is_again + (at in self._left) + (at in labels) > 1
+            is_label |= is_again and bool(self._reader.fact(name))
+            if at != side and is_label and max(map(len, of_side.values())) > 1:
+                shared.append(at)
+        return [side, *(at for at in labels if at not in (side, *shared))], shared
+
+    def _shared(self, at: int, cell: str) -> str:
+        """What a cell says in a label: numbers with the name of their column."""
+        return cell if _is_word(cell) else f"{self._columns[at].name} {cell}"
 
     def _said(self, row: list[tuple[_Column, str]], side: str, step: int | None) -> Said:
         """What a row says of a side. step: where it has none."""
@@ -251,6 +316,10 @@ def _are_runs(series: Sequence[Sequence[str]]) -> bool:
     return all(len({*steps}) == len(steps) for steps in series) and (
         shared or len({steps[0] for steps in series}) == 1
     )
+
+
+def _is_summary(name: str) -> bool:
+    return wordings().summaries.fullmatch(name) is not None
 
 
 def _shown(name: str) -> str:

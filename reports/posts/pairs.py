@@ -22,27 +22,42 @@ def pairs(runs: Sequence[Shown], *, alike: bool = True) -> Iterator[Pair]:
     """Every run against the only one that is called main or base, else the nearest such one above.
 
     Where none is called so, against the first. Runs of a text with several are compared within it,
-    columns of a table within their rows, and where they should be alike, within a model, a sequence
-    length and a batch.
+    columns of a table within their rows, rows with a base within those whose other words are alike,
+    and where they should be alike, within a model, a sequence length and a batch.
     """
-    groups: dict[object, list[Shown]] = {}
+    groups: dict[tuple[object, ...], list[Shown]] = {}
     texts = Counter(run.origin for run in runs)
+    rows = Counter((run.origin, run.run.provenance.lines) for run in runs if run.run)
     for run in runs:
         if run.steps:
             work = run.workload
             text = run.origin if texts[run.origin] > 1 else ""
             origin = run.run.provenance if run.run else None
-            lines = origin.lines if origin and origin.side else None
+            within: object = origin.lines if origin and origin.side else None
+            if within and origin and rows[run.origin, origin.lines] == 1:
+                within = "".join(origin.label.rpartition(origin.side)[::2])
             same = (work.model, work.seq_len, work.global_batch) if alike else ()
-            groups.setdefault((text, lines, *same), []).append(run)
-    for group in groups.values():
+            groups.setdefault((text, within, *same), []).append(run)
+    for (_, within, *_), group in groups.items():
         named = [run for run in group if _BASE.search(_label(run))]
+        if isinstance(within, str) and not named:
+            continue
         base = named[0] if len(named) == 1 else group[0]
         for run in group:
             if run in named:
                 base = run
-            elif run is not base:
-                yield _ordered(base, run)
+            elif run is not base and (other := _alike(run, named, base, isinstance(within, str))):
+                yield _ordered(other, run)
+
+
+def _alike(run: Shown, named: Sequence[Shown], base: Shown, is_row: bool) -> Shown | None:
+    """Of several bases that whose name ends like this run's, else `base`, but of rows none."""
+    if len(named) < 2:  # noqa: PLR2004 - one base
+        return base
+    ends = [(_BASE.sub("", _label(other)).strip(), other) for other in named]
+    fitting = [other for end, other in ends if end and f" {_label(run)}".endswith(f" {end}")]
+    differ = len({end for end, _ in ends}) > 1
+    return fitting[-1] if fitting and differ else None if is_row and differ else base
 
 
 def changes(pair: Pair) -> dict[str, float]:

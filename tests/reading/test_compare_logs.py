@@ -13,11 +13,13 @@ from bench.cli.export import ExportVerb
 from bench.cli.gate import GateVerb
 from bench.cli.import_ import ImportVerb
 from bench.errors import UsageError
+from bench.importers.table import read_text
 from bench.resolve.presets import PRESETS
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.logs import flops_doubt, of_import
 from reports.compare.unlike import trade_off
 from reports.exports import FORMS
+from reports.posts.pairs import changes, pairs
 
 LINE = (
     "iteration {}/ 9 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): 300."
@@ -341,3 +343,95 @@ def test_no_model_is_invented() -> None:
         assert flops_doubt(run(model, None, None), PRESETS) == ""
     # No number of devices that is a power of two is within 2 %.
     assert flops_doubt(run("Llama 8B", 1024, None, rate=200.0), PRESETS) == ""
+
+
+def paired(table: str) -> tuple[list[ImportedRun], list[tuple[str, str, float | None]]]:
+    """The runs of a table, lines apart by semicolons, and the pairs with the ratio of times."""
+    header, *rows = (line.strip() for line in table.split(";"))
+    page = "\n".join((header, "|".join("-" * (header.count("|") + 1)), *rows)) + "\n"
+    runs = read_text("page", [page.encode()], None, {})
+    both = pairs([of_import(run) for run in runs], alike=False)
+    told = [
+        (*(run.run.provenance.label for run in pair), changes(pair).get("time")) for pair in both
+    ]
+    return runs, told
+
+
+@pytest.mark.parametrize(
+    ("table", "told"),
+    [
+        (
+            "branch|dtype|step time (ms); main|bf16|100; main|fp32|300; PR|bf16|100; PR|fp32|300",
+            [("main bf16", "PR bf16", 1.0), ("main fp32", "PR fp32", 1.0)],
+        ),
+        (
+            "dtype|branch|step time (ms); bf16|PR|100; fp32|PR|300; bf16|main|100; tf32|main|300",
+            [("main bf16", "PR bf16", 1.0)],
+        ),
+        (
+            "ZeRO|branch|step time (ms); 1|main|100; 3|main|300; 1|PR|100; 3|PR|300",
+            [("main ZeRO 1", "PR ZeRO 1", 1.0), ("main ZeRO 3", "PR ZeRO 3", 1.0)],
+        ),
+        (
+            "branch|seq_len|step time (ms); main|4096|100; main|8192|300; PR|4096|100; PR|8192|300",
+            [
+                ("main seq_len 4096", "PR seq_len 4096", 1.0),
+                ("main seq_len 8192", "PR seq_len 8192", 1.0),
+            ],
+        ),
+        (
+            "layers|branch|step time (ms); 12|main|100; 12|PR|100; 24|main|300; 24|PR|300",
+            [("main layers 12", "PR layers 12", 1.0), ("main layers 24", "PR layers 24", 1.0)],
+        ),
+        (
+            "run|step time (ms); main bf16|100; main fp32|300; PR bf16|100; PR fp32|300",
+            [("main bf16", "PR bf16", 1.0), ("main fp32", "PR fp32", 1.0)],
+        ),
+        (
+            "branch | commit | step time (ms); main | abc | 100; PR | def | 50",
+            [("main abc", "PR def", 0.5)],
+        ),
+        (
+            "branch | dtype | step time (ms); main | bf16 | 100; PR | bf16 | 50; PR | fp32 | 300",
+            [("main bf16", "PR bf16", 0.5)],
+        ),
+    ],
+)
+def test_a_row_is_compared_with_the_row_of_the_base_that_is_alike(table, told) -> None:
+    runs, found = paired(table)
+    assert found == told
+    compared_runs = {name for base, head, _ in told for name in (base, head)}
+    for run in runs:
+        is_alone = "not comparable: no row of the base is like it" in run.provenance.remarks
+        is_base = run.provenance.label.startswith("main")
+        assert is_alone == (run.provenance.label not in compared_runs and not is_base)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("Δ", "diff", "difference", "delta", "ratio", "relative", "speedup", "change", "std"),
+        *("improvement", "tolerance", "pass", "p-value", "PR std", "diff (%)", "change vs main"),
+    ],
+)
+def test_a_summary_is_no_run(name: str) -> None:
+    for table in (
+        f"metric | main | PR | {name}; loss | 2.5 | 2.0 | 0.5; step time (ms) | 100 | 50 | 5",
+        f"variant | step time (ms) | loss; main | 100 | 2.5; PR | 50 | 2.0; {name} | 5 | 0.5",
+    ):
+        runs, found = paired(table)
+        assert found == [("main", "PR", 0.5)]
+        assert f"no runs, as their names say: {name}" in runs[0].provenance.remarks
+
+
+@pytest.mark.parametrize("name", ["this change", "with diff", "forward pass", "exchange"])
+def test_a_run_may_be_called_nearly_as_a_summary(name: str) -> None:
+    _, found = paired(f"variant | step time (ms); main | 100; {name} | 50")
+    assert found == [("main", name, 0.5)]
+
+
+@pytest.mark.parametrize("name", ["exp", "experiment", "candidate", "ours", "new", "patched"])
+def test_a_column_next_to_the_base_is_the_other_side(name: str) -> None:
+    runs, _ = paired(f"iteration | loss (base) | loss ({name}); 10 | 7.5 | 7.25")
+    assert [run.provenance.label for run in runs] == ["base", name]
+    assert [run.steps[0].loss for run in runs] == [7.5, 7.25]
