@@ -258,6 +258,8 @@ class Options:
                 given not in get_args(choices) and not (is_open and given is None),
                 f"{name}={given!r}: expected one of {', '.join(get_args(choices))}.",
             )
+        is_bool = isinstance(self.offload, bool)
+        yield not is_bool, f"offload={self.offload!r}: expected True or False."
         yield from self._refused_allocation()
         strategy = self.strategy
         yield (

@@ -11,7 +11,8 @@ outer axis, the first stays PARTIAL.
 
 [Note: gradients on the host] With offload a gradient is copied to host memory when the cycle's last
 reduction has landed, and the accumulator goes. The host waits for the copy where the gradient is
-attached. What is added to it later is added on the device, where it is brought back.
+attached. What is added to it later is added on the device, where it is brought back. What has been
+attached, a cast copy too, shows every sum that lands without an outer axis: users may change it.
 
 A result that has the placements of the accumulator is added; any other replaces what is there: the
 own contribution would count twice (R1). `reset`, that is `zero_grad`, gives the memory back.
@@ -126,6 +127,7 @@ class GradientBuffers:
         self.reduced: torch.Tensor | None = None
         self.is_attached = False
         self._is_new = True  # whether something has landed since then
+        self._is_shown = False  # whether what is attached has it
         self._is_last = False  # whether it is over when the reduction that is under way has landed
         self._copied: Work | None = None  # to the host
         self._name = spec.name
@@ -350,6 +352,7 @@ class GradientBuffers:
         work = by.reduce(data, target, self._name, average=self._average, total=total)
         self._flight = axis, own, work, None if buffer is self._accumulator else buffer, adds
         self.placements = after
+        self._is_shown = False
 
     def land(self) -> None:
         """Wait for what is under way; its result replaces what is in `into`, or is added to it."""
@@ -377,6 +380,8 @@ class GradientBuffers:
             self._events.publish(Event("land", operation, self._accumulator.row.dtype, *where))
         if self._is_last and self._outer is None:
             self._leave()
+        elif self.is_attached and self._outer is None:
+            self._show()
 
     def _leave(self) -> None:
         """See [Note: gradients on the host]."""
@@ -411,15 +416,8 @@ class GradientBuffers:
             return False
         self._once = passes == 1 and not self.is_attached
         self._is_new, self.is_attached = False, True
-        self._leave()
-        if self._copied is not None:
-            self._copied.wait()
-        reduced = self.reduced
-        assert reduced is not None  # a reduction has landed
-        if self._cast is not None:
-            reduced = self._cast.take().copy_(reduced)
-        self._view(reduced)
-        self._version = self._version_of_copy()
+        if not self._is_shown:
+            self._show()
         for managed, shard in zip(self.parameters, self._shards, strict=True):
             held = self._held(managed.sharded)
             if held is not None and held is not shard:
@@ -431,6 +429,18 @@ class GradientBuffers:
             if has_hooks(managed.sharded):
                 run_hooks(managed.sharded, shard, managed.names[0], once=self._once)
         return True
+
+    def _show(self) -> None:
+        """Let the gradients have what is reduced, in the memory and dtype that are handed over."""
+        self._leave()
+        if self._copied is not None:
+            self._copied.wait()
+        reduced = self.reduced
+        assert reduced is not None  # a reduction has landed
+        if self._cast is not None:
+            reduced = self._cast.take().copy_(reduced)
+        self._view(reduced)
+        self._version, self._is_shown = self._version_of_copy(), True
 
     def reads_at_once(self, unset: set[int]) -> bool:
         """Whether a gradient of `unset` goes to a hook, or where nobody sees that it is read."""
@@ -475,7 +485,7 @@ class GradientBuffers:
         """
         if self.reduced is not None:
             self.reduced.mul_(factor)
-        if self._is_new:
+        if not self._is_shown:
             return
         if self._cast is not None:
             self._cast.take().mul_(factor)
@@ -501,6 +511,7 @@ class GradientBuffers:
         """
         self.land()
         self._drop_bucket()
+        self._is_shown = False
         self._carried = None
         self._filled.clear()
         self._lent.clear()

@@ -77,6 +77,33 @@ def test_no_bit_changes(inner: str, outer: str, policy: str, way: str) -> None:
     _bits(inner, outer, policy, way, "aligned_stack" if outer else "unequal_units")
 
 
+def _clipped(toy: Sharded, *, last: bool) -> list[torch.Tensor]:
+    """Norms that torch clips after every pass, and weights. last: whether all passes are synced."""
+    model, found = toy.model, []
+    optimizer = fully_shard_optimizer(torch.optim.AdamW(model.parameters(), lr=0.05))
+    for microbatch in range(3):
+        with model.sync() if last or not microbatch else model.no_sync():
+            toy.backward(microbatch)
+        norm: Any = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        found.append(norm.full_tensor())
+    model.finish_grad_sync()
+    optimizer.step()
+    return [*found, *toy.full_parameters().values()]
+
+
+@pytest.mark.on_ranks
+@pytest.mark.parametrize("offload", [True, False])
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("inner", STRATEGIES[2:])
+def test_what_is_attached_shows_a_pass_that_is_not_the_last(
+    inner: str, policy: str, offload: bool
+) -> None:
+    found = _clipped(_sharded(inner, "", policy, "unequal_units", offload=offload), last=False)
+    expected = _clipped(_sharded(inner, "", policy, "unequal_units"), last=True)
+    assert all(map(torch.equal, found, expected))
+    assert len(found) == len(expected)
+
+
 @pytest.mark.on_ranks
 @pytest.mark.parametrize(("inner", "outer"), CASES)
 def test_bytes_of_the_host_are_booked_apart(inner: str, outer: str) -> None:
@@ -129,6 +156,7 @@ def test_checkpoints_load_with_and_without(tmp_path: Path, saves: bool) -> None:
 @pytest.mark.parametrize(
     ("options", "found"),
     [
+        ({"offload": "false"}, "expected True or False"),
         ({"use_decoupled_grad": True}, "use_decoupled_grad"),
         ({"nccl_ub": True}, "nccl_ub"),
         ({"on_double_reduction": "warn"}, "on_double_reduction"),
@@ -141,7 +169,7 @@ def test_checkpoints_load_with_and_without(tmp_path: Path, saves: bool) -> None:
 )
 def test_what_cannot_be_on_the_host_is_refused(options: dict[str, Any], found: str) -> None:
     with pytest.raises(ConfigurationError, match=found):
-        shard("linear_stack", 3, WORLD, offload=True, **options)
+        shard("linear_stack", 3, WORLD, **{"offload": True} | options)
 
 
 LATE = [Case(s, toy="unequal_units", options={"offload": True}) for s in STRATEGIES]
