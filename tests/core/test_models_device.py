@@ -34,7 +34,7 @@ def test_the_stream_that_waits_for_a_gather_is_of_the_models_device(
     copy_in, stream = CopyIn(THIRD), Stream()
     vars(copy_in)["stream"] = stream
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
-    copy_in.mark().wait()
+    copy_in.mark(on_host=False).wait()
     assert stream.event.waited == "stream of cuda:3"
 
 

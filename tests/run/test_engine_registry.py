@@ -139,8 +139,10 @@ def test_every_switch_of_a_spec_reaches_the_core_under_its_own_name():
         nan_check=True,
         cuda_graph=True,
         per_token_loss=True,
+        offload=True,
     )
     assert changed.arguments() == {
+        "offload": True,
         "overlap_grad_reduce": False,
         "overlap_param_gather": False,
         "average_in_collective": True,
