@@ -14,7 +14,7 @@ less than it says.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
@@ -258,8 +258,9 @@ class Options:
                 given not in get_args(choices) and not (is_open and given is None),
                 f"{name}={given!r}: expected one of {', '.join(get_args(choices))}.",
             )
-        is_bool = isinstance(self.offload, bool)
-        yield not is_bool, f"offload={self.offload!r}: expected True or False."
+        for switch in (own.name for own in fields(self) if own.type == "bool"):
+            given = getattr(self, switch)
+            yield not isinstance(given, bool), f"{switch}={given!r}: expected True or False."
         yield from self._refused_allocation()
         strategy = self.strategy
         yield (

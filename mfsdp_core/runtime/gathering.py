@@ -33,7 +33,6 @@ import torch
 from torch import nn
 
 from mfsdp_core.errors import LifecycleError
-from mfsdp_core.events import EventBus
 from mfsdp_core.plan.grouping import ROOT
 from mfsdp_core.plan.prefetch import Direction, PrefetchOrder, backward_of_nested
 from mfsdp_core.runtime.bucket import Bucket
@@ -49,13 +48,11 @@ class ScheduleByModule(Schedule):
         self,
         root: Unit,
         units: list[Unit],
-        order: PrefetchOrder,
-        events: EventBus,
-        *,
+        *given: Any,
         agree: Callable[[Sequence[int]], bool],
         **options: Any,
     ) -> None:
-        super().__init__(root, units, order, events, **options)
+        super().__init__(root, units, *given, **options)
         self.points = gather_points(root, units)
         parents = [None if p.around is None else p.around.index for p in self.points]
         nested = backward_of_nested(parents)

@@ -208,8 +208,8 @@ def tolerance_of(record: RunRecord) -> Tolerance:
     it, so the order of sums may round every element of an update differently, but for weights that
     no update has moved yet. So of what training has moved the loss by, one rounding is admitted.
     """
-    tolerance, values = tolerance_for(record.resolved), [*losses(record).values()]
-    if record.resolved.train.optimizer != "muon" or not all(values):
+    tolerance = tolerance_for(record.resolved)
+    if record.resolved.train.optimizer != "muon" or not all(values := [*losses(record).values()]):
         return tolerance
     moved = max((abs(1 - values[0] / value) for value in values), default=0.0)
     roundoff = UNIT_ROUNDOFF["bf16"]

@@ -20,12 +20,10 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.distributed.tensor import DTensor
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from late.operations import host_reads
+from late.operations import LocalOperations, host_reads
 from mfsdp_core.comm import symmetric
 from mfsdp_core.streams import CudaStreams
 
@@ -39,7 +37,7 @@ class CaptureError(RuntimeError):
     """What CUDA refuses during a capture, or what a replay would not do again."""
 
 
-class FakeCuda(TorchDispatchMode):
+class FakeCuda(LocalOperations):
     """While it is active there are eight devices.
 
     traffic: "what: operation in function" -> times. threads: -> operations on a device.
@@ -68,12 +66,7 @@ class FakeCuda(TorchDispatchMode):
         super().__exit__(*error)
         self._stack.close()
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again, as operations on what this rank holds
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None:
             return func(*args, **kwargs)  # DTensor asks for shapes
         name = func._schema.name.removeprefix("aten::")

@@ -63,19 +63,26 @@ def _twins(device: LateDevice) -> list[tuple[Any, str, Any]]:
     ]
 
 
-class Operations(TorchDispatchMode):
+class LocalOperations(TorchDispatchMode):
+    """Passes on operations on what this rank holds: those on DTensors come again as such."""
+
+    operate: Callable[..., Any]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        is_again = any(issubclass(kind, DTensor) for kind in types)
+        return NotImplemented if is_again else self.operate(func, args, kwargs or {})
+
+
+class Operations(LocalOperations):
     """Puts every operation on the current stream of the device."""
 
     def __init__(self, device: LateDevice) -> None:
         super().__init__()
         self._device = device
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if any(issubclass(kind, DTensor) for kind in types):
-            return NotImplemented  # it comes again, as operations on what this rank holds
+    def operate(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if _happens_at_once(func):
             return func(*args, **kwargs)
         given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
