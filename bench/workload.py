@@ -24,8 +24,8 @@ class Workload(Frozen):
     """One training run in the terms of any framework. Batches count sequences.
 
     framework: what ran it, as `megatron-lm`. engine, strategy: what shards. Dtypes are named as the
-    source names them. device: as `NVIDIA H100 80GB HBM3`. settings: whatever else the source says,
-    under its own names.
+    source names them. device: as `NVIDIA H100 80GB HBM3`. batch: where the source does not say of
+    how many devices. settings: whatever else the source says, under its own names.
     """
 
     framework: str
@@ -50,6 +50,7 @@ class Workload(Frozen):
     steps: Count | None = None
     global_batch: Count | None = None
     micro_batch: Count | None = None
+    batch: Count | None = None
     seq_len: Count | None = None
     optimizer: str | None = None
     settings: dict[str, str | int | float | bool | None] = Field(default_factory=dict)

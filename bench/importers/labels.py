@@ -38,7 +38,7 @@ def wordings() -> SimpleNamespace:
         rf"(?<![a-z])(?:{words})\s*(?:[=:]|of\b|is\b)?\s*(?P<{name}>{number}){table['end']}"
         rf"|(?<![\w.,-])(?P<{name}_before>{number})[\s-]?(?:{words})(?![a-z])"
         for name, words in table["numbers"].items()
-        if name != "ranks"
+        if name not in ("ranks", "batch")  # alone in a text, it may be a word
     )
     parts = re.compile("|".join(table["parts"]))
     forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
@@ -113,5 +113,8 @@ def _devices_of(label: str) -> dict[str, Any]:
 
 def as_name(label: str, most: int = 48) -> str:
     """The label as part of a name: `HFSDP 4-Node` is `hfsdp-4-node`."""
-    words = re.sub(r"[^a-z0-9]+", "-", label.lower()).strip("-")
+    short = label.rpartition(": ")[2]  # of a heading and a row the row tells runs apart
+    both = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for text in (label, short))
+    words, last = both
+    words = last if len(words) > most and last else words
     return words if len(words) <= most else words[:most].rpartition("-")[0] or words[:most]

@@ -11,7 +11,7 @@ NOTHING = ("", "-", "--", "—", "–", "n/a", "na", "none", "null")  # noqa: RU
 """What stands where there is no value."""
 _PART = re.compile(rf"(?P<number>{NUMBER})\s?(?P<unit>%|[a-zµ]+)?", re.IGNORECASE)
 _JOIN = re.compile(r"\s*/\s*|\s*\(\s*(?:avg|mean|average)?:?\s*|\s*(?:±|\+/-)\s*", re.IGNORECASE)
-_END = re.compile(r"(?:\s*/\s*[a-z]+)*\s*\)?", re.IGNORECASE)
+_END = re.compile(r"(?:(?:\s*/\s*|\s+per\s+)[a-z]+)*\s*\)?", re.IGNORECASE)
 # Of `812 ± 3 ms` the unit is that of both.
 _SPREAD = re.compile(r"^([\d.,]+)\s*(±|\+/-)\s*([\d.,]+)\s?([a-zA-Z]+)$")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\((.*?)(?:, device=.*)?\)")

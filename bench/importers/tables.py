@@ -217,6 +217,8 @@ class LogTable:
             next((cells[at] for at in self._left if at < len(cells) and _is_summary(cells[at])), "")
             for _, cells in self._rows
         ]
+        if all(named):  # as of a column that says of every row that it passed
+            return []
         self._rows = [row for row, name in zip(self._rows, named, strict=True) if not name]
         return [*dict.fromkeys(filter(None, named))]
 

@@ -132,7 +132,7 @@ class _Cut:
 
     def _begun(self, line: str) -> tuple[FormatReader, Said] | None:
         """What a line says that was wrapped before it could be known."""
-        for reader in self._readers:
+        for reader in self._readers if len(line) >= _NARROWEST else ():
             words = (word for form in reader.row.lines for word in form.has)
             if not reader.row.generic and any(word in line for word in words):
                 more = self._lines.ahead(1).strip()

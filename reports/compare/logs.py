@@ -195,6 +195,8 @@ _CHANGES = (
     ("TFLOP/s per device, median", "", "teraflops_per_device"),
     ("allocated peak of a device", "bytes", "device_peak_bytes"),
     ("reserved peak of a device", "bytes", "device_reserved_peak_bytes"),
+    ("allocated memory of a device", "bytes", "device_allocated_bytes"),
+    ("reserved memory of a device", "bytes", "device_reserved_bytes"),
     ("memory of a device, kind not said", "bytes", "device_memory_bytes"),
 )
 

@@ -31,7 +31,7 @@ from reports.renderers.render import render
 
 LLAMA = Workload(
     framework="megatron-lm", model="Llama 8B", device="H100", ranks=8, global_batch=128,
-    seq_len=4096, compute_dtype="bf16", main_grads_dtype="fp32",
+    seq_len=4096, batch=8, compute_dtype="bf16", main_grads_dtype="fp32",
 )  # fmt: skip
 
 
@@ -47,6 +47,7 @@ def other(**changes) -> Workload:
     ("changes", "said"),
     [
         ({"global_batch": 256}, "global batch 128, 256"),
+        ({"batch": 16}, "batch, of how many devices is not said 8, 16"),
         ({"seq_len": 8192}, "sequence length 4,096, 8,192"),
         ({"ranks": 16}, "number of devices 8, 16"),
         ({"device": "NVIDIA H200"}, "device H100, NVIDIA H200"),

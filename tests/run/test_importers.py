@@ -357,6 +357,38 @@ def test_steps_next_to_words_are_lengths_and_units_need_no_brackets() -> None:
     assert second.steps[0].milliseconds == 4416
 
 
+def test_a_column_that_calls_every_row_passed_leaves_none_out() -> None:
+    base, head = runs_of(
+        "| Run | Status | Max allocated | Max reserved |\n|---|---|---|---|\n"
+        "| main | Passed | 39,812.1 MB | 42,110.0 MB |\n| PR | Passed | 38,912 MB | 41,100 MB |\n"
+    )
+    assert [run.steps[0].device_peak_bytes for run in (base, head)] == [39812100000, 38912000000]
+
+
+def test_settings_may_be_columns_and_a_long_heading_hides_no_name() -> None:
+    first, second = runs_of(
+        "#### A model of 7B with a context length of 4k and full fine-tuning, 8xA100 40GB GPUs\n"
+        "Settings | FSDP | Stage-2 | Stage-3\n-- | -- | -- | --\n"
+        "Speed | 2.93 seconds | - | 2.86 seconds\nMemory Usage | 23.8GB per GPU | OOM | 38 GB/GPU\n"
+    )
+    assert (first.id, second.id) == ("fsdp", "stage-3")
+    of_both = [
+        (step.milliseconds, step.device_memory_bytes) for step in (*first.steps, *second.steps)
+    ]
+    assert of_both == [(2930.0, 23800000000), (2860.0, 38000000000)]
+
+
+def test_a_column_of_batches_says_not_of_how_many_devices() -> None:
+    first, second = runs_of("run,bs,step ms\na,8,3917\nb,12,5831\n")
+    assert (first.workload.batch, second.workload.batch) == (8, 12)
+    assert (first.workload.global_batch, first.workload.micro_batch) == (None, None)
+
+
+def test_values_on_lines_of_their_own_are_no_wrapped_line() -> None:
+    with pytest.raises(NothingMeasuredError, match="holds no run"):
+        read("step: 100\nloss: 3.2031\nLR: 0.0003\ncurrent step time: 2.05\n")
+
+
 def test_a_unit_that_a_column_does_not_name_is_not_guessed() -> None:
     (step,) = read("step,step time,loss\n1,250,2.5\n")[2]
     assert (step.milliseconds, step.extra) == (None, {"step time": 250.0})
