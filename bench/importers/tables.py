@@ -27,6 +27,10 @@ _SIDE = re.compile(
     r"|(?:this )?pr|head|new|after|ours?|patch(?:ed)?|feature|branch|candidate|exp(?:eriment)?"
     r"|(?:ya)?fsdp[12]?|m?fsdp|hsdp|hfsdp|ddp|zero-?\d|deepspeed|megatron(?:[- ]fsdp)?)"
 )
+NAMES_SIDE = re.compile(
+    rf"\s*{_SIDE.pattern.removeprefix('(?i)')}(?: ?\([^()]*\))?:\s*", re.IGNORECASE
+)
+"""A line that says of which side the lines below are, as `FSDP2:` and `main (nightly):`."""
 _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
@@ -332,6 +336,7 @@ def _sides(name: str) -> Iterator[tuple[str, str]]:
     """(run, metric) as a column's name may have them, in brackets, in front or behind."""
     if bracketed := re.fullmatch(r"(.+?) ?\(([^()]+)\)( ?\([^()]+\))?", name):
         yield bracketed[2], bracketed[1] + (bracketed[3] or "")
+        yield bracketed[1], bracketed[2]
     for gap in re.finditer(r"\s*[:/-]\s+|[ _]", name):
         head, tail = name[: gap.start()], name[gap.end() :]
         yield head, tail

@@ -15,7 +15,7 @@ from typing import Any
 from bench.importers import labels
 from bench.importers.parsed import Parsed, Said, some, with_arguments
 from bench.importers.reading import FormatReader
-from bench.importers.tables import LogTable
+from bench.importers.tables import NAMES_SIDE, LogTable
 
 # Of colours, the escape in front can be lost, or be written out.
 _COLOUR = re.compile(
@@ -127,7 +127,8 @@ class _Cut:
             elif line.strip() and not _FENCE.match(line):
                 following = self._lines.ahead(1)
                 ends = not following.strip() or _FENCE.match(following) is not None
-                self._text(line, alone=ends and not before.strip())
+                is_alone = ends and not before.strip()
+                self._text(line, alone=is_alone or NAMES_SIDE.fullmatch(line) is not None)
             before = line
 
     def _begun(self, line: str) -> tuple[FormatReader, Said] | None:
@@ -158,7 +159,7 @@ class _Cut:
             is_full, has_names = self._is_full(above), bool(reader.known.search(more))
             if not (taken or latest.is_cut_off or is_full or has_names):
                 break
-            if not more.strip() or _FENCE.match(more):
+            if not more.strip() or _FENCE.match(more) or NAMES_SIDE.fullmatch(more):
                 break
             if self._said(more, wrapped=not reader.row.generic):
                 break

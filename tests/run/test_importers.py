@@ -325,6 +325,19 @@ def test_columns_of_one_metric_for_two_sides_are_two_runs(header: str) -> None:
     assert [step.loss for step in head.steps] == [2.5, 2.41]
 
 
+def test_of_two_sides_the_metric_may_be_in_brackets() -> None:
+    runs = runs_of(
+        "#-GPUs,FSDP2 (tok/s/GPU),Megatron-FSDP (tok/s/GPU)\n8,9000,9900\n16,8000,8800\n"
+    )
+    told = [
+        (r.workload.ranks, r.provenance.side, r.steps[0].tokens_per_second_per_device) for r in runs
+    ]
+    assert told == [
+        (8, "FSDP2", 9000), (8, "Megatron-FSDP", 9900),
+        (16, "FSDP2", 8000), (16, "Megatron-FSDP", 8800),
+    ]  # fmt: skip
+
+
 def test_a_column_of_another_quantity_is_no_run_and_one_without_a_side_is_of_none() -> None:
     runs = runs_of(
         "| step | base loss | PR loss | loss scale | loss gap | grad norm |\n"

@@ -87,6 +87,9 @@ def test_the_words_in_brackets_are_the_stated_configuration() -> None:
         ("## Heading\n\n- a bullet\n\n# base (x)\n{1}", [("base (x)", [1])]),
         # A heading that lost its mark in a browser does, too.
         ("Base branch\n\n{1}\nHead branch\n\n{2}", [("Base branch", [1]), ("Head branch", [2])]),
+        # Between lines, what is called a side and nothing else does; a word of a log does not.
+        ("main:\n{1}this PR (x):\n{2}", [("main", [1]), ("this PR (x)", [2])]),
+        ("{1}saving:\n{2}", [("", [1, 2])]),
         # Lines without a label between them are one run.
         ("{1}" + "warning: something\n" * 20 + "{2}----- end -----\n{3}", [("", [1, 2, 3])]),
         # A bullet far above a line does not cut a log, and one can be the line itself.
