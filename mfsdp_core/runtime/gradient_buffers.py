@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -156,6 +156,8 @@ class GradientBuffers:
         self._shards: list[Any] = [None] * len(parameters)
         self._viewed: torch.Tensor | None = None
         self._version = 0  # of a cast copy, when it was handed over
+        # What was removed from what is attached, and began anew with a pass that has begun.
+        self._removed: set[int] = set()
         self._once = True  # whether what is attached holds one pass, and nobody has seen it before
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
         self._attribute = "decoupled_grad" if spec.decoupled else "grad"
@@ -414,14 +416,18 @@ class GradientBuffers:
         """
         if not self._is_new:
             return False
-        self._once = passes == 1 and not self.is_attached
-        self._is_new, self.is_attached = False, True
+        was_attached, removed = self.is_attached, self._removed
+        self._once = passes == 1 and not was_attached
+        self._is_new, self.is_attached, self._removed = False, True, set()
         if not self._is_shown:
             self._show()
-        for managed, shard in zip(self.parameters, self._shards, strict=True):
-            held = self._held(managed.sharded)
+        for index, managed in enumerate(self.parameters):
+            shard, held = self._shards[index], self._held(managed.sharded)
             if held is not None and held is not shard:
                 raise LifecycleError(_OTHER_GRADIENT.format(name=managed.names[0]))
+            is_removed = held is None and was_attached and managed.weight.unread is None
+            if is_removed and index not in removed:  # since the last pass: what that added as well
+                continue
             if unset and id(managed.raw) in unset:
                 managed.weight.unread = read
                 continue
@@ -469,14 +475,43 @@ class GradientBuffers:
         )
 
     def follow_changes(self) -> None:
-        """Add what comes next to the gradients that the user sees: removed ones are zeros."""
+        """Add what comes next to the gradients that the user sees: removed ones begin anew."""
         if self.reduced is None:
             return
         if self._viewed is not None and self._version_of_copy() != self._version:
             self.reduced.copy_(self._viewed)
-        for index, managed in enumerate(self.parameters):
-            if self._held(managed.sharded) is None and managed.weight.unread is None:
-                self._spec.local_view(index, self.reduced).zero_()
+        before, self._removed = (
+            self._removed,
+            {
+                index
+                for index, managed in enumerate(self.parameters)
+                if self._held(managed.sharded) is None and managed.weight.unread is None
+            },
+        )
+        if self._removed - before:
+            self._begin_anew(self._removed - before)
+
+    def _begin_anew(self, removed: set[int]) -> None:
+        """Zeros for these gradients. Who has kept one keeps its numbers: other memory is taken."""
+        if self._carried is not None:
+            for index in removed:
+                self._spec.local_view(index, self._carried).zero_()
+            return
+        assert self.reduced is not None
+        if self._host is not None:
+            self._host.give()
+            self.reduced = self._host.take().copy_(self.reduced)
+        elif not self._stays:
+            whole = self._accumulator.data
+            self._accumulator.give()
+            self._begin()
+            self._accumulator.data.copy_(whole)
+        self._part_with(removed)
+        for index in removed:
+            self._spec.local_view(index, self.reduced).zero_()
+        if self._cast is not None:
+            self._cast.give()
+        self._show()
 
     def scale(self, factor: float) -> None:
         """Multiply the reduced gradient, the cast copy of it that was handed over, and others.
@@ -531,7 +566,8 @@ class GradientBuffers:
             if self._host is not None:
                 self._host.give()
         if gives or self._cast is not None:
-            self._forget_memory()
+            self._viewed = None
+        self._part_with(range(len(self._shards)))
 
     def _drop_bucket(self) -> None:
         """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
@@ -674,12 +710,18 @@ class GradientBuffers:
             else:
                 shard._local_tensor = view
 
-    def _forget_memory(self) -> None:
-        """Let the memory of gradients go; those that somebody else holds keep theirs."""
-        self._viewed = None
-        shards = self._shards
-        for index in range(len(shards)):
-            if shards[index] is not None and sys.getrefcount(shards[index]) == _ALONE:
+    def _part_with(self, removed: Iterable[int]) -> None:
+        """Leave gradients to whoever else holds them, with their numbers; of others forget them.
+
+        Memory that stays for ever is not left: they get a copy.
+        """
+        shards, copies = self._shards, self._stays and self._cast is None
+        for index in removed:
+            if shards[index] is None:
+                continue
+            if sys.getrefcount(shards[index]) != _ALONE:
+                if copies:
+                    shards[index]._local_tensor = shards[index]._local_tensor.clone()
+                shards[index] = self._viewed = None
+            elif not copies:
                 shards[index]._local_tensor = _NOTHING
-            else:
-                shards[index] = None
