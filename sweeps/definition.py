@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from bench.launch.arms import ArmRequest
+from bench.spec import RunSpec
 from sweeps.arms import ArmError, read_arm, set_problem
 from sweeps.document import KeyPath, Problem, SweepFileError, YamlDocument, read_document
 from sweeps.matrix import (
@@ -396,7 +397,10 @@ def _shape_message(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         section = _SECTIONS.get(location[0], SweepFile) if len(location) > 1 else SweepFile
         known = list(section.model_fields)
-        hint = did_you_mean(location[-1], known)
+        elsewhere: dict[str, type[BaseModel]]
+        elsewhere = {"the file itself": SweepFile, "base": RunSpec, "matrix": MatrixSection}
+        homes = [home for home, of in elsewhere.items() if location[-1] in of.model_fields]
+        hint = f"; it is a key of {homes[0]}" if homes else did_you_mean(location[-1], known)
         return f"unknown key {name!r}{hint or '; expected one of ' + ', '.join(known)}"
     if error["type"] == "string_pattern_mismatch" and location == ["name"]:
         return f"name: expected letters, digits, . _ - (up to 64), found {error['input']!r}"

@@ -202,10 +202,11 @@ def sweep_file(named: Path) -> Path:
     file = find_sweep_file(named)
     if file is not None:
         return file
-    files = [path.name for path in named.parent.glob("*.yaml")]
+    stem = named.name.removesuffix(".yaml")
+    files = [file.stem for file in named.parent.glob("[!.]*.yaml")]
     shipped = sorted(shipped_sweeps()) if len(named.parts) == 1 else []
     what = "no such file"
-    hint = did_you_mean(named.name, files) or did_you_mean(named.name, shipped)
+    hint = did_you_mean(stem, files, ".yaml") or did_you_mean(stem, shipped)
     if shipped and not hint:
         what = f"no file of that name, and these sweeps come with the tool: {', '.join(shipped)}"
     raise UsageError(f"sweep {named}: {what}{hint}")

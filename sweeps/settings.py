@@ -6,6 +6,7 @@ form, checked value by value, so that each value keeps the line it was written o
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -66,7 +67,11 @@ def full_path(path: str) -> str:
         return full
     if full in RunSpec.model_fields:
         raise SettingError(f"{path!r} is a section, expected a value in it such as '{_in(full)}'")
-    hint = did_you_mean(path, [*known_paths(), "env.NCCL_DEBUG"])
+    _, _, leaf = full.rpartition(".")
+    if leaf != full and (section := difflib.get_close_matches(leaf, RunSpec.model_fields, 1, 0.8)):
+        hint = f"; {section[0]!r} is a section of its own, as in '{_in(section[0])}'"
+    else:
+        hint = did_you_mean(path, [*known_paths(), "env.NCCL_DEBUG"])
     raise SettingError(f"unknown setting {path!r}{hint}")
 
 

@@ -68,11 +68,11 @@ _NAMES_HERE: dict[str, list[str]] = {
 }
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
+def did_you_mean(word: str, known: Iterable[str], ending: str = "") -> str:
     """`; did you mean 'x' or 'y'?`, or an empty string.
 
     What serves in place of a word that was removed, the same word in another section, the same
-    thing under another name, or the nearest spelling.
+    thing under another name, or the nearest spelling. ending: of every name, where `word` has none.
     """
     if gone := removed(word):
         return gone
@@ -89,7 +89,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> str:
             ),
         )[:1]
     )
-    return f"; did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return f"; did you mean {' or '.join(repr(name + ending) for name in near)}?" if near else ""
 
 
 def _leaf(word: str) -> str:

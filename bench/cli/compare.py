@@ -225,14 +225,14 @@ def _reasons(reasons: Sequence[tuple[str, str]]) -> str:
     return "; ".join(f"{cell}: {why}" for cell, why in reasons[:_MOST_REASONS])
 
 
-def _bases(compared: Sequence[Pair]) -> list[str]:
+def _bases(compared: Sequence[Pair], shown: Sequence[Shown]) -> list[str]:
     """Which runs of one text the others are compared with, and why: a line a reason."""
     from reports.posts.pairs import why_base
     from reports.renderers import quantity
 
     names: dict[str, dict[str, None]] = {}
     for pair in compared:
-        names.setdefault(why_base(pair), {})[pair[0].name] = None
+        names.setdefault(why_base(pair, shown), {})[pair[0].name] = None
     return [f"base: {quantity.few([*own], 3, ', ')} ({why})" for why, own in names.items()]
 
 
@@ -254,7 +254,7 @@ def _side_by_side(
         headline = f"not comparable: {text_of(why for pair in pairs for why in pair.unlike)}"
     outcomes = [headline] if headline else []
     outcomes += [text for pair in pairs for text in pair.divergences]
-    bases = _bases(compared or ())
+    bases = _bases(compared or (), shown)
     implied = [doubt for run in shown if run.run and (doubt := logs.flops_doubt(run, PRESETS))]
     data: dict[str, Any] = {"side_by_side": logs.to_data(shown), "verdicts": None}
     data |= {"outcome": "; ".join(outcomes)} if outcomes else {}

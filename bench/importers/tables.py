@@ -35,7 +35,9 @@ _STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|it
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
 # Shares, and the numbers of rows, do not say of which run a row is.
-_OF_NO_RUN = re.compile(r".*%|unnamed$")
+UNNAMED = "unnamed"
+"""A column without a name."""
+_OF_NO_RUN = re.compile(rf".*%|{UNNAMED}$")
 _BASE = re.compile(r"(?i)(?:main|master|base(?:line)?|before|reference)\b")
 
 
@@ -329,7 +331,7 @@ def _is_summary(name: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    return re.sub(r"\s+", " ", _DECORATION.sub(" ", name)).strip(" #") or "unnamed"
+    return re.sub(r"\s+", " ", _DECORATION.sub(" ", name)).strip(" #") or UNNAMED
 
 
 def _sides(name: str) -> Iterator[tuple[str, str]]:

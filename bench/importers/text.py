@@ -15,7 +15,7 @@ from typing import Any
 from bench.importers import labels
 from bench.importers.parsed import Parsed, Said, some, with_arguments
 from bench.importers.reading import FormatReader
-from bench.importers.tables import NAMES_SIDE, LogTable
+from bench.importers.tables import NAMES_SIDE, UNNAMED, LogTable
 
 # Of colours, the escape in front can be lost, or be written out.
 _COLOUR = re.compile(
@@ -97,6 +97,7 @@ class _Cut:
         self._read_all()
         without = [run for run in self._runs if not run.has_values]
         names = list(dict.fromkeys(name for run in without for name in run.names))
+        names = [name for name in names if not name.startswith(UNNAMED)]
         if len(without) == len(self._runs):
             return [], names
         kept = [run for run in self._runs if run.has_values or run.nccl]

@@ -208,7 +208,7 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
     if offered.gradients_as_main and dtypes.main_grads != main:
         yield (
             f"engine {name} keeps gradients in the dtype of its main weights, {main}; found"
-            f" main_grads {dtypes.main_grads}: set dtypes.main_grads to {main}"
+            f" {_origin(dtypes, 'main_grads', 'compute')}: set dtypes.main_grads to {main}"
         )
     autocast = offered.autocast
     reached = main == "fp32" and dtypes.compute in (autocast or ())
@@ -225,14 +225,22 @@ def _mismatches(run: ResolvedRun, offered: DtypePolicies) -> Iterator[str]:
     if offered.wire and dtypes.grad_comm not in {main, *offered.wire}:
         yield (
             f"engine {name} sends gradients as {main}, or as {' or '.join(offered.wire)} by a"
-            f" communication hook; found grad_comm {dtypes.grad_comm}"
+            f" communication hook; found {_origin(dtypes, 'grad_comm', 'main_grads')}"
         )
     if offered.sends_as_computed and dtypes.grad_comm != dtypes.compute:
         yield (
             f"engine {name} sends gradients in the dtype it computes in, {dtypes.compute}; found"
-            f" grad_comm {dtypes.grad_comm}: set dtypes.grad_comm to {dtypes.compute}"
+            f" {_origin(dtypes, 'grad_comm', 'main_grads')}: set dtypes.grad_comm to"
+            f" {dtypes.compute}"
         )
     yield from _sums_elsewhere(run.engine, dtypes)
+
+
+def _origin(dtypes: ResolvedDtypes, name: str, source: str) -> str:
+    """A dtype and its value, and of which it takes its own where a spec leaves it open."""
+    value = getattr(dtypes, name)
+    left_open = f" (left open, it is that of {source})" * (value == getattr(dtypes, source))
+    return f"{name} {value}{left_open}"
 
 
 def _sums_elsewhere(engine: EngineSpec, dtypes: ResolvedDtypes) -> Iterator[str]:

@@ -91,11 +91,17 @@ def _label(run: Shown) -> str:
     return "" if run.run is None else run.run.provenance.side or run.run.provenance.label
 
 
-def why_base(pair: Pair) -> str:
-    """What made the one of `pairs` the base: its name, the other's, or its place."""
+def _whole_label(run: Shown) -> tuple[str, str]:
+    return run.origin, "" if run.run is None else run.run.provenance.label
+
+
+def why_base(pair: Pair, runs: Sequence[Shown]) -> str:
+    """What made the one of `pairs` of `runs` the base: its name, the other's, or its place."""
     base, head = map(_label, pair)
     if _BASE.search(base):
-        return f"called {base!r}"
+        equal = sum(_whole_label(run) == _whole_label(pair[0]) for run in runs)
+        more = f", as {equal} runs are: the last above its head; name them apart" * (equal > 1)
+        return f"called {base!r}{more}"
     if _is_taken_away(head, base):
         return f"{head!r} is without it"
     return "the first; none is called main, base or before"

@@ -41,6 +41,7 @@ def test_a_sweep_that_nobody_has_lists_those_that_come_with_the_tool(in_process,
     (tmp_path / "mine" / "nightly.yaml").write_text("name: a\n")
     refused(in_process(*verb, "mine/nigthly.yaml"), "no such file; did you mean 'nightly.yaml'?")
     (tmp_path / "quickstar.yaml").write_text("name: a\n")
+    (tmp_path / ".quickstra-config.yaml").write_text("a: 1\n")
     refused(in_process(*verb, "quickstra.yaml"), "no such file; did you mean 'quickstar.yaml'?")
 
 
@@ -86,6 +87,8 @@ def test_a_plan_as_json_says_how_gradients_are_added_up(in_process):
         ("batch_size=4", "did you mean 'train.global_batch' or 'train.micro_batch'?"),
         ("lr=1e-3", "did you mean 'train.lr'?"),
         ("world_size=4", "did you mean 'launch.ranks'?"),
+        ("engine.dtypes=bf16", "'dtypes' is a section of its own, as in 'dtypes.compute'"),
+        ("engine.dtyps=bf16", "'dtypes' is a section of its own, as in 'dtypes.compute'"),
         ("engine.name=fsdp", "did you mean 'fsdp2' or 'mfsdp'?"),
         ("engine.strategy=ZeRO-3", "did you mean 'optim_grads_params'?"),
         ("dtypes.compute=bfloat16", "did you mean 'bf16'?"),

@@ -39,6 +39,11 @@ MISTAKES = [
     ("descriptoin: x", "x.yaml:2: unknown key 'descriptoin'; did you mean 'desc"),
     ("repeat: 0", "x.yaml:2: repeat: expected a value greater than or equal to 1"),
     ("repeat: true", "x.yaml:2: repeat: expected a valid integer, found True"),
+    ("dtypes: {compute: bf16}", "x.yaml:2: unknown key 'dtypes'; it is a key of base"),
+    (
+        "matrix:\n  repeat: 2",
+        "x.yaml:3: unknown key 'matrix.repeat'; it is a key of the file itself",
+    ),
     ("matrix:\n  prodct: {}", "x.yaml:3: unknown key 'matrix.prodct'; did you mean"),
     ("require: [{when: {cell: base}, nccl: AG=sym, min_byte: 1}]", "did you mean 'min_bytes'"),
     ("matrix: [1]", "x.yaml:2: matrix: expected"),

@@ -19,7 +19,7 @@ from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
 from reports.compare.logs import flops_doubt, of_import
 from reports.compare.unlike import trade_off
 from reports.exports import FORMS
-from reports.posts.pairs import changes, pairs
+from reports.posts.pairs import changes, pairs, why_base
 
 LINE = (
     "iteration {}/ 9 | elapsed time per iteration (ms): {} | throughput per GPU (TFLOP/s/GPU): 300."
@@ -405,6 +405,21 @@ def test_a_row_is_compared_with_the_row_of_the_base_that_is_alike(table, told) -
         is_alone = "not comparable: no row of the base is like it" in run.provenance.remarks
         is_base = run.provenance.label.startswith("main")
         assert is_alone == (run.provenance.label not in compared_runs and not is_base)
+
+
+@pytest.mark.parametrize(
+    ("bases", "said"),
+    [
+        ("main | 100; main | 110", "called 'main', as 2 runs are: the last above its head; name"),
+        ("main | 100", "called 'main'"),
+    ],
+)
+def test_of_rows_that_are_called_alike_the_base_says_which_it_is(bases: str, said: str) -> None:
+    runs, _ = paired(f"branch | step time (ms); {bases}; PR | 90; PR | 95")
+    shown = [of_import(run) for run in runs]
+    whys = {why_base(pair, shown) for pair in pairs(shown, alike=False)}
+    assert [why.startswith(said) for why in whys] == [True]
+    assert ("name them apart" in whys.pop()) == (";" in bases)
 
 
 @pytest.mark.parametrize(

@@ -358,6 +358,8 @@ WITHOUT = (
             "step:  1  loss:  2.5\nstep:  2  loss:  2<5\n",
             "loss stands in several forms, of which 1",
         ),
+        # Without a word of what stands there: what would be a run.
+        ("| | |\n|-|-|\n| 5 | 6 |\n", "no training step that .* A table of steps can be imported"),
         ("step,loss\n1,0.5%\n", r"found only loss 0\.5% \(line 2\)"),
     ],
 )

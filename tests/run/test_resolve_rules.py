@@ -86,7 +86,7 @@ def test_resolve_raises_the_first_broken_rule_in_the_order_of_the_table() -> Non
     ("name", "dtypes", "says"),
     [
         ("fsdp2", {"compute": "bf16", "main_params": "bf16"}, "dtypes.main_params to fp32"),
-        ("fsdp2", {"compute": "bf16"}, "main_grads bf16: set dtypes.main_grads to fp32"),
+        ("fsdp2", {"compute": "bf16"}, "main_grads bf16 .left open, it is that of compute.: set"),
         ("ddp", {"compute": "bf16", "main_params": None}, "main_params none with compute bf16"),
         ("ddp", {"compute": "fp64", "main_grads": "fp32"}, "by autocast"),
         ("ddp", {"grad_comm": "fp64"}, "found grad_comm fp64"),

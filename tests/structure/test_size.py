@@ -14,7 +14,7 @@ SLACK = 60
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     "mfsdp_core": (16070, ("mfsdp_core/",)),
-    "bench: spec, resolve": (3454, ("bench/spec/", "bench/resolve/")),
+    "bench: spec, resolve": (3462, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4274, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
         "bench/verdict.py", "bench/errors.py", "bench/redaction.py", "bench/removed.py",
@@ -28,21 +28,21 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1452, ("bench/fit/",)),
-    "bench: importers": (1843, ("bench/importers/",)),
+    "bench: importers": (1846, ("bench/importers/",)),
     "bench: cli": (4048, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (232, ("bench/doctor/",)),
-    "sweeps": (2989, ("sweeps/",)),
+    "sweeps": (2999, ("sweeps/",)),
     "reports: nccl": (3795, ("reports/nccl/",)),
     "reports: compare": (5970, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4408, (
+    "reports: report": (4414, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
     "examples/engines": (930, ("examples/",)),
     "tools": (1375, ("tools/",)),
-    "tests": (47197, ("tests/",)),
+    "tests": (47222, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 
