@@ -45,12 +45,12 @@ from mfsdp_core.runtime.bucket_spec import BucketSpec, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
 from mfsdp_core.runtime.equal_weights import warn_of_unequal
 from mfsdp_core.runtime.gathering import ScheduleByModule, readers_of
-from mfsdp_core.runtime.grad_pipeline import GradPipeline, ReductionQueue
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.parameters import ManagedParameter, move_parameters
+from mfsdp_core.runtime.reductions import Reductions
 from mfsdp_core.runtime.schedule import Schedule
 from mfsdp_core.runtime.units import Unit, nest_units
 from mfsdp_core.runtime.weight_buffers import WeightBuffers
@@ -186,9 +186,8 @@ def run_units(root: Unit, units: list[Unit], factory: BucketFactory) -> ShardedC
             budget_bytes=options.prefetch_budget_bytes,
             allocators=factory.allocators,
         ),
-        GradPipeline(
+        Reductions(
             [*units, *reversed(of_root)],
-            factory.reductions,
             overlap=options.overlap_grad_reduce,
             guard=factory.guard,
             agreement=OrderAgreement(environment.dense.data_group, environment.streams.device),
@@ -327,7 +326,6 @@ class BucketFactory:
         )
         if options.nccl_ub:
             self.allocators.reserve([spec.buffers for spec in self._specs.values()])
-        self.reductions = ReductionQueue()
         scratch = self.allocators.scratch
         events, streams = environment.events, environment.streams
         self._communicators = {
@@ -404,7 +402,6 @@ class BucketFactory:
                 members,
                 options=self.options,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
-                drain_oldest=self.reductions.drain_oldest,
                 events=events,
             )
         bucket = Bucket(spec, members, weights, gradients, axes=axes)

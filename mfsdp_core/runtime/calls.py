@@ -79,20 +79,16 @@ class Call(NamedTuple):
 
 
 class CallBook:
-    """Numbers calls, and knows how far the running backward pass has come."""
+    """Numbers calls, and knows those of every graph that is alive."""
 
     def __init__(self) -> None:
         #: How many calls have begun and ended.
         self.count = 0
-        #: Whether any pass so far had nested graphs.
-        self.has_nested_graphs = False
         #: Of the newest pass: numbers at which units and modules of the root were first called.
         self.began: dict[int, int] = {}
         self._running: ForwardPass | None = None
         self._depth = 0
         self._alive: weakref.WeakSet[ForwardPass] = weakref.WeakSet()
-        self._active: list[ForwardPass] = []
-        self._reached: int | None = None
 
     @property
     def is_counting(self) -> bool:
@@ -144,7 +140,7 @@ class CallBook:
     def expect_nested_graphs(self) -> None:
         """A unit runs without a graph in the pass that is running."""
         if self._running is not None:
-            self._running.has_nested_graphs = self.has_nested_graphs = True
+            self._running.has_nested_graphs = True
 
     @property
     def may_nest_graphs(self) -> bool:
@@ -156,25 +152,11 @@ class CallBook:
         self._running = None
         self._depth = 0
 
-    def reach(self, index: int | None, call: Call | None) -> int:
-        """A gradient has reached `call` of the unit; None: a call repeated by recomputation.
+    def is_over(self, index: int | None, reached: int | None) -> bool:
+        """Whether a backward pass that has come to `reached` can no longer come to the unit.
 
-        Returns the number behind which the backward pass is done with every call that began there.
+        Never so for the root, and before the pass has come to any call.
         """
-        if call is None:
-            number = self._only_end(index)
-        else:
-            number = call.number
-            if call.forward not in self._active:
-                call.forward.answered = False
-                self._active.append(call.forward)
-        if number is not None:
-            self._reached = number
-        return sys.maxsize if self._reached is None else self._reached
-
-    def is_over(self, index: int | None) -> bool:
-        """Whether the running backward pass can no longer reach the unit; never so for the root."""
-        reached = self._reached
         if reached is None or index is None:
             return False
         # A unit that this rank left out is over at once: others gather it before what comes next.
@@ -184,27 +166,8 @@ class CallBook:
             for forward in self._alive
         )
 
-    @property
-    def answers_whole_pass(self) -> bool:
-        """Whether the running backward pass goes through a forward pass of the root."""
-        return any(forward.is_whole for forward in self._active)
-
-    def end_backward(self, *, keeps_graph: bool) -> None:
-        """The backward pass is over, or has raised. keeps_graph: another one may go through it."""
-        for forward in self._active:
-            forward.answered = not keeps_graph
-        self._active.clear()
-        self._reached = None
-
     def _new_pass(self, *, is_whole: bool) -> ForwardPass:
         forward = ForwardPass(is_whole)
         self._alive.add(forward)
         self.began = forward.began
         return forward
-
-    def _only_end(self, index: int | None) -> int | None:
-        """Where the unit's call ended, if the passes being answered have one call of it."""
-        if index is None:
-            return None
-        ends = [n for forward in self._active for n in forward.ended.get(index, [])]
-        return ends[0] if len(ends) == 1 else None

@@ -6,8 +6,10 @@ rest. Nothing here knows a strategy: buckets do what their placements say.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any
 
@@ -30,13 +32,15 @@ from mfsdp_core.runtime.call_tensors import (
 )
 from mfsdp_core.runtime.calls import (
     NO_BACKWARD,
+    Call,
     CallBook,
+    ForwardPass,
     current_backward,
     inside_backward,
     leaves_parameters_alone,
 )
-from mfsdp_core.runtime.grad_pipeline import GradPipeline
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
+from mfsdp_core.runtime.reductions import Reductions
 from mfsdp_core.runtime.schedule import Schedule
 from mfsdp_core.runtime.units import GatherPoint, Unit
 
@@ -65,6 +69,40 @@ _CHANGED = (
 )
 
 
+@dataclass(eq=False)
+class BackwardPass:
+    """A backward pass that runs, or none.
+
+    graph: its number, or `NO_BACKWARD`. keeps_graph: whether another one may go through it.
+    spares_parameters: whether it has left the gradients of all parameters alone so far. reached:
+    the pass is done with every call that began after this number; None before it has come to one.
+    forwards: the forward passes that it goes through. calls: those whose backward has begun and not
+    ended.
+    """
+
+    graph: int = NO_BACKWARD
+    keeps_graph: bool = False
+    spares_parameters: bool = True
+    reached: int | None = None
+    forwards: list[ForwardPass] = field(default_factory=list)
+    calls: list[CallHooks] = field(default_factory=list)
+
+    def reach(self, index: int | None, call: Call | None) -> int:
+        """A gradient has reached `call` of the unit; None: a call repeated by recomputation.
+
+        Returns the number behind which the backward pass is done with every call that began there.
+        """
+        if call is not None:
+            self.reached = call.number
+            if call.forward not in self.forwards:
+                call.forward.answered = False
+                self.forwards.append(call.forward)
+        elif index is not None:  # only where the passes have one call of it
+            ends = [number for forward in self.forwards for number in forward.ended.get(index, ())]
+            self.reached = ends[0] if len(ends) == 1 else self.reached
+        return sys.maxsize if self.reached is None else self.reached
+
+
 class ShardedContext:
     """What the hooks of a pass do, and the cycle it belongs to."""
 
@@ -73,7 +111,7 @@ class ShardedContext:
         root: Unit,
         units: list[Unit],
         schedule: Schedule,
-        grads: GradPipeline,
+        grads: Reductions,
         *,
         events: EventBus,
         auto_sync: bool,
@@ -94,13 +132,9 @@ class ShardedContext:
         self._forward_order = schedule.gathered["forward"]
         self._backward_order = schedule.gathered["backward"]
         self._sync_stack: list[bool] = []
-        self._backward = NO_BACKWARD
-        # Whether the backward pass that runs has left the gradients of all parameters alone so far.
-        self._spares_parameters = False
-        self._keeps_graph = False
-        self._forward_running = self._pass_has_graph = False
-        # Calls whose backward pass has begun and not ended.
-        self._active: list[CallHooks] = []
+        self._backward = BackwardPass()
+        # Whether the forward pass of the root that runs builds a graph; None where none runs.
+        self._builds_graph: bool | None = None
         self._leaves = LeafInputs()
 
     @property
@@ -209,27 +243,28 @@ class ShardedContext:
         if torch.is_grad_enabled() or _transform() is not None:
             raise LifecycleError(_GRAPH)
         point, unit = call.point, call.point.unit
-        if unit is self.root and self._backward not in {NO_BACKWARD, current_backward()}:
+        if unit is self.root and self._backward.graph not in {NO_BACKWARD, current_backward()}:
             # The root's hook never fires in a nested graph: the pass that was running has raised.
             self._abandon()
-        if self._backward == NO_BACKWARD:
+        if self._backward.graph == NO_BACKWARD:
             self._begin_backward()
         if point.is_unit and unit is not self.root and "enter" in self.events.wanted:
             self._tell("enter", "backward", unit)
         if call.epoch != unit.epoch:
             raise LifecycleError(_CHANGED.format(unit=unit.name or "the root"))
-        reached = self.calls.reach(unit.index, call.call)
-        active, self._active = self._active, []
+        backward = self._backward
+        reached = backward.reach(unit.index, call.call)
+        active, backward.calls = backward.calls, []
         for one in active:
             if one.began > reached:
                 one.point.unit.active_backwards -= 1
                 self._release_if_idle(one.point.unit)
             else:
-                self._active += (one,)
+                backward.calls += (one,)
         self._catch_up(unit)
         if call.counts:
             unit.active_backwards += 1
-            self._active += (call,)
+            backward.calls += (call,)
         self.schedule.start(point, "backward")
         self.schedule.show(point)
         self.schedule.ahead(point, "backward")
@@ -239,8 +274,8 @@ class ShardedContext:
         unit = call.point.unit
         if "leave" in self.events.wanted:
             self._tell("leave", "backward", unit)
-        if call in self._active:
-            self._active.remove(call)
+        if call in self._backward.calls:
+            self._backward.calls.remove(call)
             unit.active_backwards -= 1
             if call.in_order or not unit.missing:
                 self._release_if_idle(unit)
@@ -251,9 +286,9 @@ class ShardedContext:
         """Autograd has finished the gradient of one raw parameter."""
         if torch.is_grad_enabled() or _transform() is not None:
             raise LifecycleError(_GRAPH)
-        if self._backward == NO_BACKWARD:
+        if self._backward.graph == NO_BACKWARD:
             self._begin_backward()
-        if self._spares_parameters:
+        if self._backward.spares_parameters:
             self._begin_gradients()
         if not (unit.active_backwards or unit.is_of_root):
             self._refuse_unseen(unit)
@@ -275,7 +310,7 @@ class ShardedContext:
         A nested graph is a part of the pass: the same parameters may receive gradients again from
         another part, so what can be reduced only once waits for the end of the whole.
         """
-        return self.is_last_microbatch and current_backward() == self._backward
+        return self.is_last_microbatch and current_backward() == self._backward.graph
 
     def _owes_nothing(self, unit: Unit) -> bool:
         """Whether a unit gets no more gradients, and this rank has gathered it.
@@ -287,7 +322,7 @@ class ShardedContext:
             is_due = self.grads.is_placed(unit)
         else:
             is_due = unit.index in self._backward_order.gathered or not unit.has_backward
-        return is_due and self.calls.is_over(unit.index)
+        return is_due and self.calls.is_over(unit.index, self._backward.reached)
 
     def _catch_up(self, unit: Unit) -> None:
         """Before a backward pass goes on with `unit`: reduce and gather what comes before it."""
@@ -302,8 +337,9 @@ class ShardedContext:
 
     def _reduce_what_is_over(self) -> None:
         """Reduce, in order, units that get no more gradients, and release those left open."""
-        for unit in self.grads.issue_over(self._owes_nothing, is_last=self._reduces_last):
-            self._active = [one for one in self._active if one.point.unit is not unit]
+        backward = self._backward
+        for unit in self.grads.issue(self._owes_nothing, is_last=self._reduces_last):
+            backward.calls = [call for call in backward.calls if call.point.unit is not unit]
             unit.active_backwards = 0
             self._release_if_idle(unit)
 
@@ -312,19 +348,19 @@ class ShardedContext:
         unit, index = point.unit, point.unit.index
         if unit is self.root:
             self._begin_pass()
-        elif not self._forward_running:
+        elif self._builds_graph is None:
             self.schedule.follow_changes()
         if not unit.open:
             unit.check_held()
         unit.open.append(point)
-        if self._forward_running and self._pass_has_graph and not torch.is_grad_enabled():
+        if self._builds_graph and not torch.is_grad_enabled():
             self.calls.expect_nested_graphs()
         if index is None:
             return
         self.schedule.order.observe(index)
         if torch.is_grad_enabled() or self.calls.is_counting:
             self.calls.begin_call(index)
-        if self._forward_running and index in self._forward_order.gathered:
+        if self._builds_graph is not None and index in self._forward_order.gathered:
             self.schedule.agree(unit, "forward")
         else:
             self.schedule.enter(index)
@@ -333,8 +369,8 @@ class ShardedContext:
         """It has ended."""
         unit.open.pop()
         if unit.index is None:
-            self._forward_running = False
-            self.grads.awaits_backward |= self._pass_has_graph
+            self.grads.awaits_backward |= bool(self._builds_graph)
+            self._builds_graph = None
             self.schedule.end_pass()
         else:
             self.schedule.order.observe_end(unit.index)
@@ -365,7 +401,7 @@ class ShardedContext:
                 self.schedule.issue(outer, "backward", self.schedule.buckets(outer, "backward"))
         for skipped in self._backward_order.missing_before(index):
             unit = self.units[skipped]
-            if unit.has_backward and self.calls.is_over(unit.index):
+            if unit.has_backward and self.calls.is_over(skipped, self._backward.reached):
                 self._backward_order.gathered.add(skipped)
                 self.schedule.join(unit, "backward")
                 self._reduce_what_is_over()
@@ -373,7 +409,7 @@ class ShardedContext:
 
     def _join_remaining_collectives(self) -> None:
         """At the end of a backward pass: as above, for units that this rank never came to."""
-        if not self.calls.answers_whole_pass:
+        if not any(forward.is_whole for forward in self._backward.forwards):
             return
         is_last = self.is_last_microbatch
         for skipped in self._backward_order.missing_before(None):
@@ -414,20 +450,17 @@ class ShardedContext:
         for unit in (self.root, *self.units):
             unit.open.clear()
         self.schedule.follow_changes()
-        self._forward_running = True
+        self._builds_graph = torch.is_grad_enabled()
         self.schedule.begin_pass()
-        self._pass_has_graph = torch.is_grad_enabled()
-        if self._pass_has_graph:
+        if self._builds_graph:
             self.calls.begin_pass()
 
     def _begin_backward(self) -> None:
-        spares = leaves_parameters_alone()
-        self._backward = current_backward()
-        self._keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
-        self._spares_parameters = True
-        if not spares:
+        keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph()
+        self._backward = BackwardPass(current_backward(), keeps_graph)
+        if not leaves_parameters_alone():
             self._begin_gradients()
-        if not self._forward_running:
+        if self._builds_graph is None:
             with torch.no_grad():
                 self.schedule.follow_changes()
                 if self._root_goes:
@@ -438,18 +471,16 @@ class ShardedContext:
         Variable._execution_engine.queue_callback(self._end_backward)
 
     def _begin_gradients(self) -> None:
-        self._spares_parameters = False
+        self._backward.spares_parameters = False
         grads = self.grads
         if grads.comparisons_left and (grads.reduces_every_pass or self.is_last_microbatch):
             schedule, units = self.schedule, self.schedule.order.sequence("forward")
             schedule.is_agreed |= grads.compare(units, self.calls.began, schedule.seen)
-        calls = self.calls
-        may_nest_graphs = calls.has_nested_graphs and calls.may_nest_graphs
-        grads.begin_backward(may_nest_graphs=may_nest_graphs)
+        grads.begin_backward(may_nest_graphs=self.calls.may_nest_graphs)
 
     def _refuse_unseen(self, unit: Unit) -> None:
         """A gradient must not have come by a way on which nobody gathers the weights it needs."""
-        if unit.index in self._backward_order.gathered or self._forward_running:
+        if unit.index in self._backward_order.gathered or self._builds_graph is not None:
             return
         if any(bucket.weights.comes_and_goes for bucket in unit.buckets):
             raise LifecycleError(
@@ -467,7 +498,7 @@ class ShardedContext:
         with torch.no_grad():
             self.schedule.gather_rest()
             self._join_remaining_collectives()
-            if self._spares_parameters:
+            if self._backward.spares_parameters:
                 self.grads.spare()
                 self._settle()
                 return
@@ -481,9 +512,9 @@ class ShardedContext:
 
         Apart from a forward pass that goes on, having taken a gradient for its own use.
         """
-        self._backward = NO_BACKWARD
-        self._active = []
-        self.calls.end_backward(keeps_graph=self._keeps_graph)
+        for forward in self._backward.forwards:
+            forward.answered = not self._backward.keeps_graph
+        self._backward = BackwardPass()
         self._backward_order.end()
         for point in self.schedule.points:
             if not point.unit.open:
@@ -503,7 +534,8 @@ class ShardedContext:
         Does nothing while autograd runs: activations are recomputed inside a pass.
         """
         is_left = any(map(attrgetter("open"), self.units))  # a unit that ran on its own has raised
-        failed = self._forward_running or is_left or self._backward != NO_BACKWARD
+        runs = self._builds_graph is not None or self._backward.graph != NO_BACKWARD
+        failed = runs or is_left
         if failed and not inside_backward():
             self._abandon()
 
@@ -513,7 +545,7 @@ class ShardedContext:
         self.calls.abandon_pass()
         self.schedule.gather_rest(forget=True)
         self._forward_order.end()
-        self._forward_running = False
+        self._builds_graph = None
         for unit in (self.root, *self.units):
             unit.open.clear()
         self._settle()

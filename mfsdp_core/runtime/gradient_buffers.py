@@ -101,7 +101,8 @@ class _Axis:
 class GradientBuffers:
     """Accumulator, bucket, reduction and hand-over of one bucket's gradients.
 
-    drain_oldest: lands a reduction so that its bucket becomes free; False when there is none.
+    drain_oldest: set by whoever reduces; lands a reduction so that its bucket becomes free, and is
+    False when there is none.
     placements: of the accumulator. holds_whole: whether gradients accumulate whole, to be reduced
     once at the end of the cycle. reduced: what the optimizer is handed: all of the accumulator,
     this rank's slice, or its outer sub-shard; None: the cycle has no gradient yet. is_attached:
@@ -117,7 +118,6 @@ class GradientBuffers:
         *,
         options: Options,
         guard: BucketGuard | None,
-        drain_oldest: Callable[[], bool],
         events: EventBus,
     ) -> None:
         self.parameters = parameters
@@ -133,7 +133,7 @@ class GradientBuffers:
         self._name = spec.name
         self._slots = spec.layout.slots
         self._allocators = allocators
-        self._drain_oldest = drain_oldest
+        self.drain_oldest: Callable[[], bool] = lambda: False
         self._scale = options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
         self._average = options.averages
         self._guard = guard
@@ -651,7 +651,7 @@ class GradientBuffers:
 
     def _take_bucket(self, bucket: DBuffer) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
-        while not bucket.allocator.has_room(bucket) and self._drain_oldest():
+        while not bucket.allocator.has_room(bucket) and self.drain_oldest():
             pass
         return bucket.take()
 

@@ -41,69 +41,21 @@ from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.units import Unit
 from mfsdp_core.shard.tensor_parallel import local_gradient
 
-
-class ReductionQueue:
-    """Inner reductions under way, by bucket, each followed by its outer stage if that is due."""
-
-    def __init__(self) -> None:
-        self.flights: deque[tuple[GradientBuffers, bool]] = deque()
-        self._holding = 0  # of them, those that hold memory
-        self._holder: Unit | None = None  # whose they are
-        self._outer: GradientBuffers | None = None  # whose outer stage is under way
-
-    def start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
-        """Reduce one bucket of `unit`. is_last: the outer stage follows."""
-        takes_memory = not buffers.reduces_in_place
-        while takes_memory and self._holding and self._holder is not unit:
-            self.drain_oldest()
-        buffers.issue(is_last=is_last)
-        if takes_memory:
-            self._holding += 1
-            self._holder = unit
-        self.flights.append((buffers, is_last))
-
-    def start_outer(self, buffers: GradientBuffers) -> None:
-        """Start the outer stage of a bucket whose inner one has landed."""
-        if self._outer is not None:
-            self._outer.land()
-        buffers.issue_outer()
-        self._outer = buffers
-
-    def drain_oldest(self) -> bool:
-        """Land the oldest reduction, so that its bucket becomes free; False if there is none."""
-        if not self.flights:
-            return False
-        buffers, is_last = self.flights.popleft()
-        self._holding -= not buffers.reduces_in_place
-        buffers.land()
-        if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
-            self.start_outer(buffers)
-        return True
-
-    def land_all(self) -> None:
-        """Wait for and land all reductions under way, those of the outer axis included."""
-        while self.drain_oldest():
-            pass
-        if self._outer is not None:
-            self._outer.land()
-            self._outer = None
-
-
 #: How often ranks compare the order of their units, until all have seen the same.
 _COMPARISONS = 4
 
 
-class GradPipeline:
-    """Accumulation and reduction of all units.
+class Reductions:
+    """Accumulation and reduction of all units, and the cycle that they belong to.
 
     units: those of the model, and behind them one for each trainable bucket of the root, whose
-    negative indices count from the end of the list.
+    negative indices count from the end of the list. Without `usages` nobody asks, and what is
+    unused has a gradient of zeros.
     """
 
     def __init__(
         self,
         units: list[Unit],
-        reductions: ReductionQueue,
         *,
         overlap: bool,
         guard: NanGuard,
@@ -120,15 +72,17 @@ class GradPipeline:
         self.comparisons_left = _COMPARISONS if overlap else 0
         self._follow(range(len(units) - len(self._of_root)))
         #: Whether every backward pass reduces, rather than the last one of a cycle.
-        self.reduces_every_pass = not all(buffers.holds_whole for buffers in self._buffers)
-        self._overlap = overlap
-        self._guard = guard
-        self._next = len(self._order)
-        self._reductions = reductions
-        # Whether the backward pass that runs may have graphs nested in it.
-        self._may_nest_graphs = False
-        # Without usages nobody asks, and what is unused has a gradient of zeros.
-        self._usages = usages
+        self.reduces_every_pass = False
+        for _, buffers in self._each:
+            buffers.drain_oldest = self._drain_oldest
+            self.reduces_every_pass |= not buffers.holds_whole
+        self._overlap, self._guard, self._usages = overlap, guard, usages
+        # The unit that reduces next, by position; whether the backward pass may nest graphs.
+        self._next, self._may_nest_graphs = 0, False
+        # Reductions along the inner axis under way: the unit if they hold memory, and whether the
+        # outer stage follows. And the bucket whose outer stage is under way.
+        self._flights: deque[tuple[Unit | None, GradientBuffers, bool]] = deque()
+        self._outer: GradientBuffers | None = None
         self._used: set[int] = set()
         self._begin_cycle()
         #: How often reduced gradients have been handed over, by which optimizers know new ones.
@@ -171,22 +125,20 @@ class GradPipeline:
         return same
 
     def _follow(self, forward: Sequence[int]) -> None:
-        rest = (unit for unit in self._of_root if unit.place not in forward)
-        order = [*(self.units[index] for index in reversed(forward)), *rest]
-        self._placed = frozenset(forward)
-        self._places = {unit.place: at for at, unit in enumerate(order)}
+        self._places = {index: at for at, index in enumerate(reversed(forward))}
+        rest = [unit for unit in self._of_root if unit.place not in self._places]
+        order = [*map(self.units.__getitem__, self._places), *rest]
         self._order = [unit for unit in order if unit.gradients]
         self._each = [(unit, buffers) for unit in self._order for buffers in unit.gradients]
-        self._buffers = [buffers for _, buffers in self._each]
 
     def is_placed(self, unit: Unit) -> bool:
         """Whether the recorded order has `unit`, rather than behind all others."""
-        return unit.place in self._placed
+        return unit.place in self._places
 
     @property
     def is_idle(self) -> bool:
         """Whether no buffer in the communication dtype is live."""
-        return not any(buffers.is_live for buffers in self._buffers)
+        return not any(buffers.is_live for _, buffers in self._each)
 
     def begin_backward(self, *, may_nest_graphs: bool) -> None:
         """Every trainable parameter owes a gradient again.
@@ -198,7 +150,7 @@ class GradPipeline:
         self._refuse_broken()
         self._is_running = True
         self.awaits_backward = False
-        self._next = 0
+        self._next = 0 if self._overlap else len(self._order)
         self._completed.clear()
         self._asked = False
         self._guard.microbatch = self._passes
@@ -229,11 +181,11 @@ class GradPipeline:
             self._completed.append(unit.place)
         self._used.add(identity)
         if not unit.missing and self._overlap:
-            self.issue_over(None, is_last=is_last)
+            self.issue(is_last=is_last)
 
     def spare(self) -> None:
         """A backward pass has ended that wanted no gradients of parameters."""
-        for buffers in self._buffers:
+        for _, buffers in self._each:
             for managed in buffers.parameters:
                 _take_marks(managed.raw)
 
@@ -242,63 +194,93 @@ class GradPipeline:
         order = self._order
         return bool(unit.missing) and self._next < len(order) and order[self._next] is unit
 
-    def issue_over(self, is_over: Callable[[Unit], bool] | None, *, is_last: bool) -> list[Unit]:
+    def issue(
+        self, is_over: Callable[[Unit], bool] = lambda _unit: False, *, is_last: bool
+    ) -> list[Unit]:
         """Reduce units as far as the order allows that get no more gradients in this pass.
 
-        is_over: whether an incomplete unit is one of them; None: none is. Missing gradients are
-        zeros. Without this, a rank that leaves out a parameter would start none of the reductions
-        behind it before its backward pass ends, and could wait for a gather from a rank that waits
-        for one of those (see [Note: gather order]). Returns the units that were incomplete.
+        is_over: whether an incomplete unit is one of them. Missing gradients are zeros. Without
+        this, a rank that leaves out a parameter would start none of the reductions behind it before
+        its backward pass ends, and could wait for a gather from a rank that waits for one of those
+        (see [Note: gather order]). is_last: what happens once per cycle, on either axis, is due
+        now, unless the unit may get more gradients. Returns the units that were incomplete.
         """
         incomplete: list[Unit] = []
-        while self._overlap and self._next < len(self._order):
+        while self._next < len(self._order):
             unit = self._order[self._next]
             if unit.missing:
-                if is_over is None or not is_over(unit):
+                if not is_over(unit):
                     break
                 unit.missing.clear()
                 incomplete.append(unit)
-            self._issue(unit, is_last=is_last)
+            sync = unit.sync
+            is_due = is_last and not (
+                sync.is_partial or unit.shares_parameters or self._may_nest_graphs
+            )
+            for buffers in () if sync.defers else unit.gradients:
+                if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
+                    self._start(unit, buffers, is_last=is_due)
             self._next += 1
         return incomplete
 
     def issue_ahead_of(self, unit: Unit, *, is_last: bool) -> None:
         """At the end of a backward pass: reduce what stands before `unit` in the order."""
-        place = self._places[unit.place]
-        while self._overlap and self._next < len(self._order):
-            following = self._order[self._next]
-            if self._places[following.place] >= place:
-                break
-            self._issue(following, is_last=is_last)
-            self._next += 1
+        end = self._places[unit.place]
+        self.issue(lambda other: self._places.get(other.place, end) < end, is_last=is_last)
 
     def end_backward(self, *, is_last: bool) -> None:
         """Reduce what this pass still owes, and land everything."""
-        for unit in self._order[self._next :]:
-            self._issue(unit, is_last=is_last and self._overlap)
-        self._next = len(self._order)
+        if not self._overlap:
+            self._next = 0
+        self.issue(lambda _unit: True, is_last=is_last and self._overlap)
         for unit, buffers in self._each:
             # A parameter reached again after its unit had reduced (nested backward passes).
             if buffers.has_open_bucket and not unit.sync.defers:
-                is_due = is_last and not unit.sync.is_partial
-                self._reductions.start(unit, buffers, is_last=is_due)
+                self._start(unit, buffers, is_last=is_last and not unit.sync.is_partial)
         self._is_running, self.backward_seen = False, True
         if is_last:
-            if self._may_nest_graphs and self._overlap:
-                self._issue_held_back()
+            # Ranks on paths without nested graphs have reduced this before they ask.
+            for unit, buffers in self._each if self._may_nest_graphs and self._overlap else ():
+                if buffers.awaits_reduction and not (
+                    unit.shares_parameters or unit.sync.is_partial
+                ):
+                    self._start(unit, buffers, is_last=True)
             self._ask()
         self.land_all()
         self.unfinished_passes += 1
 
-    def _issue_held_back(self) -> None:
-        """Reduce what waited for the end of a pass with nested graphs.
+    def _start(self, unit: Unit, buffers: GradientBuffers, *, is_last: bool) -> None:
+        """Reduce one bucket of `unit`. is_last: the outer stage follows."""
+        holder = None if buffers.reduces_in_place else unit
+        while holder and any(other not in (None, unit) for other, _, _ in self._flights):
+            self._drain_oldest()
+        buffers.issue(is_last=is_last)
+        self._flights.append((holder, buffers, is_last))
 
-        Ranks on other paths had none, and have reduced it before they ask what was unused.
-        """
-        for unit, buffers in self._each:
-            is_held_back = not (unit.shares_parameters or unit.sync.is_partial)
-            if is_held_back and buffers.awaits_reduction:
-                self._reductions.start(unit, buffers, is_last=True)
+    def _start_outer(self, buffers: GradientBuffers) -> None:
+        """Start the outer stage of a bucket whose inner one has landed."""
+        if self._outer is not None:
+            self._outer.land()
+        buffers.issue_outer()
+        self._outer = buffers
+
+    def _drain_oldest(self) -> bool:
+        """Land the oldest reduction, so that its bucket becomes free; False if there is none."""
+        if not self._flights:
+            return False
+        _, buffers, is_last = self._flights.popleft()
+        buffers.land()
+        if is_last and buffers.awaits_outer and not buffers.has_open_bucket:
+            self._start_outer(buffers)
+        return True
+
+    def land_all(self) -> None:
+        """Wait for and land all reductions under way, those of the outer axis included."""
+        while self._drain_oldest():
+            pass
+        if self._outer is not None:
+            self._outer.land()
+            self._outer = None
 
     def _refuse_broken(self) -> None:
         if self._is_broken:
@@ -320,15 +302,11 @@ class GradPipeline:
         self._ask()
         for unit, buffers in self._each:
             if buffers.awaits_reduction:
-                self._reductions.start(unit, buffers, is_last=True)
+                self._start(unit, buffers, is_last=True)
             elif unit.sync.is_partial or buffers.is_moving:
                 continue
             elif buffers.awaits_outer:
-                self._reductions.start_outer(buffers)
-
-    def land_all(self) -> None:
-        """Wait for and land all reductions under way, those of the outer axis included."""
-        self._reductions.land_all()
+                self._start_outer(buffers)
 
     def attach(self) -> None:
         """Hand the reduced gradients to the optimizer's parameters, if there were any."""
@@ -348,7 +326,7 @@ class GradPipeline:
     def read(self) -> None:
         """Attach the gradients of what this rank left out and another one used; the host waits."""
         unused = unused_by_all(self._usages)
-        for buffers in self._buffers:
+        for _, buffers in self._each:
             buffers.attach_rest(unused)
 
     def reset(self, *, keeps_zeros: bool = False) -> None:
@@ -357,7 +335,7 @@ class GradPipeline:
         self._reset(keeps_zeros=keeps_zeros)
 
     def _reset(self, *, keeps_zeros: bool = False) -> None:
-        for buffers in self._buffers:
+        for _, buffers in self._each:
             buffers.reset(keeps_zeros=keeps_zeros)
         self._used.clear()
         self._begin_cycle()
@@ -366,7 +344,7 @@ class GradPipeline:
         """Drop what a backward pass that failed has left behind; what earlier ones gave stays."""
         self.land_all()
         deferred = self._has_deferred()
-        for buffers in self._buffers if self._is_running else ():  # else they are of earlier ones
+        for _, buffers in self._each if self._is_running else ():  # else they are of earlier ones
             buffers.abandon()
         if self._is_running and not self.backward_seen:
             self._reset(keeps_zeros=True)
@@ -376,7 +354,7 @@ class GradPipeline:
 
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
-        for buffers in self._buffers:
+        for _, buffers in self._each:
             buffers.scale(factor)
 
     def follow_removed(self) -> None:
@@ -394,7 +372,7 @@ class GradPipeline:
         return any(unit.sync.defers and buffers.has_open_bucket for unit, buffers in self._each)
 
     def _attached(self) -> list[GradientBuffers]:
-        return [buffers for buffers in self._buffers if buffers.is_attached]
+        return [buffers for _, buffers in self._each if buffers.is_attached]
 
     def _ask(self) -> None:
         """Start to find out which parameters nobody used, once per state of the cycle."""
@@ -402,21 +380,6 @@ class GradPipeline:
             self._asked = True
             for usage in self._usages:
                 usage.ask(self._used)
-
-    def _issue(self, unit: Unit, *, is_last: bool) -> None:
-        """Start what is due now.
-
-        What happens once per cycle, on either axis, waits for `issue_rest` where the unit may get
-        more gradients.
-        """
-        if unit.sync.is_partial:
-            if unit.sync.defers:
-                return
-            is_last = False
-        is_due = is_last and not unit.shares_parameters and not self._may_nest_graphs
-        for buffers in unit.gradients:
-            if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
-                self._reductions.start(unit, buffers, is_last=is_due)
 
 
 def _take_marks(raw: Any) -> bool:
