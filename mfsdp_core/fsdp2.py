@@ -121,7 +121,7 @@ def fully_shard(
     refuse(_unpinned(offload_policy, place.environment.streams.device))
     refuse(row for m in modules for inner in _inside(m) for row in _wrong_inside(inner, place))
     for each in modules:
-        unit = Unit(f"{next(place.agreed.numbers)} {type(each).__name__}", each, index=None)
+        unit = Unit(f"{next(place.numbers)} {type(each).__name__}", each, index=None)
         unit.stays = {"forward"} if reshard_after_forward is False else set()
         state = _Sharded(unit, place, options, alone, ignored, reshard_after_forward is None)
         if not isinstance(reshard_after_forward, bool | None):
@@ -326,57 +326,43 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
 
 
 @dataclass(frozen=True)
-class _Policy(CorePolicy):
-    """param_dtype: in which modules compute; None: in that of their parameters."""
+class _Options(Options):
+    """Whose gradients are added to by further passes.
 
+    param_dtype: in which modules compute; None: in that of their parameters.
+    """
+
+    reopens = True
     param_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
     def compute_dtype(self, stored: torch.dtype) -> torch.dtype:
         """As `param_dtype` says, of floating-point parameters."""
-        return (
-            stored if self.param_dtype is None or not stored.is_floating_point else self.param_dtype
-        )
+        return self.param_dtype or stored if stored.is_floating_point else stored
 
 
-class _Options(Options):
-    """Whose gradients are added to by further passes."""
+class _Place:
+    """What units on one mesh share.
 
-    reopens = True
-
-
-@dataclass(eq=False)
-class _Agreed:
-    """What ranks of a mesh count and make alike, whatever garbage one of them has collected.
-
-    numbers: of calls. partners: meshes of so many neighbours along the dimension that shards.
+    numbers, of calls, and neighbours, meshes by how many ranks along the dimension that shards they
+    have: as long as the world is there, so that ranks count and make them alike, whatever garbage
+    one of them has collected.
     """
 
-    numbers: Iterator[int] = field(default_factory=itertools.count)
-    partners: dict[int, DeviceMesh] = field(default_factory=dict)
-
-
-@dataclass(eq=False)
-class _Place:
-    """What units on one mesh share."""
-
-    environment: Environment
-    agreed: _Agreed
-    _partners: dict[int, Communicator] = field(default_factory=dict)
+    def __init__(
+        self, environment: Environment, numbers: Iterator[int], neighbours: dict[int, DeviceMesh]
+    ) -> None:
+        self.environment = environment
+        self.numbers = numbers
+        self._neighbours = neighbours
 
     def partners_of(self, ranks: int) -> Communicator:
         """So many neighbours along the dimension that shards, this rank among them. Collective."""
-        if ranks not in self._partners:
-            mesh, events, streams = (
-                self.environment.dense.mesh,
-                self.environment.events,
-                self.environment.streams,
-            )
-            if ranks not in self.agreed.partners:
-                parts = DeviceMesh(mesh.device_type, mesh.mesh.reshape(-1, ranks))
-                self.agreed.partners[ranks] = parts
-            group = self.agreed.partners[ranks].get_group(1)
-            self._partners[ranks] = Communicator(group, "inner", events, streams)
-        return self._partners[ranks]
+        mesh = self.environment.dense.mesh
+        if ranks not in self._neighbours:
+            parts = DeviceMesh(mesh.device_type, mesh.mesh.reshape(-1, ranks))
+            self._neighbours[ranks] = parts
+        group = self._neighbours[ranks].get_group(1)
+        return Communicator(group, "inner", self.environment.events, self.environment.streams)
 
 
 @dataclass(eq=False)
@@ -559,8 +545,8 @@ def _cast_around(module: nn.Module, policy: MixedPrecisionPolicy) -> None:
 
 #: By mesh (None: all ranks) and the world, as long as something is sharded there.
 _places: WeakValueDictionary[tuple[object, int], _Place] = WeakValueDictionary()
-#: By mesh, as long as the world is there.
-_agreed: WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh | None, _Agreed]]
+#: What a `_Place` of each mesh counts and makes, as long as the world is there.
+_agreed: WeakKeyDictionary[dist.ProcessGroup, dict[DeviceMesh | None, tuple[Any, Any]]]
 _agreed = WeakKeyDictionary()
 
 
@@ -569,8 +555,8 @@ def _place(
 ) -> tuple[Options, _Place]:
     """The options of one call, and where it is sharded."""
     wire, compute = policy.reduce_dtype, policy.param_dtype
-    core = _Policy(None, None, wire, reduce_dtype=wire, param_dtype=compute)
-    options = _Options(mesh, mixed_precision_policy=core, offload=offload)
+    core = CorePolicy(None, None, wire, reduce_dtype=wire)
+    options = _Options(mesh, mixed_precision_policy=core, offload=offload, param_dtype=compute)
     if mesh is not None and mesh.mesh_dim_names is not None and mesh.ndim > 1:
         outer, inner = mesh.mesh_dim_names
         options = replace(options, dp_outer_dim=outer, dp_shard_dim=inner)
@@ -580,8 +566,8 @@ def _place(
     if place is None:
         group = mesh._flatten().get_group() if mesh is not None and mesh.ndim > 1 else None
         environment = environment_of(replace(options, hybrid_fsdp_group=group))
-        place = _Place(environment, _agreed.setdefault(world, {}).setdefault(mesh, _Agreed()))
-        _places[key] = place
+        agreed = _agreed.setdefault(world, {}).setdefault(mesh, (itertools.count(), {}))
+        place = _places[key] = _Place(environment, *agreed)
     return options, place
 
 

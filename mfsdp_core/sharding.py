@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mfsdp_core.comm.mesh import AxisNames, dense_axes, expert_axes, target_device
+from mfsdp_core.comm.mesh import dense_axes, expert_axes, target_device
 from mfsdp_core.errors import ConfigurationError, refuse
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -113,15 +113,8 @@ def environment_of(options: Options) -> Environment:
     Raises:
         ConfigurationError: they name none that there are.
     """
-    names = AxisNames(options.dp_shard_dim, options.dp_outer_dim, options.tp_dim)
-    dense = dense_axes(options.device_mesh, names, options.hybrid_fsdp_group, options.fsdp_group_ag)
-    experts = expert_axes(
-        options.expt_device_mesh,
-        names,
-        options.hybrid_fsdp_expt_group,
-        options.expt_fsdp_group_ag,
-        dense,
-    )
+    dense = dense_axes(options)
+    experts = expert_axes(options, dense)
     target = target_device(options.device, dense.mesh)
     return Environment(dense, experts, Streams.of(target), EventBus(), MemoryLedger())
 

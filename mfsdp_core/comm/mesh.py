@@ -3,107 +3,94 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
-from mfsdp_core.errors import ConfigurationError
+from mfsdp_core.errors import ConfigurationError, Refusal, refuse
+from mfsdp_core.plan.options import Options
 from mfsdp_core.streams import current_device, default_kind
 
 
-@dataclass(frozen=True)
-class AxisNames:
-    """Names of mesh dimensions: dp_shard_dim, dp_outer_dim and tp_dim of the public functions."""
-
-    inner: str | None = None
-    outer: str | None = None
-    tensor: str | None = None
-
-
-@dataclass(frozen=True)
-class _ArgumentNames:
-    """What the caller knows the three arguments by."""
+class _MeshArguments(NamedTuple):
+    """What the caller gave for one kind of parameters, and the prefix of its groups in events."""
 
     mesh: str
     hybrid_group: str
     gather_group: str
+    role_prefix: str
 
 
-_DENSE = _ArgumentNames("device_mesh", "hybrid_fsdp_group", "fsdp_group_ag")
-_EXPERT = _ArgumentNames("expt_device_mesh", "hybrid_fsdp_expt_group", "expt_fsdp_group_ag")
+_DENSE = _MeshArguments("device_mesh", "hybrid_fsdp_group", "fsdp_group_ag", "")
+_EXPERT = _MeshArguments(
+    "expt_device_mesh", "hybrid_fsdp_expt_group", "expt_fsdp_group_ag", "expert_"
+)
 
 
-def dense_axes(
-    mesh: DeviceMesh | None,
-    names: AxisNames,
-    hybrid_group: dist.ProcessGroup | None,
-    gather_group: dist.ProcessGroup | None,
-) -> DataParallelAxes:
-    """The axes of everything that is no expert; `mesh` None is a mesh over all ranks.
+def dense_axes(options: Options) -> DataParallelAxes:
+    """The axes of everything that is no expert; without a mesh, those of one over all ranks.
 
-    `mesh` may have further dimensions, and names may be those of flattened ones.
+    A mesh may have further dimensions, and names may be those of flattened ones.
 
     Raises:
         ConfigurationError: no ranks, unknown or missing dimensions, a hybrid group that does not
             hold exactly the ranks of both axes, or a gather group over other ranks than the inner.
     """
-    if (names.outer is None) != (hybrid_group is None):
-        raise ConfigurationError(
-            "hybrid sharding needs both dp_outer_dim and hybrid_fsdp_group; found only "
-            f"{'hybrid_fsdp_group' if names.outer is None else 'dp_outer_dim'}. Flatten both "
-            "dimensions of the mesh for the group: mesh[outer, inner]._flatten().get_group()."
-        )
+    mesh = options.device_mesh
     if mesh is None:
-        if names != AxisNames():
-            raise ConfigurationError(
-                "dp_shard_dim, dp_outer_dim and tp_dim name dimensions of device_mesh, and there "
-                "is none."
-            )
-        mesh = _world_mesh()
-    return _axes(mesh, names, hybrid_group, gather_group, _DENSE)
+        names = (options.dp_shard_dim, options.dp_outer_dim, options.tp_dim)
+        refuse(
+            [
+                (
+                    names != (None, None, None),
+                    ConfigurationError,
+                    "dp_shard_dim, dp_outer_dim and tp_dim name dimensions of device_mesh, and "
+                    "there is none.",
+                ),
+                (
+                    not dist.is_initialized(),
+                    ConfigurationError,
+                    "fully_shard_model needs ranks: call torch.distributed.init_process_group "
+                    "first, or pass device_mesh.",
+                ),
+            ]
+        )
+        mesh = init_device_mesh(default_kind(), (dist.get_world_size(),))
+    return _axes(mesh, options, options.tp_dim, _DENSE)
 
 
-def expert_axes(
-    mesh: DeviceMesh | None,
-    names: AxisNames,
-    hybrid_group: dist.ProcessGroup | None,
-    gather_group: dist.ProcessGroup | None,
-    dense: DataParallelAxes,
-) -> DataParallelAxes | None:
+def expert_axes(options: Options, dense: DataParallelAxes) -> DataParallelAxes | None:
     """The axes of expert parameters, under the names that `dense` goes by; None without a mesh.
 
     The ranks that share an expert are a part of those that share the dense parameters. tp_dim may
-    be absent from `mesh`: then experts are whole on every rank that has them.
+    be absent from the mesh: then experts are whole on every rank that has them.
 
     Raises:
         ConfigurationError: as for `dense_axes`; a group without a mesh; ranks outside of `dense`.
     """
+    mesh = options.expt_device_mesh
     if mesh is None:
-        for argument, group in (
-            (_EXPERT.hybrid_group, hybrid_group),
-            (_EXPERT.gather_group, gather_group),
-        ):
-            if group is not None:
-                raise ConfigurationError(f"{argument} needs expt_device_mesh, and there is none.")
+        refuse(
+            (
+                getattr(options, name) is not None,
+                ConfigurationError,
+                f"{name} needs {_EXPERT.mesh}, and there is none.",
+            )
+            for name in (_EXPERT.hybrid_group, _EXPERT.gather_group)
+        )
         return None
-    if (names.outer is None) != (hybrid_group is None):
-        raise ConfigurationError(
-            "hybrid sharding of experts needs dp_outer_dim and hybrid_fsdp_expt_group, a group "
-            "over both data-parallel dimensions of expt_device_mesh; found only "
-            f"{'hybrid_fsdp_expt_group' if names.outer is None else 'dp_outer_dim'}."
-        )
-    if names.tensor not in (mesh.mesh_dim_names or ()):
-        names = AxisNames(names.inner, names.outer)
-    experts = _axes(mesh, names, hybrid_group, gather_group, _EXPERT)
+    has_tensor_axis = options.tp_dim in (mesh.mesh_dim_names or ())
+    experts = _axes(mesh, options, options.tp_dim if has_tensor_axis else None, _EXPERT)
     outside = set(experts.ranks) - set(dense.ranks)
-    if outside or len(dense.ranks) % len(experts.ranks):
-        raise ConfigurationError(
-            f"the ranks that share an expert, {experts.ranks}, must be a part of those of "
-            f"device_mesh, {dense.ranks}, and divide them evenly."
-        )
+    wrong = (
+        f"the ranks that share an expert, {experts.ranks}, must be a part of those of "
+        f"device_mesh, {dense.ranks}, and divide them evenly."
+    )
+    refuse([(outside or len(dense.ranks) % len(experts.ranks), ConfigurationError, wrong)])
     return experts
 
 
@@ -117,43 +104,52 @@ def target_device(device: torch.device | str | int | None, mesh: DeviceMesh) -> 
 
 
 def _axes(
-    mesh: DeviceMesh,
-    names: AxisNames,
-    hybrid_group: dist.ProcessGroup | None,
-    gather_group: dist.ProcessGroup | None,
-    arguments: _ArgumentNames,
+    mesh: DeviceMesh, options: Options, tensor: str | None, arguments: _MeshArguments
 ) -> DataParallelAxes:
-    if names.inner is None:
-        if names != AxisNames():
-            raise ConfigurationError("dp_outer_dim and tp_dim need dp_shard_dim, the inner one.")
-        if mesh.ndim != 1:
-            raise ConfigurationError(
-                f"{arguments.mesh} has {mesh.ndim} dimensions {mesh.mesh_dim_names}; say which "
-                "one shards the data-parallel ranks with dp_shard_dim."
-            )
-        data_parallel = whole = mesh
-    else:
-        kept = (names.inner,) if names.outer is None else (names.outer, names.inner)
+    hybrid: dist.ProcessGroup | None = getattr(options, arguments.hybrid_group)
+    gather: dist.ProcessGroup | None = getattr(options, arguments.gather_group)
+    outer, inner = options.dp_outer_dim, options.dp_shard_dim
+    refuse(_wrong_names(mesh, (outer, inner, tensor), hybrid, arguments))
+    data_parallel = whole = mesh
+    if inner is not None:
+        kept = (inner,) if outer is None else (outer, inner)
         data_parallel = whole = _slice(mesh, kept, arguments)
-        if names.tensor is not None:
-            whole = _slice(mesh, (*kept, names.tensor), arguments)
-    _check_ranks(hybrid_group, data_parallel.mesh.flatten().tolist(), arguments.hybrid_group)
-    inner = dist.get_process_group_ranks(data_parallel.get_group(data_parallel.ndim - 1))
-    _check_ranks(gather_group, inner, arguments.gather_group, ordered=True)
-    prefix = "expert_" if arguments is _EXPERT else ""
-    return DataParallelAxes(data_parallel, whole, gather_group, prefix, hybrid_group)
+        if tensor is not None:
+            whole = _slice(mesh, (*kept, tensor), arguments)
+    _check_ranks(hybrid, data_parallel.mesh.flatten().tolist(), arguments.hybrid_group)
+    ranks = dist.get_process_group_ranks(data_parallel.get_group(data_parallel.ndim - 1))
+    _check_ranks(gather, ranks, arguments.gather_group, ordered=True)
+    return DataParallelAxes(data_parallel, whole, gather, arguments.role_prefix, hybrid)
 
 
-def _world_mesh() -> DeviceMesh:
-    if not dist.is_initialized():
-        raise ConfigurationError(
-            "fully_shard_model needs ranks: call torch.distributed.init_process_group first, "
-            "or pass device_mesh."
-        )
-    return init_device_mesh(default_kind(), (dist.get_world_size(),))
+def _wrong_names(
+    mesh: DeviceMesh,
+    names: tuple[str | None, str | None, str | None],
+    hybrid: dist.ProcessGroup | None,
+    arguments: _MeshArguments,
+) -> Iterator[Refusal]:
+    outer, inner, tensor = names
+    yield (
+        (outer is None) != (hybrid is None),
+        ConfigurationError,
+        f"hybrid sharding needs both dp_outer_dim and {arguments.hybrid_group}; found only "
+        f"{arguments.hybrid_group if outer is None else 'dp_outer_dim'}. Flatten both dimensions "
+        f"of {arguments.mesh} for the group: mesh[outer, inner]._flatten().get_group().",
+    )
+    yield (
+        inner is None and (outer or tensor),
+        ConfigurationError,
+        "dp_outer_dim and tp_dim need dp_shard_dim, the inner one.",
+    )
+    yield (
+        inner is None and mesh.ndim != 1,
+        ConfigurationError,
+        f"{arguments.mesh} has {mesh.ndim} dimensions {mesh.mesh_dim_names}; say which one shards "
+        "the data-parallel ranks with dp_shard_dim.",
+    )
 
 
-def _slice(mesh: DeviceMesh, names: tuple[str, ...], arguments: _ArgumentNames) -> DeviceMesh:
+def _slice(mesh: DeviceMesh, names: tuple[str, ...], arguments: _MeshArguments) -> DeviceMesh:
     if mesh.mesh_dim_names == names:
         return mesh
     try:

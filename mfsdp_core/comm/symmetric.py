@@ -186,11 +186,9 @@ class UserBuffers:
 
     def _attempt(self, member: Member, level: Level) -> str | None:
         """Register; the error's text where that fails."""
+        windows = {"symm": True} if level == "symmetric" else {}
         try:
-            if level == "symmetric":
-                member.backend.register_mem_pool(self.pool.raw, symm=True)
-            else:
-                member.backend.register_mem_pool(self.pool.raw)
+            member.backend.register_mem_pool(self.pool.raw, **windows)
         except Exception as error:  # whatever it is, other ranks wait to hear of it
             return _text(error)
         return None

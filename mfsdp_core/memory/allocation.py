@@ -13,14 +13,7 @@ from typing import Any
 import torch
 
 from mfsdp_core.comm.torch_backend import dtype_name
-from mfsdp_core.memory.allocators import (
-    Allocator,
-    DBuffer,
-    HostAllocator,
-    KeepingAllocator,
-    ResizingAllocator,
-    carve,
-)
+from mfsdp_core.memory.allocators import Allocator, DBuffer, carve
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import (
@@ -50,9 +43,9 @@ class Allocators:
     requests: transient buffers of units. factors: that gradients are scaled by, made once.
     """
 
-    lasting: ResizingAllocator
+    lasting: Allocator
     fresh: Allocator
-    host: HostAllocator
+    host: Allocator
     by_role: Mapping[Role, Allocator]
     streams: Streams
     config: AllocationConfig
@@ -99,7 +92,7 @@ class Allocators:
         for table in tables:
             for row in table.rows:
                 buffer = self._buffer(row, table.plan.layout)
-                keeps = isinstance(buffer.allocator, KeepingAllocator)
+                keeps = buffer.allocator.leaves == "memory"
                 if row.is_sent and row.elements and (keeps or buffer.allocator is self.lasting):
                     kinds.setdefault((row.role, row.lifetime), []).append(buffer)
         for kind in kinds.values():
@@ -156,14 +149,14 @@ def build_allocators(
 ) -> Allocators:
     """Allocators for the buckets of units; pools are allocated here, once."""
     _keep_freed_memory(streams)
-    lasting = ResizingAllocator(streams, ledger)
+    lasting = Allocator(streams, ledger, "tensor")
     fresh, requests = Allocator(streams, ledger), transient_rows(tables)
     by_role: dict[Role, Allocator] = {"payload": lasting}
     if config.pool is not None:
         # Never fresh: autograd may hold views of what no slot serves (R12).
-        fallback = by_role["peer_slices"] = ResizingAllocator(streams, ledger)
+        fallback = by_role["peer_slices"] = Allocator(streams, ledger, "tensor")
         if config.persistent_fallback:
-            fallback = KeepingAllocator(streams, ledger)
+            fallback = Allocator(streams, ledger, "memory")
         by_role |= dict.fromkeys(POOL_OF_ROLE, fallback)
     elif config.allocator == "storage_resize":
         by_role["compute_weights"] = lasting
@@ -171,7 +164,7 @@ def build_allocators(
         role: SlotPool(role, plan, streams=streams, ledger=ledger)
         for role, plan in plan_pools(config, requests).items()
     }
-    host = HostAllocator(streams, ledger)
+    host = Allocator(streams, ledger, on_host=True)
     return Allocators(lasting, fresh, host, by_role, streams, config, requests, pools)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 
@@ -53,12 +54,8 @@ class DBuffer:
         in_place: views of what it had before are about to be read, so no other memory will do.
         """
         if not self.held:
+            self.allocator.take(self, in_place=in_place)
             self.held = True
-            try:
-                self.allocator.take(self, in_place=in_place)
-            except BaseException:
-                self.held = False
-                raise
         return self.data
 
     def give(self) -> None:
@@ -89,20 +86,31 @@ class DBuffer:
 
 
 class Allocator:
-    """A fresh tensor at every `take`; nothing is kept of what is given back.
+    """Memory of single buffers. leaves: what of it stays when a buffer gives it back.
+
+    nothing: there is a fresh tensor at every `take`. Weights that autograd has saved views of live
+    until it drops them, and stay on the ledger until then: between its forward and its backward
+    pass a unit is then not free of them. tensor: the one object stays, and only its storage comes
+    and goes, so that views which autograd has saved, and the parameter itself, are valid when it is
+    refilled. A buffer that was carved has its tensor, and keeps it. memory: it is never freed.
 
     recycles: whether memory is used again, by the same buffer or another, while views of what was
     given back may still exist. Such views must then be refilled in place, or never be read.
-
-    Weights that autograd has saved views of live until it drops them, and stay on the ledger until
-    then: between its forward and its backward pass a unit is then not free of them.
     """
 
-    recycles = False
-
-    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
+    def __init__(
+        self,
+        streams: Streams,
+        ledger: MemoryLedger,
+        leaves: Literal["nothing", "tensor", "memory"] = "nothing",
+        *,
+        on_host: bool = False,
+    ) -> None:
+        self._ledger = ledger.host if on_host else ledger
+        self.leaves = leaves
+        self.recycles = leaves != "nothing"
         self._streams = streams
-        self._ledger = ledger
+        self._on_host = on_host
 
     def has_room(self, buffer: DBuffer) -> bool:
         """Whether `take` would answer now with the memory that the buffer had before, or its first.
@@ -115,65 +123,32 @@ class Allocator:
     def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
         """Put memory behind a buffer; see `DBuffer.take`."""
         del in_place
-        row = buffer.row
-        buffer.data = self._made(buffer.elements, buffer.dtype)
+        elements, dtype, row = buffer.elements, buffer.dtype, buffer.row
         self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
-        if row.role == "compute_weights":
-            booking = (buffer.category, -buffer.size_bytes, row.bucket, row.role)
-            end = weakref.finalize(buffer.data.untyped_storage(), self._ledger.add, *booking)
-            end.atexit = False
-
-    def give(self, buffer: DBuffer) -> None:
-        """Forget the tensor; its memory goes when its last view does."""
-        buffer.held, buffer.data, row = False, _NOTHING, buffer.row
-        if row.role != "compute_weights":
-            self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)
-
-    def _made(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(elements, dtype=dtype, device=self._streams.device)
-
-
-class HostAllocator(Allocator):
-    """As `Allocator`, in host memory and on its account."""
-
-    def __init__(self, streams: Streams, ledger: MemoryLedger) -> None:
-        super().__init__(streams, ledger.host)
-
-    def _made(self, elements: int, dtype: torch.dtype) -> torch.Tensor:
-        return self._streams.host_memory(elements, dtype)
-
-
-class ResizingAllocator(Allocator):
-    """One tensor per buffer for ever; only its storage comes and goes.
-
-    Autograd may have saved views of a parameter, and modules hold the parameter itself: both stay
-    valid when the storage is refilled. A buffer that was carved has its tensor, and keeps it.
-    """
-
-    recycles = True
-
-    def take(self, buffer: DBuffer, *, in_place: bool = False) -> None:
-        """Storage behind the one tensor."""
-        del in_place
-        row, device = buffer.row, self._streams.device
         if buffer.storage is not None:
             buffer.storage.resize_(buffer.size_bytes)
         elif buffer.data is _NOTHING:
-            buffer.data = torch.empty(buffer.elements, dtype=buffer.dtype, device=device)
-            buffer.storage = buffer.data.untyped_storage()
-        self._ledger.add(buffer.category, buffer.size_bytes, row.bucket, row.role)
+            if self._on_host:
+                buffer.data = self._streams.host_memory(elements, dtype)
+            else:
+                buffer.data = torch.empty(elements, dtype=dtype, device=self._streams.device)
+            storage = buffer.data.untyped_storage()
+            if self.recycles:
+                buffer.storage = storage
+            elif row.role == "compute_weights":
+                booking = (buffer.category, -buffer.size_bytes, row.bucket, row.role)
+                end = weakref.finalize(storage, self._ledger.add, *booking)
+                end.atexit = False
 
     def give(self, buffer: DBuffer) -> None:
-        """Free the storage; the tensor object and its views stay, without contents."""
-        buffer.held = False
-        assert buffer.storage is not None
-        buffer.storage.resize_(0)
-        row = buffer.row
-        self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)
-
-
-class KeepingAllocator(ResizingAllocator):
-    """One tensor per buffer, allocated when it is first taken and never freed."""
-
-    def give(self, buffer: DBuffer) -> None:
-        """Keep it."""
+        """Forget the tensor, whose memory goes when its last view does, or free its storage."""
+        if self.leaves == "memory":
+            return
+        buffer.held, row = False, buffer.row
+        if not self.recycles:
+            buffer.data = _NOTHING
+        else:
+            assert buffer.storage is not None
+            buffer.storage.resize_(0)
+        if self.recycles or row.role != "compute_weights":
+            self._ledger.add(buffer.category, -buffer.size_bytes, row.bucket, row.role)

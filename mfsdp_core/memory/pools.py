@@ -26,12 +26,10 @@ from mfsdp_core.streams import Streams
 class SlotPool(Allocator):
     """The slots of the pool `role`, for the buffers of `plan`."""
 
-    recycles = True
-
     def __init__(
         self, role: Role, plan: PoolPlan, *, streams: Streams, ledger: MemoryLedger
     ) -> None:
-        super().__init__(streams, ledger)
+        super().__init__(streams, ledger, "tensor")
         self.role = role
         self.plan = plan
         # Zeros, once: padding travels with every collective and must be finite.

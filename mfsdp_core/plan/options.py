@@ -188,6 +188,10 @@ class Options:
         """Check values and combinations."""
         refuse((holds, ConfigurationError, message) for holds, message in self._refusals())
 
+    def compute_dtype(self, stored: torch.dtype) -> torch.dtype:
+        """Dtype in which modules compute with a parameter that is given as `stored`: the same."""
+        return stored
+
     @cached_property
     def strategy(self) -> Strategy:
         """What is sharded along both axes."""

@@ -34,10 +34,6 @@ class MixedPrecisionPolicy:
     weight_codec: Codec | None = field(default=None, kw_only=True)
     reduce_dtype: torch.dtype | None = field(default=None, kw_only=True)
 
-    def compute_dtype(self, stored: torch.dtype) -> torch.dtype:
-        """Dtype in which modules compute with a parameter that is given as `stored`: the same."""
-        return stored
-
     def __post_init__(self) -> None:
         """Check the types, which a caller without a type checker may get wrong."""
         for name in ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype", "reduce_dtype"):

@@ -346,7 +346,7 @@ class BucketFactory:
     def _spec(self, plan: BucketPlan, members: list[ManagedParameter]) -> BucketSpec:
         options, axes = self.options, self.environment.axes(is_expert=plan.is_expert)
         stored, policy = members[0].raw.dtype, options.mixed_precision_policy
-        compute = policy.compute_dtype(stored)
+        compute = options.compute_dtype(stored)
         dtypes = group_dtypes(compute, policy, options, trainable=plan.requires_grad)
         if compute != stored:
             dtypes = replace(dtypes, main_params=stored, main_grads=stored)

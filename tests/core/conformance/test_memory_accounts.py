@@ -26,7 +26,7 @@ from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import build_allocators
-from mfsdp_core.memory.allocators import Allocator, DBuffer, KeepingAllocator, ResizingAllocator
+from mfsdp_core.memory.allocators import Allocator, DBuffer
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import CATEGORIES
@@ -84,13 +84,10 @@ def test_the_ledger_adds_up() -> None:
 def test_allocators_keep_their_promises() -> None:
     """New memory, the same object, or memory that stays; bytes on the ledger."""
     streams: Any = Streams(torch.device("cpu"))
-    for kind, same_object, left in (
-        (Allocator, False, 0),
-        (ResizingAllocator, True, 0),
-        (KeepingAllocator, True, 32),
-    ):
+    kinds: Any = (("nothing", False, 0), ("tensor", True, 0), ("memory", True, 32))
+    for leaves, same_object, left in kinds:
         ledger = MemoryLedger()
-        made: Any = kind(streams, ledger)
+        made: Any = Allocator(streams, ledger, leaves)
         a, b, other = (
             DBuffer(row, made) for row in (_row("a"), _row("b", 2), _row("a", 8, "outer_bucket"))
         )
@@ -105,7 +102,7 @@ def test_allocators_keep_their_promises() -> None:
         held = ledger.bytes_by_category()["communication_buffers"]
         same("left", held, left + (8 if left else 0))
         storage = first.untyped_storage().nbytes()
-        same("storage", storage, 0 if kind is ResizingAllocator else 32)
+        same("storage", storage, 0 if leaves == "tensor" else 32)
         again = a.take()
         same("again", again is first, same_object)
         same("refilled", again.untyped_storage().nbytes(), 32)
