@@ -13,7 +13,6 @@ from typing import Any
 
 from mfsdp_core.events import UNIT_KINDS, Event
 
-_BACKWARD = "backward"
 Begin = Callable[[str], Any]
 End = Callable[[Any], object]
 
@@ -41,49 +40,44 @@ class Annotations:
     def __init__(self, begin: Begin, end: End) -> None:
         self._begin = begin
         self._end = end
-        self._units: dict[str, list[Any]] = {}
-        self._backward: tuple[str, Any] | None = None
-        self._collectives: dict[int, Any] = {}
+        #: What has begun: by the name of a unit's range, innermost last, or number of a collective.
+        self._open: dict[str | int, list[Any]] = {}
+        self._backward = ""
         self._issued = 0
 
     def __call__(self, event: Event) -> None:
         """A unit begins or ends."""
-        unit = event.bucket or "root"
-        name = f"{event.operation} {unit}"
-        if event.operation == _BACKWARD:
-            if event.kind == "enter":
-                self._close_backward()
-                self._backward = (name, self._begin(name))
-            elif self._backward is not None and name in {self._backward[0], f"{_BACKWARD} root"}:
-                self._close_backward()
-        elif event.kind == "enter":
-            self._units.setdefault(name, []).append(self._begin(name))
-        elif self._units.get(name):
-            self._end(self._units[name].pop())
+        name = f"{event.operation} {event.bucket or 'root'}"
+        if event.operation == "backward":
+            if event.kind == "leave" and name not in {self._backward, "backward root"}:
+                return
+            self._finish(self._backward)
+            self._backward = name if event.kind == "enter" else ""
+        if event.kind == "enter":
+            self._start(name, name)
+        elif event.operation != "backward":
+            self._finish(name)
 
     def issued(self, name: str) -> int:
         """A collective starts."""
         self._issued += 1
-        self._collectives[self._issued] = self._begin(name)
+        self._start(self._issued, name)
         return self._issued
 
     def waited(self, number: int) -> None:
         """The current stream waits for it."""
-        if number in self._collectives:
-            self._end(self._collectives.pop(number))
+        self._finish(number)
 
     def close(self) -> None:
         """End what is open."""
-        self._close_backward()
-        for handle in (
-            *self._collectives.values(),
-            *(h for hs in self._units.values() for h in hs),
-        ):
-            self._end(handle)
-        self._collectives.clear()
-        self._units.clear()
+        for key in [key for key, handles in self._open.items() for _ in handles]:
+            self._finish(key)
 
-    def _close_backward(self) -> None:
-        if self._backward is not None:
-            self._end(self._backward[1])
-            self._backward = None
+    def _start(self, key: str | int, name: str) -> None:
+        self._open.setdefault(key, []).append(self._begin(name))
+
+    def _finish(self, key: str | int) -> None:
+        if handles := self._open.get(key):
+            self._end(handles.pop())
+        if not handles:
+            self._open.pop(key, None)

@@ -16,8 +16,9 @@ unit's elements, as norms do) share a group: a collective for each would cost mo
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from mfsdp_core.plan.layout import Layout, Shape, build_layout, split_by_padding
@@ -25,6 +26,8 @@ from mfsdp_core.plan.payload import PayloadPlan
 
 #: Name of the unit that owns what no other unit does.
 ROOT = ""
+
+_NOTHING = Layout((), 1, 0)
 
 #: Of a unit's elements: a module that reads no more than that has no bucket of its own.
 SMALL_SHARE = 0.01
@@ -114,46 +117,39 @@ def plan_buckets(
     A bucket is named `unit/number`; the root's are `(root)/number`, which no module can be called.
     Without `bucketing` every parameter has a bucket of its own.
     """
-    groups: dict[tuple[str, str, bool, bool, bool, bool, str, tuple[int, ...]], list[int]] = {}
-    readers = _readers_apart(parameters)
+    groups: dict[tuple[BucketPlan, tuple[int, ...]], list[int]] = {}
     units_begun = False
-    for index, facts in enumerate(parameters):
-        unit = facts.unit
-        units_begun |= unit != ROOT
-        behind = unit == ROOT and units_begun
-        encoded = (
-            codec is not None and not facts.primary and codec.takes(facts.names[0], facts.shape)
+    for index, (facts, readers) in enumerate(
+        zip(parameters, _readers_apart(parameters), strict=True)
+    ):
+        units_begun |= facts.unit != ROOT
+        kind = BucketPlan(
+            name="",
+            unit=facts.unit,
+            dtype=facts.dtype,
+            requires_grad=facts.requires_grad,
+            members=(),
+            layout=_NOTHING,
+            is_expert=facts.is_expert,
+            is_encoded=codec is not None
+            and not facts.primary
+            and codec.takes(facts.names[0], facts.shape),
+            primary=facts.primary,
+            is_behind=facts.unit == ROOT and units_begun,
         )
-        kind = (facts.dtype, facts.requires_grad, facts.is_expert)
-        key = (unit, *kind, encoded, behind, facts.primary, readers[index])
-        groups.setdefault(key, []).append(index)
+        groups.setdefault((kind, readers), []).append(index)
     plans: list[BucketPlan] = []
-    number: dict[str, int] = {}
-    for key, indices in groups.items():
-        unit, dtype, requires_grad, is_expert, is_encoded, behind, primary, _ = key
+    numbers: Counter[str] = Counter()
+    for (kind, _), indices in groups.items():
         shapes = [parameters[i].shape for i in indices]
+        over = expert_slices if kind.is_expert else slices
         each = [[position] for position in range(len(shapes))]
-        count_of_slices = expert_slices if is_expert else slices
-        for part in split_by_padding(shapes, count_of_slices) if bucketing else each:
+        for part in split_by_padding(shapes, over) if bucketing else each:
+            name = f"{kind.unit or '(root)'}/{numbers[kind.unit]}"
+            numbers[kind.unit] += 1
+            layout = build_layout([shapes[i] for i in part], over)
             members = tuple(indices[i] for i in part)
-            count = number.get(unit, 0)
-            number[unit] = count + 1
-            layout = build_layout([parameters[i].shape for i in members], count_of_slices)
-            name = f"{unit or '(root)'}/{count}"
-            plans.append(
-                BucketPlan(
-                    name,
-                    unit,
-                    dtype,
-                    requires_grad,
-                    members,
-                    layout,
-                    is_expert,
-                    is_encoded,
-                    primary,
-                    behind,
-                )
-            )
+            plans.append(replace(kind, name=name, members=members, layout=layout))
     return plans
 
 

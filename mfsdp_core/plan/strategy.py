@@ -116,10 +116,7 @@ INNER: dict[str, AxisPlacements] = {
 
 #: Rows of the outer axis. Its reduction runs once, on the last microbatch, and always copies: the
 #: accumulator keeps the inner-reduced sum of this outer rank, PARTIAL along the outer axis.
-OUTER: dict[str, AxisPlacements] = {
-    "no_shard": AxisPlacements(parameter=_R, accumulator=_P, gradient=_R, optimizer=_R),
-    "optim": AxisPlacements(parameter=_R, accumulator=_P, gradient=_F, optimizer=_F),
-}
+OUTER: dict[str, AxisPlacements] = {name: INNER[name] for name in ("no_shard", "optim")}
 
 
 @dataclass(frozen=True)

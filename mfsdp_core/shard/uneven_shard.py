@@ -132,21 +132,6 @@ class UnevenShard(DTensor):
             )
         return DTensor.from_local(self.full_tensor(), self.device_mesh, wanted, run_check=False)
 
-    def data_ptr(self) -> int:
-        """Refuse: torch would say 0, which is the same for all shards."""
-        _refuse_storage(self, "data_ptr()")
-        return super().data_ptr()
-
-    def untyped_storage(self) -> torch.UntypedStorage:
-        """Refuse: torch would give one without memory."""
-        _refuse_storage(self, "untyped_storage()")
-        return super().untyped_storage()
-
-    def storage(self) -> torch.TypedStorage:
-        """Refuse, as `untyped_storage`."""
-        _refuse_storage(self, "storage()")
-        return super().storage()  # type: ignore[no-any-return]
-
     def __create_chunk_list__(self) -> Any:
         """Where this rank's rows lie: torch.distributed.checkpoint asks before it reads."""
         self._describe()
@@ -188,16 +173,26 @@ def _uneven(shard: DTensor, cut: Cut | None, name: str = "") -> DTensor:
     return shard
 
 
-def _refuse_storage(shard: DTensor, what: str) -> None:
-    """Refuse a question that only torch, which knows DTensors, gets an answer to."""
-    if sys._getframe(2).f_globals.get("__name__", "").startswith("torch."):
-        return
-    raise LifecycleError(
-        f"{what} of {name_of(shard) or 'a shard'}: a sharded tensor has no storage of its own, and "
-        "rows of it on each rank. To write a model to files use save_safetensors(path, model); for "
-        "whole weights in memory export_state_dict(model), whose tensors save_pretrained("
-        "state_dict=...) takes; for this rank's rows tensor.to_local()."
-    )
+def _refuse_storage(what: str) -> None:
+    """Let `what` be answered to torch alone, which knows DTensors: it would say that all is one."""
+    ask = getattr(DTensor, what)
+
+    def answer(shard: DTensor) -> Any:
+        if sys._getframe(1).f_globals.get("__name__", "").startswith("torch."):
+            return ask(shard)
+        raise LifecycleError(
+            f"{what}() of {name_of(shard) or 'a shard'}: a sharded tensor has no storage of its "
+            "own, and rows of it on each rank. To write a model to files use "
+            "save_safetensors(path, model); for whole weights in memory export_state_dict(model), "
+            "whose tensors save_pretrained(state_dict=...) takes; for this rank's rows "
+            "tensor.to_local()."
+        )
+
+    setattr(UnevenShard, what, answer)
+
+
+for _what in ("data_ptr", "storage", "untyped_storage"):
+    _refuse_storage(_what)
 
 
 def _named(func: Any, result: Any, source: DTensor) -> Any:

@@ -77,11 +77,11 @@ def save_checkpoint(
         return state
 
     state = together(group, collect)
-    with _lost_ranks(path), new_folder(group, path, overwrite=overwrite) as unfinished:
+    explained = _explained(path, "the checkpoint could not be written")
+    with explained, new_folder(group, path, overwrite=overwrite) as unfinished:
         from mfsdp_core.state.safe_dcp import save_tensors
 
-        with _explained("the checkpoint could not be written"):
-            save_tensors(state.tensors, unfinished, group)
+        save_tensors(state.tensors, unfinished, group)
         own = together(group, folder.digests, unfinished, group.rank(), group.size())
         known = {n: d for part in from_all(group, own) for n, d in part.items()}
         from_first(group, folder.commit, unfinished, path, state.values, known)
@@ -106,7 +106,7 @@ def load_checkpoint(
     group, path = begin_call("load_checkpoint", model), Path(path)
     together(group, folder.check_digests, path, group.rank(), group.size())
     targets, values = together(group, _aim, path, model, optimizer)
-    with _lost_ranks(path), _explained(f"{path} could not be read, and is loaded in part"):
+    with _explained(path, f"{path} could not be read, and is loaded in part"):
         load_tensors(targets, path, group)
     state = model.state_dict()
     extra = unpack(values.get("extra_state"), targets)
@@ -212,24 +212,20 @@ def _parameter_of(key: str) -> str:
 
 
 @contextmanager
-def _explained(what: str) -> Iterator[None]:
-    """Errors of torch.distributed.checkpoint become one that says whose they are."""
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Errors of torch.distributed.checkpoint, or of a collective, become one that says whose.
+
+    what: of the former, what the matter is.
+    """
     from torch.distributed.checkpoint.api import CheckpointException
 
     try:
         yield
+    except MfsdpError:
+        raise
     except CheckpointException as error:
         reasons = [f"rank {r}: {type(e).__name__}: {e}" for r, (e, _) in error.failures.items()]
         raise CheckpointError(f"{what}. {'; '.join(reasons)}") from None
-
-
-@contextmanager
-def _lost_ranks(path: Path) -> Iterator[None]:
-    """A collective that fails because a rank is gone becomes an error of this package."""
-    try:
-        yield
-    except MfsdpError:
-        raise
     except RuntimeError as error:
         raise CheckpointError(f"{path}: a rank was lost ({error}).") from error
 

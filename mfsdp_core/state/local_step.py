@@ -143,20 +143,11 @@ class _Swapped:
         after = afters[0]
         if after is None:
             return
-        if len(afters) > 1:
-            after = {name: self._joined(name, [a[name] for a in afters if a]) for name in after}
+        if len(afters) > 1:  # what is cut was changed in place
+            after = {name: self._cut.get(name, value) for name, value in after.items()}
         self._states[self._parameter] = {
             name: self._as_before(name, value) for name, value in after.items()
         }
-
-    def _joined(self, name: str, values: list[Any]) -> Any:
-        """What the pieces have made of one entry of the state; most is changed in place."""
-        if name not in self._cut:
-            return values[0]
-        uncut = self._cut[name]
-        if values[0].data_ptr() == uncut.data_ptr():
-            return uncut
-        return torch.cat(values).view(uncut.shape)
 
     def _as_before(self, name: str, value: Any) -> Any:
         before = None if self._before is None else self._before.get(name)
