@@ -173,7 +173,7 @@ def test_what_cannot_be_on_the_host_is_refused(options: dict[str, Any], found: s
 
 
 LATE = [Case(s, toy="unequal_units", options={"offload": True}) for s in STRATEGIES]
-LATE += [Case(i, o, "aligned_stack", {"offload": True}, clip_norm=0.05) for i, o in PAIRS]
+HYBRID = [Case(i, o, "aligned_stack", {"offload": True}, clip_norm=0.05) for i, o in PAIRS]
 LATE += [
     Case("optim_grads_params", options=WAYS[way] | {"offload": True})
     for way in ("fixed_pool", "temporary", "by_module")
@@ -182,7 +182,11 @@ LATE += [
 
 @pytest.mark.on_ranks
 @pytest.mark.sample
-@pytest.mark.parametrize("case", LATE, ids=str)
+@pytest.mark.parametrize(
+    "case",
+    [*LATE, HYBRID[-1], *(pytest.param(one, marks=pytest.mark.nightly) for one in HYBRID[:-1])],
+    ids=str,
+)
 @pytest.mark.parametrize("seed", [0, 1])
 def test_copies_that_are_late_change_nothing(case: Case, seed: int) -> None:
     assert from_oracle(case, seed) <= 1e-12

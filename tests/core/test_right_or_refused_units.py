@@ -122,9 +122,9 @@ def test_gradients_asked_for_by_the_name_of_a_shard_are_refused(way: Sequence[st
 
 @cache
 def impatient(_name: str) -> DeviceMesh:
-    """A mesh of two ranks on a group of its own, which breaks after seconds of waiting."""
+    """A mesh of two ranks on a group of its own, which breaks after a second of waiting."""
     groups = [
-        dist.new_group([first, first + 1], timeout=timedelta(seconds=stretched(3)))
+        dist.new_group([first, first + 1], timeout=timedelta(seconds=stretched(1)))
         for first in range(0, WORLD, 2)
     ]
     return DeviceMesh.from_group(groups[dist.get_rank() // 2], "cpu")

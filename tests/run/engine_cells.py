@@ -147,6 +147,7 @@ NIGHTLY_CELLS = {
         "fsdp2-hybrid",
     ),
     *("fsdp2-optim_grads", "ddp-bf16", "mfsdp-front-optim_grads", "mfsdp-front-hsdp"),
+    *("mfsdp-optim_grads", "mfsdp-adamw-whole", "mfsdp-front-bf16"),
     *("ddp_zero", "ddp_zero-bf16", "ddp_zero-fp64", *DEEPSPEED_CELLS),
     *("mfsdp-optim", "mfsdp-per_token", *(f"{name}-bf16" for name in DEEPSPEED_CELLS)),
     *("mfsdp-no_shard-bf16", "mfsdp-hybrid-bf16", "mfsdp-tp-hfsdp", "mfsdp-experts-hfsdp"),

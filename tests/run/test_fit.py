@@ -172,7 +172,9 @@ def test_a_layer_of_transformer_engine_keeps_codes_of_input_and_weight(
         assert layer.weight.grad.shape == layer.weight.shape
 
 
-@pytest.mark.parametrize("recipe", ["current", "block", "mxfp8"])
+@pytest.mark.parametrize(
+    "recipe", ["current", pytest.param("block", marks=pytest.mark.nightly), "mxfp8"]
+)
 def test_weights_kept_as_codes_take_and_send_a_byte_each(recipe):
     model = TE | {"linear_recipe": recipe, "quantised_weights": True}
     engine = MFSDP | {"fine_grained_gather": recipe == "mxfp8"}
