@@ -199,28 +199,6 @@ def test_loading_keeps_nothing_of_what_was_loaded(strategy: str) -> None:
         gc.unfreeze()
 
 
-def test_the_next_gather_begins_before_this_one_is_waited_for() -> None:
-    toy = shard(TOY, 3, 2)
-    said: list[str] = []
-    for unit in toy.model._context.units:
-        weights = unit.buckets[0].weights
-
-        def issue(*arguments: Any, begin: Any = weights.issue, name: str = unit.name) -> bool:
-            started: bool = begin(*arguments)
-            said.extend([f"begin {name}"] if started else [])
-            return started
-
-        def complete(wait: Any = weights.complete, name: str = unit.name) -> None:
-            said.append(f"wait {name}")
-            wait()
-
-        weights.issue, weights.complete = issue, complete
-    with torch.no_grad():
-        toy.forward()
-    assert said.index("begin blocks.1") < said.index("wait blocks.0"), said
-    assert said.index("begin blocks.2") < said.index("wait blocks.1"), said
-
-
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_modules_show_shards_whenever_no_pass_runs(strategy: str) -> None:
     toy = shard(TOY, strategy, 2)

@@ -121,7 +121,7 @@ def test_gradients_round_exactly_where_the_strategy_says_and_add_up_in_rank_orde
 
 
 @pytest.mark.on_ranks(3)
-@pytest.mark.parametrize("dtypes", [COMBINATIONS[0], COMBINATIONS[3]])
+@pytest.mark.parametrize("dtypes", [COMBINATIONS[0], *COMBINATIONS[3:5]])
 @pytest.mark.parametrize("strategy", ["optim", "optim_grads_params"])
 def test_a_divisor_that_no_binary_number_holds_rounds_before_the_wire_and_once(
     strategy: str, dtypes: Dtypes

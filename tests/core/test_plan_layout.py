@@ -80,14 +80,6 @@ def test_a_transformer_layer_stays_one_bucket():
     assert build_layout(shapes, 64).padding_fraction < 0.004
 
 
-def test_wide_rows_beside_a_convolution_are_split_instead_of_padded():
-    shapes = [(64, 3, 7, 7), (128, 64, 3, 3), (512, 1000)]
-    assert build_layout(shapes, 8).padding_fraction > 1
-    parts = split_by_padding(shapes, 8)
-    total = sum(build_layout([shapes[i] for i in part], 8).total_elements for part in parts)
-    assert total <= 1.05 * sum(prod(shape) for shape in shapes)
-
-
 def test_a_layout_that_breaks_its_invariants_cannot_be_built():
     with pytest.raises(LayoutError, match="overlaps"):
         Layout((Slot((4,), 0), Slot((4,), 2)), slices=2, slice_elements=4)

@@ -68,18 +68,6 @@ def test_slots_keep_their_addresses_over_steps_with_accumulation(
     } == {}
 
 
-def test_allocators_differ_in_memory() -> None:
-    """In the most bytes of compute weights in a training step."""
-    held = {}
-    for name in ALLOCATORS:
-        toy = shard(NAME, 3, 2, allocator=name, transport="native")
-        toy.run_cycle(2)
-        held[name] = toy.model.ledger.peak_bytes_by_category()["compute_weights"]
-    # Saved weights are kept from the forward to the backward pass.
-    assert held["temporary"] > held["max_pool"] > held["storage_resize"], held
-    assert held["fixed_pool"] != held["max_pool"], held
-
-
 @pytest.mark.parametrize("comm", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("strategy", ["no_shard", "optim"])
 def test_no_communication_buffer_exists_where_no_dtype_changes(

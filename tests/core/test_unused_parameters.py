@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mfsdp_core import MixedPrecisionPolicy, fully_shard_model, gather_full
+from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event
 from oracle.beside_torch import WAYS, beside, own_batch
@@ -156,40 +156,3 @@ def test_one_rank_of_a_hybrid_mesh_speaks_for_all(outer_strategy: int) -> None:
         found = sorted(name for name, p in model.named_parameters() if p.grad is None)
         assert found == sorted(unused), (branches, found)
         model.zero_grad()
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_zeros_can_be_had_without_a_message(way: tuple[str, str]) -> None:
-    pair = beside(Branching, way, units=[Branched], unused_parameters="zero")
-    kinds: Counter[str] = Counter()
-    pair.model.events.subscribe(lambda event: kinds.update([event.kind]))
-    loss(pair.model(own_batch(1), "")).backward()
-    assert bool((gather_full(pair.model.module.aside.weight.grad) == 0).all())
-    assert kinds["collective"] > 0
-    assert kinds["agreement"] == 0
-
-
-@pytest.mark.parametrize("way", WAYS[:4], ids="-".join)
-def test_ranks_exchange_one_byte_per_parameter_and_cycle(way: tuple[str, str]) -> None:
-    """In a cycle of three microbatches, in one that nobody marks, and not in an evaluation."""
-    pair = beside(Branching, way, units=[Branched], sync_model_each_microbatch=False)
-    model: Any = pair.model
-    seen: list[int] = []
-    model.events.subscribe(lambda event: seen.append(event.payload_bytes), kinds=["agreement"])
-    size = len(list(Branching().parameters()))
-    for microbatch in range(3):
-        if microbatch == 2:
-            with model.sync():
-                loss(model(own_batch(microbatch), "a")).backward()
-        else:
-            loss(model(own_batch(microbatch), "a")).backward()
-    model.finish_grad_sync()
-    assert seen == [size]
-    model.zero_grad()
-    loss(model(own_batch(3), "a")).backward()
-    model.finish_grad_sync()
-    model.finish_grad_sync()
-    assert seen == [size, size]
-    with torch.no_grad():
-        model(own_batch(4), "a")
-    assert seen == [size, size]

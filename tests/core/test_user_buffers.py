@@ -443,10 +443,3 @@ def test_symmetric_buffers_are_summed_where_an_average_was_asked_for(twin, monke
 def test_what_cannot_be_registered_is_refused(fake_group, options, said):
     with pytest.raises(ConfigurationError, match=said):
         sharded(nccl_ub=True, **options)
-
-
-def test_a_model_without_user_buffers_says_so(fake_group):
-    model = sharded()
-    assert model.buffer_registration is None
-    with pytest.raises(LifecycleError, match="nccl_ub=True"):
-        model.param_and_grad_buffer.manual_buffer_registration()

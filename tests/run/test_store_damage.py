@@ -15,7 +15,10 @@ from bench.store import ResultsStore
 
 @pytest.mark.parametrize(
     "line",
-    [b"{", b"null", b"[1]", b'{"step": 2}', b'{"step": "two"}', b"\xff\xfe", b"", b"[" * 100_000],
+    [
+        *(b"{", b"null", b"[1]", b"1", b'{"step": 2}', b'{"step": "two"}', b"\xff\xfe", b""),
+        *(b"[" * 100_000, b'{"rank": -1, "step": 2}', b"{}, {}"),
+    ],
 )
 def test_a_broken_line_in_the_middle_is_left_out_and_named(
     store: ResultsStore, line: bytes

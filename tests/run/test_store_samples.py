@@ -41,19 +41,6 @@ def test_ranks_of_a_node_append_to_one_file_without_mixing_lines(tmp_path: Path)
     assert all(one.loss == rank for rank in steps for one in steps[rank])
 
 
-@pytest.mark.parametrize("line", ['{"step": 2}', "1", "", '{"rank": -1, "step": 2}', "{}, {}"])
-def test_a_line_that_names_no_rank_is_left_out_and_named(tmp_path: Path, line: str) -> None:
-    path = tmp_path / node_file(0)
-    append(path, 0, 1)
-    with path.open("a") as stream:
-        stream.write(line + "\n")
-    append(path, 1, 1)
-    problems: list[str] = []
-    assert list(read_samples(tmp_path, problems)) == [0, 1]
-    assert len(problems) == 1
-    assert problems[0].startswith("steps.node0.jsonl:2 was left out: ")
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -71,16 +58,6 @@ def test_a_line_with_a_number_that_no_step_has_is_left_out_and_named(tmp_path, n
     problems: list[str] = []
     assert read_samples(tmp_path, problems) == {}
     assert problems[0].startswith(f"steps.node0.jsonl:1 was left out: {name}")
-
-
-def test_two_samples_on_one_line_are_none(tmp_path: Path) -> None:
-    path = tmp_path / node_file(0)
-    append(path, 0, 2)
-    path.write_text(path.read_text().replace("}\n{", "}, {"))
-    problems: list[str] = []
-    assert read_samples(tmp_path, problems) == {}
-    assert len(problems) == 1
-    assert problems[0].startswith("steps.node0.jsonl:1 was left out: Extra data")
 
 
 def test_the_end_of_a_growing_file_is_read_without_what_is_cut_off(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (930, ("examples/",)),
     "tools": (1375, ("tools/",)),
-    "tests": (47219, ("tests/",)),
+    "tests": (46993, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

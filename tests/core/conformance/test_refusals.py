@@ -75,7 +75,6 @@ _ARGUMENTS: tuple[tuple[type[Exception], str, dict[str, Any]], ...] = (
     (ConfigurationError, "allocator='x'", {"allocator": "x"}),
     (ConfigurationError, "nccl_ub registers", {"nccl_ub": True, "transport": "point_to_point"}),
     (ConfigurationError, "name dimensions of device_mesh", {"tp_dim": "t"}),
-    (ConfigurationError, "name dimensions of device_mesh", {"dp_shard_dim": "x"}),
     (ConfigurationError, "dp_outer_dim", {"dp_outer_dim": "o", "dp_shard_dim": "i"}),
     (UnitSelectionError, "of which the model has none", {"fsdp_unit_modules": [nn.Conv1d]}),
     (UnitSelectionError, "cannot import", {"fsdp_unit_modules": ["torch.nn.Nothing"]}),
