@@ -13,10 +13,9 @@ import contextlib
 import os
 import sys
 import tempfile
-import threading
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +23,8 @@ import pytest
 
 if TYPE_CHECKING:
     from bench.testing.workers import ForkServer, Workers
-    from bench.validate.fuzz.session import Fuzzer, Tally
-    from bench.validate.matrix import AnyCase
-    from bench.verdict import CaseVerdict
+    from bench.validate.cases import AnyCase
+    from bench.validate.fuzzing import Tally
 
 _PROGRAMS = 20
 
@@ -180,17 +178,15 @@ class Oracle:
         self._ranks = ranks
         self._stack = contextlib.ExitStack()
         self._servers: dict[str, ForkServer] = {}
-        self._pool: Workers | None = None
-        self._fuzzer: Fuzzer | None = None
+        self._workers: dict[tuple[str, int, bool], Workers] = {}
         self._tallies: dict[tuple[str, int], Tally] = {}
         self._loaded: set[str] = set()
-        self._verdicts: Iterator[CaseVerdict] | None = None
-        self._asked: AnyCase | None = None
 
     def ask(self, check: Check) -> None:
         """Fail the test with what is wrong, or skip it with why it does not apply."""
         with _left_alone():
-            wrong, does_not_apply = self._case(check) if check.case else self._program(check)
+            case = check.case
+            wrong, does_not_apply = self._case(case) if case else self._program(check)
         if wrong:
             pytest.fail(wrong, pytrace=False)
         if does_not_apply:
@@ -208,9 +204,8 @@ class Oracle:
         most = self._ranks or 4
         if ranks > most:
             raise pytest.UsageError(f"expected at most --fsdp-ranks {most} ranks, found {ranks}")
-        if self._pool is None:
-            self._pool = self._stack.enter_context(self._server("cpu").workers(most))
-        return self._pool.run(function, *arguments, seconds=seconds, ranks=ranks)
+        workers = self._resident("cpu", most, plain=True)
+        return workers.run(function, *arguments, seconds=seconds, ranks=ranks)
 
     def close(self) -> None:
         """End everything that was started."""
@@ -226,52 +221,54 @@ class Oracle:
             self._servers[device] = self._stack.enter_context(ForkServer(device, paths, MODULES))
         return self._servers[device]
 
-    def _case(self, check: Check) -> tuple[str, str]:
+    def _resident(self, device: str, ranks: int, *, plain: bool = False) -> Workers:
+        """plain: as torch starts them, for functions of the tests."""
+        from bench.validate.outcomes import resident
+
+        wanted = device, ranks, plain
+        if wanted not in self._workers:
+            server = self._server(device)
+            made = server.workers(ranks) if plain else resident(server, ranks)
+            self._workers[wanted] = self._stack.enter_context(made)
+        return self._workers[wanted]
+
+    def _case(self, case: AnyCase) -> tuple[str, str]:
         """What is wrong, and why it does not apply; "" for neither."""
-        from bench.validate.session import DEFAULT_CASE_SECONDS, WorkerSettings, verdicts
+        import torch
+
+        from bench.resolve.machine import Machine
+        from bench.validate.judge import judge
+        from bench.validate.session import DEFAULT_CASE_SECONDS, WorkerSettings, outcome_here
         from reports.sections.validation import failure_text
 
-        settings = replace(
-            WorkerSettings.of_this_machine(self._ranks, DEFAULT_CASE_SECONDS), sets=1
-        )
-        self._load(check.engine, settings.device)
-        if self._verdicts is None:
-            self._verdicts = verdicts(self._server(settings.device), self._questions(), settings)
-        self._asked = check.case
-        try:
-            verdict = next(self._verdicts)
-        except BaseException:  # as a time limit's: what was under way has ended its ranks
-            self._verdicts = None
-            raise
+        settings = WorkerSettings.of_this_machine(self._ranks, DEFAULT_CASE_SECONDS)
+        self._load(case.engine, settings.device)
+        torch.set_num_threads(1)
+        ranks = self._resident(settings.device, settings.ranks)
+        outcome = outcome_here(settings, Machine.detect(), ranks, case)
+        verdict = judge(case, outcome, torch.device(settings.device))
         return failure_text(verdict) if verdict.failures else "", verdict.reason
-
-    def _questions(self) -> Iterator[AnyCase]:
-        """Each is taken when the verdict of the one before has been read."""
-        while self._asked is not None:
-            yield self._asked
 
     def _program(self, check: Check) -> tuple[str, str]:
         """As `_case`; equal failures are shrunk once."""
-        from bench.validate.fuzz.script import text
-        from bench.validate.fuzz.session import Fuzzer, Tally
+        from bench.validate.fuzzing import Tally, fuzz
+        from bench.validate.outcomes import DEFAULT_CPU_RANKS
+        from bench.validate.script import text
 
         self._load(check.engine, "cpu")
-        if self._fuzzer is None:
-            self._fuzzer = self._stack.enter_context(Fuzzer(self._server("cpu")))
         tally = self._tallies.setdefault((check.engine, check.seed), Tally())
         before = dict(tally.refusals)
-        for _ in self._fuzzer.fuzz(
-            check.engine, check.seed, [check.number], threading.Event(), tally
-        ):
+        ranks = self._resident("cpu", DEFAULT_CPU_RANKS)
+        for _ in fuzz(ranks, check.engine, check.seed, [check.number], tally):
             pass
         for failure in tally.failures:
             if check.number in failure.numbers:
                 handle, name = tempfile.mkstemp(".py", f"program-{check.seed}-{failure.number}-")
                 os.close(handle)
                 Path(name).write_text(failure.script, encoding="utf-8")
-                said = f"{failure.outcome.kind}: {failure.outcome.text}"
-                shrunk = text(failure.program)
-                return f"{said}\nshrunk, and a script to run alone in {name}:\n\n{shrunk}", ""
+                first, *more = failure.outcome.lines
+                shrunk = f"shrunk, and a script to run alone in {name}:\n\n{text(failure.program)}"
+                return "\n".join((f"{failure.outcome.kind}: {first}", *more, shrunk)), ""
         return "", next((said for said, n in tally.refusals.items() if n > before.get(said, 0)), "")
 
     def _load(self, engine: str, device: str) -> None:

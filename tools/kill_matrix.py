@@ -43,9 +43,8 @@ from bench.testing.call import FunctionCall
 from bench.testing.hang_clock import stretched
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
-from bench.validate.fuzz import rank as program_rank
-from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.matrix import AnyCase, cases
+from bench.validate.cases import AnyCase, ProgramCase
+from bench.validate.matrix import cases
 from bench.validate.session import MODULES, WorkerSettings, verdicts
 from tools.bug_in_a_copy import BUG_BY_ID, CORE, copy_of_core
 from tools.executed_lines import Lines, Trace, executed
@@ -187,9 +186,8 @@ def traced_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Iterator[tupl
     """Lines that each case executes on any of its ranks; none of one that fails."""
     with server.workers(WorkerSettings().ranks, prepare=rank.prepare) as workers:
         for case in wanted:
-            call = FunctionCall.of(rank.run, (case, "cpu"))
-            if isinstance(case, ProgramCase):
-                call = FunctionCall.of(program_rank.run, (case.program,))
+            program = case.program if isinstance(case, ProgramCase) else case
+            call = FunctionCall.of(rank.run, (program,))
             merged = Trace()
             try:
                 answers = workers.run(executed, call, seconds=_TEST_SECONDS, ranks=case.ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +15,8 @@ from bench.errors import UsageError
 from reports.renderers.document import Code
 
 if TYPE_CHECKING:
-    from bench.validate.fuzz.session import Tally
-    from bench.validate.matrix import AnyCase
+    from bench.validate.cases import AnyCase
+    from bench.validate.fuzzing import Tally
     from bench.verdict import CaseVerdict, ValidationRecord
 
 _REFUSALS_SHOWN = 8
@@ -114,8 +115,9 @@ class ValidateVerb(ResultsOption, name="validate"):
         """
         from bench.cli.interrupts import stop_on_signals
         from bench.testing.workers import ForkServer
-        from bench.validate.fuzz.session import MODULES, Fuzzer, Tally
-        from bench.validate.session import check_that_they_load
+        from bench.validate.fuzzing import Tally, fuzz
+        from bench.validate.outcomes import resident
+        from bench.validate.session import MODULES, check_that_they_load
 
         folder = self.store(create=True).root / "fuzz"
         tallies: dict[str, Tally] = {}
@@ -123,13 +125,13 @@ class ValidateVerb(ResultsOption, name="validate"):
         with (
             stop_on_signals(stop),
             ForkServer(paths=(str(Path.cwd()),), modules=MODULES) as fork_server,
-            Fuzzer(fork_server) as fuzzer,
+            resident(fork_server) as workers,
         ):
             check_that_they_load(fork_server, engines)
             for engine in engines:
                 tallies[engine], progress = Tally(), console.ThrottledLog()
-                for tally in fuzzer.fuzz(engine, self.seed, range(count), stop):
-                    tallies[engine] = tally
+                numbers = takewhile(lambda _: not stop.is_set(), range(count))
+                for tally in fuzz(workers, engine, self.seed, numbers, tallies[engine]):
                     progress.say(f"{engine}: {tally.ran} of {count}, {_counts(tally)}")
         data: dict[str, Any] = {}
         lines: list[str] = []
@@ -215,16 +217,10 @@ def _of_tally(tally: Tally, folder: Path, name: str) -> tuple[dict[str, Any], li
         folder.mkdir(parents=True, exist_ok=True)
         path, outcome = folder / f"{name}-{failure.number}.py", failure.outcome
         path.write_text(failure.script, encoding="utf-8")
-        lines += ["", f"{outcome.kind}: {outcome.text.splitlines()[0]}"]
+        lines += ["", f"{outcome.kind}: {outcome.lines[0].splitlines()[0]}"]
         lines.append(f"  in {len(failure.numbers)} programs, the first is {failure.number}")
         lines += [f"  shrunk, {path}:", "", failure.script]
-        failures.append(
-            {
-                "kind": outcome.kind,
-                "text": outcome.text,
-                "programs": failure.numbers,
-                "script": str(path),
-            }
-        )
+        row = {"kind": outcome.kind, "text": "\n".join(outcome.lines)}
+        failures.append(row | {"programs": failure.numbers, "script": str(path)})
     data = {"programs": tally.ran, "counts": tally.counts, "refusals": tally.refusals}
     return data | {"failures": failures}, lines

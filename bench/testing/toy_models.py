@@ -14,38 +14,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-WIDTH = 6
-HIDDEN = 10
+from bench.testing.units import WIDTH, Block
+
 VOCABULARY = 11
 CLASSES = 3
-
-
-class Block(nn.Module):
-    """The unit of most toy models: a residual two-layer perceptron with a norm."""
-
-    def __init__(self, width: int = WIDTH, hidden: int = HIDDEN) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(width)
-        self.up = nn.Linear(width, hidden)
-        self.down = nn.Linear(hidden, width, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., width] to the same."""
-        out: Tensor = x + self.down(F.gelu(self.up(self.norm(x))))
-        return out
 
 
 class Stack(nn.Module):
     """Embedding and head belong to the root, three blocks are units."""
 
-    unit_classes: tuple[type[nn.Module], ...] = (Block,)
-    blocks_count = 3
-
-    def __init__(self, *, features: bool = False) -> None:
+    def __init__(self, *blocks: nn.Module, features: bool = False) -> None:
         """features: no embedding, and a head with a bias that gives `CLASSES` outputs."""
         super().__init__()
         self.embedding = nn.Identity() if features else nn.Embedding(VOCABULARY, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(self.blocks_count))
+        self.blocks = nn.ModuleList(blocks or (Block(), Block(), Block()))
+        self.unit_classes = tuple(dict.fromkeys(map(type, self.blocks)))
         outputs = CLASSES if features else VOCABULARY
         self.head = nn.Linear(WIDTH, outputs, bias=features)
 
@@ -73,10 +56,8 @@ class Stack(nn.Module):
 class Tied(Stack):
     """Embedding and head are one parameter, read first and last."""
 
-    blocks_count = 2
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Block(), Block())
         self.head.weight = self.embedding.get_parameter("weight")
 
 
@@ -84,8 +65,8 @@ class Frozen(Stack):
     """One frozen parameter in a unit that is trained, and one unit frozen whole."""
 
     def __init__(self, *, features: bool = False) -> None:
-        super().__init__(features=features)
-        _, mixed, last = (block for block in self.blocks if isinstance(block, Block))
+        mixed, last = Block(), Block()
+        super().__init__(Block(), mixed, last, features=features)
         mixed.up.weight.requires_grad_(False)
         last.requires_grad_(False)
 
@@ -107,10 +88,8 @@ class Reader(nn.Module):
 class Rooted(Stack):
     """The root has a parameter of its own, and a child whose weight is read raw."""
 
-    blocks_count = 2
-
     def __init__(self, *, features: bool = False) -> None:
-        super().__init__(features=features)
+        super().__init__(Block(), Block(), features=features)
         self.scale = nn.Parameter(torch.empty(WIDTH))
         self.reader = Reader()
 
@@ -124,7 +103,8 @@ class Rooted(Stack):
 class Twice(Stack):
     """One unit runs twice in a forward pass, with another between."""
 
-    blocks_count = 2
+    def __init__(self, *, features: bool = False) -> None:
+        super().__init__(Block(), Block(), features=features)
 
     def hidden(self, x: Tensor) -> Tensor:
         """First, second, first."""
@@ -136,7 +116,8 @@ class Twice(Stack):
 class Recomputed(Stack):
     """Activations are recomputed in the backward pass, in each of torch's two ways."""
 
-    blocks_count = 4
+    def __init__(self, *, features: bool = False) -> None:
+        super().__init__(Block(), Block(), Block(), Block(), features=features)
 
     def hidden(self, x: Tensor) -> Tensor:
         """Every block under a checkpoint, where there will be a backward pass."""

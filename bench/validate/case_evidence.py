@@ -55,6 +55,16 @@ def numbers_apart(expected: Tensor | float, value: Tensor | float) -> dict[str, 
     return dict(zip(("expected", "found"), texts, strict=True))
 
 
+def difference(expected: Tensor, value: Tensor | None) -> dict[str, str] | None:
+    """What to say of both; None where they have the same shape and bits."""
+    if value is None:
+        return {"expected": numbers(expected), "found": "nothing"}
+    if value.shape != expected.shape:
+        shapes = (f"shape {tuple(tensor.shape)}" for tensor in (expected, value))
+        return dict(zip(("expected", "found"), shapes, strict=True))
+    return None if torch.equal(value, expected) else numbers_apart(expected, value)
+
+
 def numbers(tensor: Tensor, at: int | None = None, digits: int = 6) -> str:
     """The first numbers of a tensor, or those around element `at` of it."""
     flat = tensor.detach().flatten()
@@ -94,9 +104,9 @@ class CaseEvidence:
         What follows is computed from it, by the reference as well.
         """
         count = min(len(watched.steps) for watched in self.seen)
-        if not self._finite([watched.initial for watched in self.seen]):
+        if not _finite(watched.initial for watched in self.seen):
             return range(0)
-        poisoned = (s for s in range(count) if not self._finite(self._after(s)))
+        poisoned = (s for s in range(count) if not _finite(w.steps[s].weights for w in self.seen))
         return range(next(poisoned, count - 1) + 1)
 
     def each(self, steps: Iterable[int] | None = None) -> Iterator[tuple[int, int, StepSeen]]:
@@ -118,23 +128,8 @@ class CaseEvidence:
     @property
     def fed_steps(self) -> list[int]:
         """Those whose gradients, as found, are finite: what is made of others says nothing."""
-        return [
-            step
-            for step in self.steps
-            if self._finite([watched.steps[step].gradients for watched in self.seen])
-        ]
-
-    def _after(self, step: int) -> list[dict[str, LocalRows]]:
-        return [watched.steps[step].weights for watched in self.seen]
-
-    @staticmethod
-    def _finite(shards: Sequence[Mapping[str, LocalRows | None]]) -> bool:
-        return all(
-            bool(torch.isfinite(shard.rows).all())
-            for of_rank in shards
-            for shard in of_rank.values()
-            if shard is not None
-        )
+        gradients = ([w.steps[step].gradients for w in self.seen] for step in self.steps)
+        return [step for step, held in zip(self.steps, gradients, strict=True) if _finite(held)]
 
     @property
     def updated_steps(self) -> list[int]:
@@ -227,7 +222,7 @@ class CaseEvidence:
             and self.case.resolved("cpu").engine.known_row.dtypes.sums
         )
         wide = wide and torch.finfo(grads).eps < torch.finfo(wire).eps
-        exact = wide and scatters and _divides_exactly(self.case)
+        exact = wide and scatters and self.case.data_ranks.bit_count() == 1
         further = not self.seen[0].steps[step].stepped
         model = rounding.Model(
             grads,
@@ -246,18 +241,14 @@ class CaseEvidence:
 
     def gradients(self, step: int, *, clipped: bool = False) -> dict[str, Tensor | None]:
         """Whole gradients, as they were found; None where no rank has one."""
+        steps = [watched.steps[step] for watched in self.seen]
+        held = [(seen.clipped or {}) if clipped else seen.gradients for seen in steps]
         gradients: dict[str, Tensor | None] = {}
         for name in self.trainable:
-            per_rank = [
-                (
-                    watched.steps[step].clipped or {} if clipped else watched.steps[step].gradients
-                ).get(name)
-                for watched in self.seen
-            ]
-            shards = [shard for shard in per_rank if shard is not None]
-            complete = len(shards) == len(per_rank)
+            shards = [of_rank[name] for of_rank in held if of_rank.get(name) is not None]
+            is_complete = len(shards) == len(held)
             shape = self.reference.shapes[name]
-            gradients[name] = joining.joined(name, shards, shape) if complete else None
+            gradients[name] = joining.joined(name, shards, shape) if is_complete else None  # type: ignore[arg-type]
         return gradients
 
     def whole(self, shards: Sequence[dict[str, LocalRows]]) -> Named:
@@ -301,8 +292,9 @@ class CaseEvidence:
         return _counted(lines, f"rank {rank}, step {step + 1}: ")
 
 
-def _divides_exactly(case: Case) -> bool:
-    return case.data_ranks.bit_count() == 1
+def _finite(shards: Iterable[Mapping[str, LocalRows | None]]) -> bool:
+    held = (shard for of_rank in shards for shard in of_rank.values() if shard is not None)
+    return all(bool(torch.isfinite(shard.rows).all()) for shard in held)
 
 
 def _counted(lines: Sequence[str], prefix: str, most: int = 8) -> tuple[str, ...]:

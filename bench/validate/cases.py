@@ -28,6 +28,7 @@ from bench.spec import (
     TrainSpec,
     TransportName,
 )
+from bench.validate.program import Program
 
 Policy = Literal["fp64", "fp32", "bf16", "bf16_wire", "bf16_sum"]
 Scenario = Literal[
@@ -237,3 +238,29 @@ class Case:
             data_parallel=self.data_ranks,
             microbatches=self.microbatches,
         )
+
+
+@dataclass(frozen=True)
+class ProgramCase:
+    """A program among the cases of an engine; a refusal counts as a failure."""
+
+    name: str
+    program: Program
+
+    @property
+    def id(self) -> str:
+        """As that of a case."""
+        return f"{self.engine}/program/{self.name.replace(' ', '-').replace(',', '')}"
+
+    @property
+    def engine(self) -> str:
+        """The engine under test."""
+        return self.program.engine
+
+    @property
+    def ranks(self) -> int:
+        """That it needs."""
+        return self.program.ranks
+
+
+AnyCase = Case | ProgramCase

@@ -1,21 +1,21 @@
-"""From what the ranks of a case saw to its verdict."""
+"""From how a case ended, and what its ranks saw, to its verdict."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from bench.engines.mfsdp import node_name
 from bench.validate.case_evidence import CaseEvidence, NotApplicableError, WrongError
-from bench.validate.cases import SCENARIOS, Case
+from bench.validate.cases import SCENARIOS, AnyCase, Case, ProgramCase
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
-from bench.validate.ranks import CallOutcome
+from bench.validate.outcomes import Outcome
 from bench.validate.toy_models import TOY_MODELS
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
@@ -50,10 +50,11 @@ _ENDINGS = {
     "died": "a rank that lives",
     "hung": "an answer of every rank in time",
 }
+_LINES_OF_PROGRAM = 6
 
 
 def judge(
-    case: Case, outcome: CallOutcome, device: torch.device, *, errors: bool = False
+    case: AnyCase, outcome: Outcome, device: torch.device, *, errors: bool = False
 ) -> CaseVerdict:
     """The verdict of one case; with the errors of its gradients, where they fit together."""
     verdict = CaseVerdict(
@@ -64,20 +65,24 @@ def judge(
         seconds=round(outcome.seconds, 3),
         cpu_seconds=round(sum(answer.cpu_seconds for answer in outcome.answers), 3),
     )
-    if outcome.kind == "refused":
+    is_refused = outcome.kind == "refused" and isinstance(case, Case)
+    if outcome.kind == "not_run" or is_refused:
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})
-    if outcome.kind != "ended":
-        checks: tuple[CheckVerdict, ...] = (_unfinished(outcome),)
+    checks: Sequence[CheckVerdict]
+    if isinstance(case, ProgramCase):
+        checks = [_as_plain_torch(outcome)]
+    elif outcome.kind != "ended":
+        checks = [_placed(_unfinished(outcome), case)]
     else:
         evidence = CaseEvidence(case, outcome.answers, device)
         verdicts = (_asked(name, check, evidence) for name, check in CHECKS.items())
-        checks = tuple(check for check in verdicts if check is not None)
+        checks = [_placed(check, case) for check in verdicts if check is not None]
         if errors:
             with contextlib.suppress(JoiningError):
                 verdict = verdict.model_copy(update={"errors": gradients.errors(evidence)})
-    checks = tuple(_placed(check, case) for check in checks)
     failed = any(check.state == "failed" for check in checks)
-    return verdict.model_copy(update={"state": "failed" if failed else "passed", "checks": checks})
+    state = "failed" if failed else "passed"
+    return verdict.model_copy(update={"state": state, "checks": tuple(checks)})
 
 
 def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
@@ -90,8 +95,10 @@ def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
     return check.model_copy(update={"finding": finding.model_copy(update={"position": position})})
 
 
-def settings(case: Case) -> dict[str, Any]:
+def settings(case: AnyCase) -> dict[str, Any]:
     """Everything that makes the case, for a record."""
+    if isinstance(case, ProgramCase):
+        return dataclasses.asdict(case.program) | {"does": case.name}
     model = (inspect.getdoc(TOY_MODELS[case.model].build) or "").partition("\n")[0]
     return dataclasses.asdict(case) | {"does": f"{SCENARIOS[case.scenario]}. Model: {model}"}
 
@@ -113,7 +120,20 @@ def _asked(name: str, check: Check, evidence: CaseEvidence) -> CheckVerdict | No
     return CheckVerdict(check=name, state="failed", finding=finding, measured=measured)
 
 
-def _unfinished(outcome: CallOutcome) -> CheckVerdict:
+def _as_plain_torch(outcome: Outcome) -> CheckVerdict:
+    """The one check of a program: all of it ends as plain torch does."""
+    if outcome.kind == "equal":
+        return CheckVerdict(check="as plain torch", state="passed")
+    lines = [line for line in "\n".join(outcome.lines).splitlines() if line.strip()]
+    finding = Finding(
+        expected="what plain torch does",
+        found=f"{outcome.kind}: {lines[0] if lines else ''}",
+        evidence=tuple(lines[1:][-_LINES_OF_PROGRAM:]),
+    )
+    return CheckVerdict(check="as plain torch", state="failed", finding=finding)
+
+
+def _unfinished(outcome: Outcome) -> CheckVerdict:
     finding = Finding(
         rank=outcome.rank,
         expected=_ENDINGS[outcome.kind],

@@ -26,12 +26,11 @@ from bench.validate.cases import (
     POLICIES,
     SCENARIOS,
     TENSOR_PARALLEL,
+    AnyCase,
     Case,
 )
-from bench.validate.fuzz.fixed import FIXED, ProgramCase
+from bench.validate.fixed import FIXED
 from bench.validate.toy_models import TOY_MODELS
-
-AnyCase = Case | ProgramCase
 
 #: Toy models that were cut over meshes of their own.
 PARALLEL = TENSOR_PARALLEL.keys() | EXPERT_PARALLEL.keys()

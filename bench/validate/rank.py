@@ -1,9 +1,12 @@
-"""One case on this rank, as the fork server's workers call it: what was seen, or the refusal."""
+"""A case or a program on this rank, as the fork server's workers call it."""
 
 from __future__ import annotations
 
+import importlib
+import traceback
 import warnings
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -12,16 +15,32 @@ import torch.distributed as dist
 from bench.engines.registry import engine_factory
 from bench.errors import UnsupportedError
 from bench.spec import known_engine
+from bench.testing.hang_clock import stretched
 from bench.validate.cases import Case
 from bench.validate.observation import Seen
+from bench.validate.program import Program
 from bench.validate.scenario import run_case
+from bench.validate.traces import own_last_words, say, say_event
+from bench.validate.trial import DiffersError, Trial
+
+_CORE_ERRORS = "mfsdp_core.errors"
+#: That a rank waits for the others: one that failed, and one that did not.
+_CONNECT_SECONDS, _LONGEST_SECONDS = 3.0, 300.0
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The engine cannot do the case, by its own account."""
+    """The engine cannot do it, by its own account."""
 
     reason: str
+
+
+@dataclass(frozen=True)
+class Differed:
+    """What differs from plain torch, in a line, and where the rank was."""
+
+    text: str
+    where: tuple[str, ...]
 
 
 def prepare() -> None:
@@ -41,15 +60,62 @@ def load(engine: str) -> None:
     engine_factory(known_engine(engine))
 
 
-def run(case: Case, device: str) -> Seen | Refused:
-    """Run `case`; the process group of its ranks exists."""
-    rank = dist.get_rank()
-    where = (
-        torch.device("cpu")
-        if device == "cpu"
-        else torch.device(device, torch.cuda.current_device())
-    )
+def run(case: Case | Program, device: str = "cpu") -> Seen | Refused | Differed | None:
+    """Run it; the process group of its ranks exists. What was seen of a case, or the refusal.
+
+    Returns:
+        Of a program None where all is as in plain torch; else what differs, or what the engine
+        refuses: mfsdp by its own errors, others by those of Python as well, all of them while they
+        are built.
+
+    Raises:
+        Exception: whatever else the engine raises; what differs or is refused in a program on this
+            rank, if the others do not come to an end.
+    """
+    if isinstance(case, Program):
+        return _run_program(case)
+    index = "" if device == "cpu" else f":{torch.cuda.current_device()}"
     try:
-        return run_case(case, rank, where)
+        return run_case(case, dist.get_rank(), torch.device(f"{device}{index}"))
     except UnsupportedError as refusal:
         return Refused(refusal.reason)
+
+
+def _run_program(program: Program) -> Refused | Differed | None:
+    say("building the model")
+    try:
+        module = importlib.import_module(f"bench.validate.drivers.{program.driver}")
+        trial = Trial(program, module.DRIVER(program), say)
+        trial.driver.follow(trial.model, say_event)
+        trial.run()
+    except Exception as error:
+        answer = _answer(error, program.engine)
+        if answer is None or not _all_come(_CONNECT_SECONDS):
+            raise
+        return answer
+    finally:
+        # A program on the meta device sets it, and other cases follow on these ranks.
+        torch.set_default_dtype(torch.float32)
+    _all_come(_LONGEST_SECONDS)
+    return None
+
+
+def _all_come(seconds: float) -> bool:
+    """Whether every rank comes to its end, so that no collective is under way."""
+    try:
+        dist.monitored_barrier(timeout=timedelta(seconds=stretched(seconds)))
+    except RuntimeError:
+        return False
+    return True
+
+
+def _answer(error: Exception, engine: str) -> Refused | Differed | None:
+    if isinstance(error, DiffersError):
+        return Differed(str(error), own_last_words())
+    kinds = () if engine == "mfsdp" else (ValueError, NotImplementedError)
+    is_refusal = (
+        isinstance(error, (UnsupportedError, *kinds))
+        or type(error).__module__ == _CORE_ERRORS
+        or any(frame.name == "shard" for frame in traceback.extract_tb(error.__traceback__))
+    )
+    return Refused(f"{type(error).__name__}: {error}") if is_refusal else None

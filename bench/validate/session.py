@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import os
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
@@ -23,24 +22,15 @@ from bench.launch.command import SHARED_DEVICE
 from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate import rank
-from bench.validate.applicability import needs_ranks, why_not
-from bench.validate.cases import Case
-from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.fuzz.session import outcome_of
-from bench.validate.judge import judge, settings
-from bench.validate.matrix import AnyCase
-from bench.validate.ranks import CALLS_OF_A_GROUP, CallOutcome, outcome_on
-from bench.verdict import CaseVerdict, CheckVerdict, Finding
+from bench.validate.applicability import why_not
+from bench.validate.cases import AnyCase, ProgramCase
+from bench.validate.judge import judge
+from bench.validate.outcomes import DEFAULT_CPU_RANKS, Outcome, outcome_of, outcome_on, resident
+from bench.verdict import CaseVerdict
 
 #: What ranks find loaded.
-MODULES = (
-    "bench.validate.rank",
-    "bench.validate.fuzz.rank",
-    "bench.engines.stock",
-    "bench.engines.optimizer",
-)
+MODULES = ("bench.validate.rank", "bench.engines.stock", "bench.engines.optimizer")
 DEFAULT_CASE_SECONDS = 30.0
-DEFAULT_CPU_RANKS = 4
 _LINES_OF_TRACE = 6
 LOAD_SECONDS = 60.0
 _MOST_SETS = 6
@@ -104,76 +94,30 @@ def verdicts(
     whether verdicts have those of every gradient.
     """
     torch.set_num_threads(1)
-    machine = Machine.detect()
-    device = torch.device(workers.device)
-
-    def ended(ranks: Workers, case: AnyCase) -> CaseVerdict | CallOutcome:
-        if isinstance(case, ProgramCase):
-            return _program_verdict(case, ranks, workers)
-        reason = why_not(case, workers.ranks, workers.device, machine)
-        if reason is not None:
-            return _not_applicable(case, reason, settings(case))
-        arguments = (rank.run, case, workers.device)
-        return outcome_on(ranks, *arguments, ranks=case.ranks, seconds=workers.case_seconds)
-
     wanted = itertools.takewhile(lambda _: stop is None or not stop.is_set(), cases)
-    of_a_set = (workers.ranks, core, rank.prepare, CALLS_OF_A_GROUP)
     with contextlib.ExitStack() as stack:
-        sets = [stack.enter_context(fork_server.workers(*of_a_set)) for _ in range(workers.sets)]
-        with contextlib.closing(side_by_side(sets, wanted, ended)) as verdicts:
-            for case, verdict in verdicts:
-                if isinstance(case, Case) and isinstance(verdict, CallOutcome):
-                    # References draw from torch's one generator: they are made in this thread.
-                    yield judge(case, verdict, device, errors=errors)
-                elif isinstance(verdict, CaseVerdict):
-                    yield verdict
+        make = partial(resident, fork_server, workers.ranks, core)
+        sets = [stack.enter_context(make()) for _ in range(workers.sets)]
+        run = partial(outcome_here, workers, Machine.detect())
+        with contextlib.closing(side_by_side(sets, wanted, run)) as outcomes:
+            for case, outcome in outcomes:
+                # References draw from torch's one generator: they are made in this thread.
+                yield judge(case, outcome, torch.device(workers.device), errors=errors)
                 if stop is not None and stop.is_set():
                     return
 
 
-def _program_verdict(case: ProgramCase, ranks: Workers, workers: WorkerSettings) -> CaseVerdict:
-    """A program has one check: all of it ends as plain torch does."""
-    does = dataclasses.asdict(case.program) | {"does": case.name}
-    reason = _why_not_here(case, workers)
+def outcome_here(
+    settings: WorkerSettings, machine: Machine, ranks: Workers, case: AnyCase
+) -> Outcome:
+    """How a case or a program ends on `ranks`, which were made with these settings."""
+    reason = why_not(case, settings.ranks, settings.device, machine)
     if reason is not None:
-        return _not_applicable(case, reason, does)
-    start = time.perf_counter()
-    outcome = outcome_of(ranks, case.program)
-    finding = None
-    if outcome.kind != "equal":
-        lines = [line for line in outcome.text.splitlines() if line.strip()]
-        finding = Finding(
-            expected="what plain torch does",
-            found=f"{outcome.kind}: {lines[0] if lines else ''}",
-            evidence=tuple(lines[1:][-_LINES_OF_TRACE:]),
-        )
-    verdict = CheckVerdict(
-        check="as plain torch", state="failed" if finding else "passed", finding=finding
-    )
-    return CaseVerdict(
-        case=case.id,
-        engine=case.engine,
-        state=verdict.state,
-        settings=does,
-        seconds=round(time.perf_counter() - start, 3),
-        checks=(verdict,),
-    )
-
-
-def _why_not_here(case: AnyCase, workers: WorkerSettings) -> str | None:
-    if case.ranks > workers.ranks:
-        return needs_ranks(case.ranks, workers.ranks)
-    return None if workers.device == "cpu" else "it runs on CPU ranks"
-
-
-def _not_applicable(case: AnyCase, reason: str, settings: dict[str, Any]) -> CaseVerdict:
-    return CaseVerdict(
-        case=case.id,
-        engine=case.engine,
-        state="not_applicable",
-        reason=reason,
-        settings=settings,
-    )
+        return Outcome("not_run", text=reason)
+    if isinstance(case, ProgramCase):
+        return outcome_of(ranks, case.program)
+    arguments = (rank.run, case, settings.device)
+    return outcome_on(ranks, *arguments, ranks=case.ranks, seconds=settings.case_seconds)
 
 
 Item = TypeVar("Item")

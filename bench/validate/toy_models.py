@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from bench.spec.engine_table import TABLE
 from bench.testing.toy_models import (
-    HIDDEN,
     VOCABULARY,
-    WIDTH,
-    Block,
     Frozen,
     Recomputed,
     Rooted,
@@ -30,6 +28,7 @@ from bench.testing.toy_models import (
     build,
     generator_of,
 )
+from bench.testing.units import HIDDEN, WIDTH, Block, Unit
 
 BATCH = 2
 POSITIONS = 5
@@ -39,64 +38,39 @@ _DEVIATION = 0.4
 class CrossTied(Stack):
     """Two units share one weight, so that neither may release it."""
 
-    blocks_count = 2
-
     def __init__(self) -> None:
-        super().__init__()
-        first, second = (block for block in self.blocks if isinstance(block, Block))
+        first, second = Block(), Block()
         second.up.weight = first.up.weight
+        super().__init__(first, second)
 
 
-class WideRows(nn.Module):
+class WideRows(Unit):
     """Rows of 27, 72 and 64 elements in one unit: no common multiple below 1728."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Linear(27, 8)
-        self.second = nn.Linear(72, 4)
-        self.third = nn.Linear(64, WIDTH - 1)
+        super().__init__(WIDTH, branched=False)
+        self.layers = nn.ModuleList(nn.Linear(*size) for size in ((27, 8), (72, 4), (64, 5)))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., WIDTH] to the same."""
-        parts = [
-            layer(F.pad(x, (0, layer.in_features - WIDTH), value=0.5))
-            for layer in (self.first, self.second, self.third)
-        ]
+    def body(self, x: Tensor) -> Tensor:
+        """Both ends of what the layers give."""
+        layers: Any = self.layers
+        parts = [layer(F.pad(x, (0, layer.in_features - WIDTH), value=0.5)) for layer in layers]
         mixed = torch.cat(parts, dim=-1).tanh()
-        return x + mixed[..., :WIDTH] + mixed[..., -WIDTH:]
+        return mixed[..., :WIDTH] + mixed[..., -WIDTH:]
 
 
 class Rows(Stack):
     """Row sizes that share a unit badly."""
 
-    unit_classes = (WideRows,)
-
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([WideRows()])
+        super().__init__(WideRows())
 
 
 class Uneven(Stack):
     """Units of two kinds: a pool with slots for one kind has none for the other."""
 
-    unit_classes = (Block, WideRows)
-
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(), Block(), WideRows()])
-
-
-class Branched(Block):
-    """A block with a branch that some microbatches take."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.branch = nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x: Tensor, taken: bool = False) -> Tensor:
-        """[..., WIDTH] to the same."""
-        out = super().forward(x)
-        return out + self.branch(x).tanh() if taken else out
+        super().__init__(Block(), Block(), WideRows())
 
 
 class Sporadic(Stack):
@@ -106,31 +80,28 @@ class Sporadic(Stack):
     steps 1 and 3, and by nobody in step 2; the second by one rank in the second of every step.
     """
 
-    unit_classes = (Branched,)
     _first_tokens = ({0, 7}, {2, 8})
 
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Branched() for _ in self._first_tokens)
+        super().__init__(Block(branched=True), Block(branched=True))
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """As `Stack`."""
-        x: Tensor = self.embedding(inputs)
+        self._first = int(inputs[0, 0])
+        return super().forward(inputs, targets)
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Blocks with their branches or without."""
         for block, first_tokens in zip(self.blocks, self._first_tokens, strict=True):
-            x = block(x, int(inputs[0, 0]) in first_tokens)
-        if targets is not None:
-            return self.loss(x, targets)
-        out: Tensor = self.head(x)
-        return out
+            x = block(x, self._first in first_tokens)
+        return x
 
 
 class SparseGradient(Stack):
     """The embedding's gradient is a sparse tensor."""
 
-    blocks_count = 1
-
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Block())
         self.embedding = nn.Embedding(VOCABULARY, WIDTH, sparse=True)
 
 
@@ -141,18 +112,17 @@ class Gained(Block):
         super().__init__()
         self.gain = nn.Parameter(torch.empty(()))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """[..., WIDTH] to the same."""
-        return super().forward(x) * (1 + self.gain)
+    def forward(self, x: Tensor, branched: bool = True) -> Tensor:
+        """Scaled."""
+        return super().forward(x, branched) * (1 + self.gain)
 
 
 class Scalar(Stack):
     """Two parameters of shape (), one of the root and one of a unit."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(Gained())
         self.temperature = nn.Parameter(torch.empty(()))
-        self.blocks = nn.ModuleList([Gained()])
 
     def hidden(self, x: Tensor) -> Tensor:
         """Scaled before and after."""
@@ -189,11 +159,8 @@ class TensorParallel(Stack):
     `cut` makes it so: the whole weight is the half next to itself.
     """
 
-    unit_classes = (Rowwise,)
-
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList(Rowwise() for _ in range(2))
+        super().__init__(Rowwise(), Rowwise())
 
     def cut(self, mesh: DeviceMesh) -> None:
         """Replace a weight by a DTensor of twice its columns, cut over `tp`; mark one as cut."""
@@ -223,11 +190,8 @@ class Experts(Stack):
     so that each of them is what a single expert on all data would be.
     """
 
-    unit_classes = (Block,)
-
     def __init__(self) -> None:
-        super().__init__()
-        self.blocks = nn.ModuleList([Block(), Expert()])
+        super().__init__(Block(), Expert())
 
     def spread(self, mesh: DeviceMesh) -> None:
         """Say which ranks share an expert."""

@@ -26,8 +26,7 @@ import torch.distributed as dist
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bench.testing.workers import ForkServer, Workers
-from bench.validate.rank import prepare
-from bench.validate.ranks import CALLS_OF_A_GROUP
+from bench.validate.outcomes import resident
 from oracle.ranks import WORLD, RankPool
 
 #: Of the pairs of strategy and allocator, those whose code the others run as well.
@@ -81,7 +80,7 @@ def ranks(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[R
 @pytest.fixture(scope="session")
 def worlds(fork_server: ForkServer, request: pytest.FixtureRequest) -> Iterator[Workers]:
     """Up to four ranks for tests that say how many; the first one starts them."""
-    with fork_server.workers(WORLD, None, prepare, CALLS_OF_A_GROUP) as made:
+    with resident(fork_server, WORLD) as made:
         request.session.stash.setdefault(_ENDS, []).append(made.end)
         yield made
 

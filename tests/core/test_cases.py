@@ -11,17 +11,16 @@ import pytest
 import torch
 from optional import param
 
+from bench.resolve.machine import Machine
 from bench.testing.workers import Workers
-from bench.validate import rank
-from bench.validate.fuzz.fixed import ProgramCase
-from bench.validate.fuzz.session import outcome_of
+from bench.validate.cases import AnyCase
 from bench.validate.judge import judge
-from bench.validate.matrix import AnyCase, cases
-from bench.validate.ranks import outcome_on
+from bench.validate.matrix import cases
+from bench.validate.session import WorkerSettings, outcome_here
 
 pytestmark = pytest.mark.processes
 
-_SECONDS = 60.0
+_SETTINGS, _MACHINE = WorkerSettings(case_seconds=60.0), Machine.detect()
 
 
 @pytest.mark.parametrize(
@@ -32,11 +31,7 @@ _SECONDS = 60.0
     ],
 )
 def test_training_is_that_of_plain_torch(case: AnyCase, worlds: Workers) -> None:
-    if isinstance(case, ProgramCase):
-        outcome = outcome_of(worlds, case.program)
-        assert outcome.kind == "equal", outcome.text
-        return
     torch.set_num_threads(1)  # as on the ranks
-    seen = outcome_on(worlds, rank.run, case, "cpu", ranks=case.ranks, seconds=_SECONDS)
-    verdict = judge(case, seen, torch.device("cpu"))
+    outcome = outcome_here(_SETTINGS, _MACHINE, worlds, case)
+    verdict = judge(case, outcome, torch.device("cpu"))
     assert verdict.state == "passed", verdict.failures or verdict.reason

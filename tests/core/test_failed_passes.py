@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from bench.validate.fuzz.units import DeliberateError
+from bench.testing.units import DeliberateError
 from mfsdp_core import (
     MixedPrecisionPolicy,
     export_state_dict,

@@ -1,7 +1,7 @@
 """Programs of the fuzzer, chosen by hand: paths, nested graphs and parameters that nobody uses.
 
 Each is compared with plain torch after every pass, and its bytes at rest after every cycle. Letters
-of a path say what a unit does: `bench.validate.fuzz.program.LETTERS`.
+of a path say what a unit does: `bench.validate.program.LETTERS`.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from itertools import product
 import pytest
 
 from bench.testing.workers import Workers
-from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
-from bench.validate.fuzz.session import outcome_of
+from bench.validate.outcomes import outcome_of
+from bench.validate.program import META, Cycle, Pass, Program, UnitShape
 
 #: Five units. By case, one string per rank; the second microbatch swaps the ranks' paths.
 PATHS = {

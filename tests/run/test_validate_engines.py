@@ -10,7 +10,7 @@ import torch
 
 from bench.known_failures import of_case
 from bench.testing.workers import ForkServer
-from bench.validate import applicability, ranks, session
+from bench.validate import applicability, outcomes, session
 from bench.validate.cases import Case
 from bench.validate.matrix import cases
 from bench.validate.session import WorkerSettings, verdicts
@@ -242,7 +242,7 @@ def test_ranks_that_wait_for_each_other_end_with_their_stacks(fork_server: ForkS
 def test_a_rank_that_spins_ends_by_its_processor_time(
     fork_server: ForkServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "MOST_CPU_SECONDS", 1.5)
+    monkeypatch.setattr(outcomes, "MOST_CPU_SECONDS", 1.5)
     (verdict,) = judged(fork_server, outside("Spinning"))
     _, finding = found(verdict)
     assert finding.found == "no answer (limit 1.5 s of processor time)"

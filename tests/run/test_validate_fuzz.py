@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,13 +15,14 @@ from torch import nn
 from bench.cli.validate import ValidateVerb
 from bench.errors import UsageError
 from bench.testing.workers import ForkServer
-from bench.validate.fuzz.drawing import draw
-from bench.validate.fuzz.drivers import outside
-from bench.validate.fuzz.fixed import FIXED
-from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
-from bench.validate.fuzz.script import script
-from bench.validate.fuzz.session import Fuzzer, ProgramOutcome, Tally
-from bench.validate.fuzz.shrinking import shrunk
+from bench.validate.drawing import draw
+from bench.validate.drivers import outside
+from bench.validate.fixed import FIXED
+from bench.validate.fuzzing import Tally, fuzz
+from bench.validate.outcomes import Outcome, outcome_of, resident
+from bench.validate.program import META, Cycle, Pass, Program, UnitShape
+from bench.validate.script import script
+from bench.validate.shrinking import shrunk
 from tools.bug_in_a_copy import UNLISTED, copy_of_core
 
 pytestmark = pytest.mark.processes
@@ -32,8 +32,8 @@ OUTSIDE = "validate_engines:Replicating"
 
 def fuzzed(fork_server: ForkServer, engine: str, seed: int, count: int) -> Tally:
     tally = Tally()
-    with Fuzzer(fork_server) as fuzzer:
-        for tally in fuzzer.fuzz(engine, seed, range(count), threading.Event()):
+    with resident(fork_server) as workers:
+        for _ in fuzz(workers, engine, seed, range(count), tally):
             assert not tally.failures, tally.failures[0].script
     return tally
 
@@ -48,14 +48,14 @@ def test_an_engine_of_ones_own_runs_the_programs(fork_server: ForkServer) -> Non
     passes = tuple(Pass(kind, ("rc",)) for kind in ("micro", "evaluate", "failing", "micro"))
     passes = (*passes[:2], replace(passes[2], fails=("forward", 1)), passes[3])
     program = Program(OUTSIDE, strategy=0, units=(UnitShape(),) * 2, cycles=(Cycle(passes),) * 2)
-    with Fuzzer(fork_server) as fuzzer:
-        assert fuzzer.outcome(program) == ProgramOutcome("equal")
-        wrong = fuzzer.outcome(replace(program, engine="validate_engines:Summing"))
-        refused = fuzzer.outcome(replace(program, strategy=3))
+    with resident(fork_server) as workers:
+        assert outcome_of(workers, program) == Outcome("equal")
+        wrong = outcome_of(workers, replace(program, engine="validate_engines:Summing"))
+        refused = outcome_of(workers, replace(program, strategy=3))
     assert wrong.kind == "differs"
     assert wrong.text.startswith("cycle 1, pass 4: gradient of ")
     assert refused.kind == "refused"
-    assert "in cycle 1, completing the gradients" in wrong.text
+    assert "in cycle 1, completing the gradients" in wrong.lines
 
 
 def test_a_failure_names_its_part_of_the_program_and_the_last_events(
@@ -66,17 +66,19 @@ def test_a_failure_names_its_part_of_the_program_and_the_last_events(
     late = source.replace("axis.into.add_(result)", "pass")
     (core / "runtime/gradient_buffers.py").write_text(late)
     program = Program("mfsdp", strategy=2, cycles=(Cycle((Pass("micro", ("r",)),) * 2),))
-    with Fuzzer(fork_server, core=tmp_path) as fuzzer:
-        lost = fuzzer.outcome(program)
+    with resident(fork_server, core=tmp_path) as workers:
+        lost = outcome_of(workers, program)
         dead = source.replace("axis.into.add_(result)", "__import__('os')._exit(3)")
         (core / "runtime/gradient_buffers.py").write_text(dead)
-        fuzzer._workers.end()
-        died = fuzzer.outcome(program)
+        workers.end()
+        died = outcome_of(workers, program)
     assert lost.kind == "differs"
     assert lost.text.startswith("cycle 1, pass 2: gradient of ")
-    assert "\nin cycle 1, completing the gradients\nlast: " in lost.text
-    assert "last: land add of (root)/0, inner" in lost.text
-    assert died.text.startswith("rank 0 died with exit code 3\nin cycle 1, pass 2 (rank 0: r)")
+    text = "\n".join(lost.lines)
+    assert "\nin cycle 1, completing the gradients\nlast: " in text
+    assert "last: land add of (root)/0, inner" in text
+    assert died.lines[0] == "rank 0 died with exit code 3"
+    assert died.lines[1].startswith("in cycle 1, pass 2 (rank 0: r)")
 
 
 @pytest.mark.parametrize("engine", ["mfsdp", "fsdp2", "ddp", OUTSIDE])
@@ -118,11 +120,13 @@ def test_a_bug_is_shrunk_to_a_script_that_fails(fork_server: ForkServer, tmp_pat
     copy_of_core(tmp_path, bug)
     plain = Cycle((Pass("micro", ("rr",)),))
     program = Program("mfsdp", ranks=1, units=(UnitShape("Rows"),) * 2, cycles=(plain,) * 3)
-    with Fuzzer(fork_server, core=tmp_path) as fuzzer:
-        outcome = fuzzer.outcome(program)
+    with resident(fork_server, core=tmp_path) as workers:
+        outcome = outcome_of(workers, program)
         assert outcome.kind == "differs", outcome
         signature = outcome.signature
-        smallest = shrunk(program, lambda p: fuzzer.outcome(p).signature == signature, seconds=60)
+        smallest = shrunk(
+            program, lambda p: outcome_of(workers, p).signature == signature, seconds=60
+        )
     assert (len(smallest.units), len(smallest.cycles)) == (1, 1)  # two plain ones follow
     file = tmp_path / "program.py"
     file.write_text(script(smallest))
@@ -147,9 +151,9 @@ def test_a_program_on_the_meta_device_leaves_no_default_dtype_behind(
     fork_server: ForkServer,
 ) -> None:
     program = next(case.program for case in FIXED if META in dict(case.program.options))
-    with Fuzzer(fork_server) as fuzzer:
-        assert fuzzer.outcome(program) == ProgramOutcome("equal")
-        assert fuzzer._workers.run(default_dtype, seconds=30, ranks=2) == [torch.float32] * 2
+    with resident(fork_server) as workers:
+        assert outcome_of(workers, program) == Outcome("equal")
+        assert workers.run(default_dtype, seconds=30, ranks=2) == [torch.float32] * 2
 
 
 def test_a_folder_that_holds_something_else_is_refused_before_a_program_runs(

@@ -11,7 +11,7 @@ from bench.testing.workers import WorkerFailure, WorkersError
 from bench.validate.case_evidence import numbers_apart
 from bench.validate.cases import Case
 from bench.validate.judge import _placed, settings
-from bench.validate.ranks import outcome_on
+from bench.validate.outcomes import outcome_on
 from bench.validate.traces import exception_of, frames_of
 from bench.verdict import CheckVerdict, Finding
 

@@ -12,6 +12,7 @@ from bench.validate.case_evidence import (
     CaseEvidence,
     NotApplicableError,
     WrongError,
+    difference,
     numbers,
     numbers_apart,
     wrong,
@@ -121,26 +122,20 @@ def computed_weights(evidence: CaseEvidence) -> str:
 def _check_read(evidence: CaseEvidence, step: int, name: str, rank: int, wanted: Named) -> None:
     computed = evidence.seen[rank].steps[step].computed.get(name)
     expected = wanted[name]
-    if (
-        computed is not None
-        and computed.shape == expected.shape
-        and torch.equal(computed, expected)
-    ):
+    told = difference(expected, computed)
+    if told is None:
         return
     lines: list[str] = []
-    if computed is not None and computed.shape == expected.shape and step > 0:
-        older = evidence.reference.as_computed(evidence.before(step - 1))[name]
-        if torch.equal(computed, older):
-            lines.append("these are the weights from before the last step")
-    lines += evidence.wire_lines(step, name, rank)
-    told = {"expected": numbers(expected)}
     if computed is None:
         told["found"] = "no module read it: the hooks of its module did not run"
-    elif computed.shape != expected.shape:
-        told["found"] = f"shape {tuple(computed.shape)} {computed.dtype}"
     else:
-        told = numbers_apart(expected, computed)
+        told |= {"expected": numbers(expected)} if computed.shape != expected.shape else {}
         told["found"] += f" {computed.dtype}"
+        if step > 0:
+            older = evidence.reference.as_computed(evidence.before(step - 1))[name]
+            if difference(older, computed) is None:
+                lines.append("these are the weights from before the last step")
+    lines += evidence.wire_lines(step, name, rank)
     told["expected"] += f" {expected.dtype}, shape {tuple(expected.shape)}"
     raise wrong(step, parameter=name, rank=rank, evidence=tuple(lines), **told)
 
@@ -207,14 +202,8 @@ def _check_equal(
         # A parameter of shape () may come as one row.
         if value is not None and not expected.shape and value.numel() == 1:
             value = value.reshape(())
-        if value is None or value.shape != expected.shape or not torch.equal(value, expected):
-            if value is None:
-                told = {"expected": numbers(expected), "found": "nothing"}
-            elif value.shape != expected.shape:
-                shapes = (f"shape {tuple(tensor.shape)}" for tensor in (expected, value))
-                told = dict(zip(("expected", "found"), shapes, strict=True))
-            else:
-                told = numbers_apart(expected, value)
+        told = difference(expected, value)
+        if told is not None:
             raise wrong(step, parameter=name, rank=rank, evidence=way, **told)
 
 

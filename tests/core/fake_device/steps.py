@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy as TorchPolicy
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bench.testing.toy_models import Block
+from bench.testing.units import Block
 from fake_device.loops import RUNS
 from mfsdp_core import (
     CapturedStep,

@@ -16,8 +16,6 @@ from torch import Tensor, nn
 
 from bench.testing.toy_models import (
     VOCABULARY,
-    WIDTH,
-    Block,
     Frozen,
     Recomputed,
     Rooted,
@@ -28,6 +26,7 @@ from bench.testing.toy_models import (
     generator_of,
 )
 from bench.testing.toy_models import build as draw
+from bench.testing.units import WIDTH, Block
 
 
 class TwoLinears(nn.Module):

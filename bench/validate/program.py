@@ -21,6 +21,8 @@ LETTERS = {
     "C": "runs twice, each time as with c",
     "K": "runs twice, each time as with k",
 }
+#: Of the inputs of a program's model: few shapes divide by the ranks.
+FEATURES = 5
 META = "init_model_with_meta_device"
 #: Passes that add to the gradient: once; twice from one graph; two graphs, the later one first.
 BACKWARD = ("micro", "double", "pair")
@@ -102,6 +104,12 @@ class Program:
     cycles: tuple[Cycle, ...] = (Cycle(),)
     loss_scale: float = 1.0
     exact: bool = False
+
+    @property
+    def driver(self) -> str:
+        """Module of `drivers` that runs it: of the interface, where the engine has several."""
+        name = str(dict(self.options).get("front", self.engine))
+        return name if name in ("mfsdp", "fsdp2", "ddp") else "outside"
 
     def features(self) -> frozenset[str]:
         """What the program has beyond the plainest one; a shrunk program has few."""

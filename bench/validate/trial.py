@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.validate.fuzz.drivers.driver import Driver
-from bench.validate.fuzz.program import META, Cycle, Pass, Program
-from bench.validate.fuzz.units import KINDS, WIDTH, Block, DeliberateError, Outer
+from bench.testing.units import KINDS, Block, DeliberateError, Outer
+from bench.validate.drivers.driver import Driver
+from bench.validate.program import FEATURES, META, Cycle, Pass, Program
 
 _TOLERANCES = {"float64": 1e-10, "float32": 2e-5}
 
@@ -30,9 +30,11 @@ class Model(nn.Module):
         super().__init__()
         self.path = ""
         self.loss_scale = program.loss_scale
-        self.first = nn.Linear(WIDTH, WIDTH)
-        self.last = nn.Linear(WIDTH, WIDTH)
-        self.units = nn.ModuleList(KINDS[unit.kind](unit.hidden) for unit in program.units)
+        self.first = nn.Linear(FEATURES, FEATURES)
+        self.last = nn.Linear(FEATURES, FEATURES)
+        self.units = nn.ModuleList(
+            KINDS[unit.kind](unit.hidden, FEATURES, branched=True) for unit in program.units
+        )
         units: list[Any] = list(self.units)
         kinds = dict.fromkeys(type(unit) for unit in units)
         self.unit_classes = [*kinds | (dict.fromkeys([Block]) if Outer in kinds else {})]
@@ -287,7 +289,7 @@ class Trial:
 
     def _batch(self, rank: int) -> Tensor:
         generator = torch.Generator().manual_seed(1000 * self.passes + rank)
-        drawn: Tensor = torch.randn(2, 2, WIDTH, generator=generator, dtype=torch.float64)
+        drawn: Tensor = torch.randn(2, 2, FEATURES, generator=generator, dtype=torch.float64)
         return drawn.to(self.dtype)
 
     def _plain(self, action: Pass, times: int = 1) -> Tensor:

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor
 
-from bench.validate.fuzz.program import Program
+from bench.validate.program import Program
 
 
 class Driver:
@@ -63,22 +64,26 @@ class Driver:
 
     def sharded(self, model: Any) -> dict[str, Any]:
         """Parameters by the names of the bare model, as `gradient` and `weight` take them."""
-        raise NotImplementedError
+        return {name.removeprefix("module."): p for name, p in model.named_parameters()}
 
     def gradient(self, parameter: Any) -> Tensor | None:
         """The whole gradient of a parameter, on all ranks."""
-        gradient: Tensor | None = parameter.grad
-        return gradient
+        return None if parameter.grad is None else whole(parameter.grad)
 
     def weight(self, parameter: Any) -> Tensor | None:
         """The whole weight of a parameter, on all ranks."""
-        weight: Tensor = parameter.detach()
-        return weight
+        return whole(parameter.detach())
 
     def clip(self, model: Any, bound: float) -> Tensor:
         """Clip the gradients; the norm before."""
-        return nn.utils.clip_grad_norm_(model.parameters(), bound)
+        return whole(nn.utils.clip_grad_norm_(model.parameters(), bound))
 
     def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """Take whole weights."""
-        raise NotImplementedError
+        """Take whole weights: a wrapper's own state dict."""
+        model.load_state_dict({f"module.{name}": value for name, value in weights.items()})
+
+
+def whole(value: Tensor) -> Tensor:
+    """Gathered, if it is a DTensor."""
+    full: Tensor = value.full_tensor() if isinstance(value, DTensor) else value
+    return full

@@ -6,11 +6,10 @@ import ast
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
-from bench.validate.fuzz.program import Program
-from bench.validate.fuzz.rank import driver_name
+from bench.validate.program import Program
 
 _FOLDER = Path(__file__).parent
-_OURS = ("from __future__ ", "from bench.validate.fuzz.")
+_OURS = ("__future__", "bench.testing.units", "bench.validate.program", "bench.validate.drivers.")
 _HEAD = '''"""{title}
 
     torchrun --nproc-per-node {ranks} FILE
@@ -40,8 +39,9 @@ def script(program: Program, title: str = "A training program compared with plai
 
     It is run on `program.ranks` ranks.
     """
-    driver = driver_name(program)
-    files = ("program.py", "units.py", "drivers/driver.py", f"drivers/{driver}.py", "trial.py")
+    driver = program.driver
+    drivers = "drivers/driver.py", f"drivers/{driver}.py"
+    files = ("../testing/units.py", "program.py", *drivers, "trial.py")
     imports: dict[str, None] = {}
     bodies = []
     for file in files:
@@ -66,8 +66,9 @@ def _parts(source: str) -> tuple[list[str], str]:
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
     others = []
     for node in imports:
-        start = f"from {node.module} import" if isinstance(node, ast.ImportFrom) else "import"
-        if not start.startswith(_OURS):
+        module = (node.module or "") if isinstance(node, ast.ImportFrom) else ""
+        start = f"from {module} import" if module else "import"
+        if not module.startswith(_OURS):
             others += [f"{start} {ast.unparse(alias)}" for alias in node.names]
     last = max(node.end_lineno or 0 for node in imports)
     return others, "\n".join(source.splitlines()[last:])

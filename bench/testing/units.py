@@ -1,12 +1,15 @@
-"""The units that a program's model may have. All map [rows, WIDTH] to the same shape."""
+"""The units of toy models. All map [..., width] to the same shape."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-WIDTH = 5
+WIDTH = 6
+HIDDEN = 10
 
 
 class DeliberateError(Exception):
@@ -19,16 +22,19 @@ def fail(_gradient: Tensor) -> None:
 
 
 class Unit(nn.Module):
-    """A unit with a branch that may be left out, and exceptions on demand.
+    """Residual; with a branch that may be left out, if it has one, and exceptions on demand.
 
     first: name of the parameter that "part" freezes.
     """
 
     first = ""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int, branched: bool) -> None:
         super().__init__()
-        self.branch = nn.Linear(WIDTH, WIDTH)
+        self.width = width
+        self.has_branch = branched
+        if branched:
+            self.branch = nn.Linear(width, width)
         self.fails = ""
 
     def body(self, x: Tensor) -> Tensor:
@@ -43,19 +49,19 @@ class Unit(nn.Module):
         y = x + self.body(x)
         if self.fails == "backward" and y.requires_grad:
             y.register_hook(fail)
-        return y + self.branch(x).tanh() if branched else y
+        return y + self.branch(x).tanh() if branched and self.has_branch else y
 
 
 class Block(Unit):
-    """A two-layer perceptron behind a norm."""
+    """The unit of most toy models: a two-layer perceptron behind a norm."""
 
     first = "up.weight"
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, hidden)
-        self.down = nn.Linear(hidden, WIDTH, bias=False)
+    def __init__(self, hidden: int = HIDDEN, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
+        self.norm = nn.LayerNorm(width)
+        self.up = nn.Linear(width, hidden)
+        self.down = nn.Linear(hidden, width, bias=False)
 
     def body(self, x: Tensor) -> Tensor:
         """Norm, up, down."""
@@ -69,15 +75,15 @@ class Conv(Unit):
     reads_child_weights = True
     first = "conv.weight"
 
-    def __init__(self, _hidden: int) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(WIDTH, WIDTH, 3, padding=1, groups=WIDTH)
-        self.mix = nn.Linear(WIDTH, WIDTH)
+    def __init__(self, _hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
+        self.conv = nn.Conv1d(width, width, 3, padding=1, groups=width)
+        self.mix = nn.Linear(width, width)
 
     def body(self, x: Tensor) -> Tensor:
         """Along the rows."""
         rows = x.unsqueeze(0).transpose(1, 2)
-        y = F.conv1d(rows, self.conv.weight, self.conv.bias, padding=1, groups=WIDTH)
+        y = F.conv1d(rows, self.conv.weight, self.conv.bias, padding=1, groups=self.width)
         out: Tensor = self.mix(y.transpose(1, 2).squeeze(0)).tanh()
         return out
 
@@ -87,10 +93,10 @@ class Gain(Unit):
 
     first = "shift"
 
-    def __init__(self, _hidden: int) -> None:
-        super().__init__()
+    def __init__(self, _hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
         self.gain = nn.Parameter(torch.tensor(0.5))
-        self.shift = nn.Parameter(torch.full((1, WIDTH), 0.1))
+        self.shift = nn.Parameter(torch.full((1, width), 0.1))
 
     def body(self, x: Tensor) -> Tensor:
         """Scaled and shifted."""
@@ -102,14 +108,14 @@ class Rows(Unit):
 
     first = "wide.weight"
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
+    def __init__(self, hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
         self.wide = nn.Linear(13, hidden)
-        self.back = nn.Linear(hidden, WIDTH)
+        self.back = nn.Linear(hidden, width)
 
     def body(self, x: Tensor) -> Tensor:
         """On padded inputs."""
-        out: Tensor = self.back(self.wide(F.pad(x, (0, 13 - WIDTH), value=0.5)).tanh())
+        out: Tensor = self.back(self.wide(F.pad(x, (0, 13 - self.width), value=0.5)).tanh())
         return out
 
 
@@ -118,10 +124,10 @@ class Adapter(Unit):
 
     first = "base.weight"
 
-    def __init__(self, _hidden: int) -> None:
-        super().__init__()
-        self.base = nn.Linear(WIDTH, WIDTH, bias=False)
-        self.added = nn.Linear(WIDTH, WIDTH, bias=False)
+    def __init__(self, _hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
+        self.base = nn.Linear(width, width, bias=False)
+        self.added = nn.Linear(width, width, bias=False)
 
     def body(self, x: Tensor) -> Tensor:
         """One layer after the other."""
@@ -134,9 +140,9 @@ class Table(Unit):
 
     first = "rows.1"
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.rows = nn.ParameterList([torch.full((hidden, WIDTH), 0.2), torch.full((WIDTH,), 0.1)])
+    def __init__(self, hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
+        self.rows = nn.ParameterList([torch.full((hidden, width), 0.2), torch.full((width,), 0.1)])
 
     def body(self, x: Tensor) -> Tensor:
         """Products with the table."""
@@ -149,10 +155,10 @@ class Outer(Unit):
 
     first = "inner.up.weight"
 
-    def __init__(self, hidden: int) -> None:
-        super().__init__()
-        self.inner = Block(hidden)
-        self.scale = nn.Parameter(torch.full((WIDTH,), 0.3))
+    def __init__(self, hidden: int, width: int = WIDTH, *, branched: bool = False) -> None:
+        super().__init__(width, branched)
+        self.inner = Block(hidden, width, branched=branched)
+        self.scale = nn.Parameter(torch.full((width,), 0.3))
 
     def body(self, x: Tensor) -> Tensor:
         """The inner unit, scaled."""
@@ -160,4 +166,6 @@ class Outer(Unit):
         return out
 
 
-KINDS = {kind.__name__: kind for kind in (Block, Conv, Gain, Rows, Adapter, Table, Outer)}
+KINDS: dict[str, Any] = {
+    kind.__name__: kind for kind in (Block, Conv, Gain, Rows, Adapter, Table, Outer)
+}

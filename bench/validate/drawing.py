@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from bench.validate.fuzz.program import META, Cycle, Pass, Program, UnitShape
+from bench.validate.program import META, Cycle, Pass, Program, UnitShape
 
 KINDS = ("Block", "Block", "Conv", "Gain", "Rows", "Adapter", "Table", "Outer")
 #: Those whose modules all have a `reset_parameters`.

@@ -20,7 +20,7 @@ from bench.engines.optimizer import build_optimizer
 from bench.engines.registry import build_engine
 from bench.spec import STRATEGIES
 from bench.validate.cases import Case
-from bench.validate.fuzz.drivers.driver import Driver
+from bench.validate.drivers.driver import Driver
 from bench.validate.joining import joined
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
-from typing import TypeVar
+from typing import Any
 
-from bench.validate.fuzz.program import Cycle, Pass, Program, UnitShape
+from bench.validate.program import Cycle, Pass, Program
 
-T = TypeVar("T")
-S = TypeVar("S", UnitShape, Cycle)
+#: Engines of which every strategy has programs.
+_ANY_STRATEGY = ("mfsdp", "fsdp2")
 
 
 def shrunk(program: Program, fails: Callable[[Program], bool], seconds: float) -> Program:
@@ -37,47 +37,44 @@ def _smaller(program: Program) -> Iterator[Program]:
     yield from (replace(program, cycles=c) for c in _without_one(program.cycles) if c)
     for index, cycle in enumerate(program.cycles):
         for passes in _without_one(cycle.passes):
-            yield _with_cycle(program, index, replace(cycle, passes=passes))
+            yield _with(program, "cycles", index, replace(cycle, passes=passes))
     for index in range(len(program.units)):
         if len(program.units) > 1 and not _fails_in(program, index):
             yield _without_unit(program, index)
     yield from (replace(program, options=options) for options in _without_one(program.options))
-    yield from _plainer_settings(program)
-    for index, unit in enumerate(program.units):
-        for simpler in _simpler(unit, UnitShape()):
-            units = (*program.units[:index], simpler, *program.units[index + 1 :])
-            yield replace(program, units=units)
-    yield from _plainer_passes(program)
-
-
-def _plainer_passes(program: Program) -> Iterator[Program]:
-    for index, cycle in enumerate(program.cycles):
-        for simpler_cycle in _simpler(cycle, Cycle(cycle.passes)):
-            yield _with_cycle(program, index, simpler_cycle)
-        for number, pass_ in enumerate(cycle.passes):
-            for simpler_pass in _simpler_pass(pass_):
-                passes = (*cycle.passes[:number], simpler_pass, *cycle.passes[number + 1 :])
-                yield _with_cycle(program, index, replace(cycle, passes=passes))
-
-
-def _plainer_settings(program: Program) -> Iterator[Program]:
     plain = Program(program.engine, ranks=min(2, program.ranks))
-    names = ["mode", "root", "dtype", "ranks"] + ["strategy"] * (
-        program.engine in ("mfsdp", "fsdp2")
-    )
-    for name in names:
-        wanted = getattr(plain, name)
-        if getattr(program, name) != wanted:
-            yield replace(program, **{name: wanted})
+    names = ("mode", "root", "dtype", "ranks") + ("strategy",) * (program.engine in _ANY_STRATEGY)
+    yield from _plainer(program, plain, names)
+    for index, unit in enumerate(program.units):
+        for simpler in _plainer(unit, type(unit)()):
+            yield _with(program, "units", index, simpler)
+    yield from _plainer_cycles(program)
 
 
-def _without_one(items: tuple[T, ...]) -> Iterator[tuple[T, ...]]:
-    for index in range(len(items)):
-        yield (*items[:index], *items[index + 1 :])
+def _plainer_cycles(program: Program) -> Iterator[Program]:
+    for index, cycle in enumerate(program.cycles):
+        for simpler in _plainer(cycle, Cycle(cycle.passes)):
+            yield _with(program, "cycles", index, simpler)
+        for number, pass_ in enumerate(cycle.passes):
+            for simpler in _plainer_pass(pass_):
+                yield _with(program, "cycles", index, _with(cycle, "passes", number, simpler))
 
 
-def _with_cycle(program: Program, index: int, cycle: Cycle) -> Program:
-    return replace(program, cycles=(*program.cycles[:index], cycle, *program.cycles[index + 1 :]))
+def _without_one(items: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    return (items[:index] + items[index + 1 :] for index in range(len(items)))
+
+
+def _with(item: Any, name: str, index: int, part: object) -> Any:
+    """With another part at `index` of the field `name`."""
+    parts = getattr(item, name)
+    return replace(item, **{name: (*parts[:index], part, *parts[index + 1 :])})
+
+
+def _plainer(item: Any, plain: Any, names: tuple[str, ...] = ()) -> Iterator[Any]:
+    """One field each, of all or of these, as in the plainest one."""
+    for name in names or [field.name for field in fields(item)]:
+        if getattr(item, name) != getattr(plain, name):
+            yield replace(item, **{name: getattr(plain, name)})
 
 
 def _fails_in(program: Program, unit: int) -> bool:
@@ -96,15 +93,7 @@ def _without_unit(program: Program, unit: int) -> Program:
     return replace(program, units=units, cycles=cycles)
 
 
-def _simpler(item: S, plain: S) -> Iterator[S]:
-    """One field each as in the plainest one."""
-    for field in fields(item):
-        wanted = getattr(plain, field.name)
-        if getattr(item, field.name) != wanted:
-            yield replace(item, **{field.name: wanted})
-
-
-def _simpler_pass(longer: Pass) -> Iterator[Pass]:
+def _plainer_pass(longer: Pass) -> Iterator[Pass]:
     if len(longer.paths) > 1:
         yield from (replace(longer, paths=(path,)) for path in longer.paths)
     if longer.kind in ("double", "pair", "failing"):
@@ -112,7 +101,4 @@ def _simpler_pass(longer: Pass) -> Iterator[Pass]:
     for number, path in enumerate(longer.paths):
         for index, letter in enumerate(path):
             if letter != "r" and not (longer.kind == "failing" and longer.fails[1] == index):
-                changed = path[:index] + "r" + path[index + 1 :]
-                yield replace(
-                    longer, paths=(*longer.paths[:number], changed, *longer.paths[number + 1 :])
-                )
+                yield _with(longer, "paths", number, path[:index] + "r" + path[index + 1 :])

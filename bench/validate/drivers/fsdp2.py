@@ -9,10 +9,9 @@ from typing import Any
 
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-from torch.distributed.tensor import DTensor
 
-from bench.validate.fuzz.drivers.driver import Driver
-from bench.validate.fuzz.program import Program
+from bench.validate.drivers.driver import Driver
+from bench.validate.program import Program
 
 _FULL_SHARD = 3
 
@@ -51,26 +50,11 @@ class Fsdp2(Driver):
         for module in model.modules():
             if isinstance(module, self.library.FSDPModule):
                 module.reshard()
-        return dict(model.named_parameters())
+        return super().sharded(model)
 
     def forget(self, model: Any, optimizer: Any) -> None:
         """By the model, where an optimizer cannot: gradients that no pass has reduced."""
         (model if "front" in self.options else optimizer).zero_grad()
-
-    def gradient(self, parameter: Any) -> Tensor | None:
-        """Gathered."""
-        gradient = parameter.grad
-        return gradient.full_tensor() if isinstance(gradient, DTensor) else gradient
-
-    def weight(self, parameter: Any) -> Tensor:
-        """Gathered."""
-        weight: Tensor = parameter.detach().full_tensor()
-        return weight
-
-    def clip(self, model: Any, bound: float) -> Tensor:
-        """By torch."""
-        norm = super().clip(model, bound)
-        return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
     def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
         """By torch."""

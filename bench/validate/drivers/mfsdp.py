@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 import mfsdp_core
-from bench.validate.fuzz.drivers.driver import Driver
-from bench.validate.fuzz.program import Program
+from bench.validate.drivers.driver import Driver
+from bench.validate.program import Program
 
 
 class Mfsdp(Driver):
@@ -64,10 +64,6 @@ class Mfsdp(Driver):
             model.start_grad_sync()
         model.finish_grad_sync()
 
-    def sharded(self, model: Any) -> dict[str, Any]:
-        """Those of the wrapped model."""
-        return {name.removeprefix("module."): p for name, p in model.named_parameters()}
-
     def gradient(self, parameter: Any) -> Tensor | None:
         """Gathered."""
         name = "decoupled_grad" if self.options.get("use_decoupled_grad") else "grad"
@@ -83,10 +79,6 @@ class Mfsdp(Driver):
         """By the core's own function."""
         norm: Tensor = mfsdp_core.clip_grad_norm_(model, bound)
         return norm
-
-    def load(self, model: Any, weights: Mapping[str, Tensor]) -> None:
-        """By a state dict."""
-        model.load_state_dict({f"module.{name}": value for name, value in weights.items()})
 
     def forget(self, model: Any, optimizer: Any) -> None:
         """By the model."""

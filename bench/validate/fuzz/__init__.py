@@ -1,1 +1,0 @@
-"""Random training programs compared with plain torch: drawn, run, and shrunk to a script."""
