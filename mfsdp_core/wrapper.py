@@ -147,6 +147,10 @@ class MegatronFSDP(nn.Module):
         attrgetter("_context.grads.backward_seen"),
         doc="Whether a backward pass has run in this cycle.",
     )
+    shows_gradients = property(
+        attrgetter("_context.grads.shows_all"),
+        doc="Whether parameters have all gradients, but for those that the user has removed.",
+    )
     awaits_backward = property(
         attrgetter("_context.grads.awaits_backward"),
         doc="Whether a forward pass of this cycle has built a graph that gave no gradient yet.",

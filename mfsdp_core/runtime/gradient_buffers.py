@@ -474,8 +474,11 @@ class GradientBuffers:
             getattr(p.sharded, self._attribute, None) is not None for p in self.parameters
         )
 
-    def follow_changes(self) -> None:
-        """Add what comes next to the gradients that the user sees: removed ones begin anew."""
+    def follow_changes(self, used: set[int]) -> None:
+        """Add what comes next to the gradients that the user sees: removed ones begin anew.
+
+        used: ids of the raw parameters that have a gradient; those of removed ones go from it.
+        """
         if self.reduced is None:
             return
         if self._viewed is not None and self._version_of_copy() != self._version:
@@ -488,8 +491,13 @@ class GradientBuffers:
                 if self._held(managed.sharded) is None and managed.weight.unread is None
             },
         )
-        if self._removed - before:
-            self._begin_anew(self._removed - before)
+        if removed := self._removed - before:
+            used.difference_update(id(self.parameters[index].raw) for index in removed)
+            self._begin_anew(removed)
+
+    def shows_all(self, used: set[int]) -> bool:
+        """Whether parameters have all gradients; `used` as above."""
+        return self._is_shown and not any(id(self.parameters[i].raw) in used for i in self._removed)
 
     def _begin_anew(self, removed: set[int]) -> None:
         """Zeros for these gradients. Who has kept one keeps its numbers: other memory is taken."""

@@ -352,6 +352,11 @@ class Reductions:
             self._is_running = False
             self._is_broken = deferred or not self._attached()
 
+    @property
+    def shows_all(self) -> bool:
+        """Whether parameters have all gradients, but for those that the user has removed."""
+        return all(buffers.shows_all(self._used) for _, buffers in self._each)
+
     def scale(self, factor: float) -> None:
         """Multiply all reduced gradients, as they were left by whoever has had them."""
         for _, buffers in self._each:
@@ -365,7 +370,7 @@ class Reductions:
             self._reset()
         else:
             for buffers in attached:
-                buffers.follow_changes()
+                buffers.follow_changes(self._used)
 
     def _has_deferred(self) -> bool:
         """Whether gradients of earlier passes wait to be reduced."""

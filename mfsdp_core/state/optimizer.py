@@ -266,9 +266,9 @@ def _finish(owners: Owners, *, wanted: bool, step_of: torch.optim.Optimizer | No
         # A gather ahead of need reads the weights that the step is about to write.
         owner.synchronize_param_gather()
         if wanted:
-            unread = owner.microbatch_count
+            is_unread = owner.microbatch_count and not owner.shows_gradients
             owner.finish_grad_sync()
-            if step_of is not None and unread:
+            if step_of is not None and is_unread:
                 _warn_of_unread_gradients(step_of, owner)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 from torch.distributed.fsdp import CPUOffloadPolicy
 
 import mfsdp_core
 from conformance.judging import same
 from conformance.small_model import (
+    Small,
     batch,
     compare_gradients,
     compare_weights,
@@ -118,3 +121,47 @@ def test_a_gradient_that_is_removed_before_a_step_is_not_stepped() -> None:
             compare_weights(model, plain, 1e-5)
             for optimizer in optimizers:
                 optimizer.zero_grad()
+
+
+class _Branches(Small):
+    def forward(self, x: Tensor, spares: bool = False) -> Tensor:
+        """spares: leave out the second unit."""
+        units = self.units[:1] if spares else self.units
+        for unit in units:
+            x = unit(x)
+        return (x * self.scale + self.shift).square().mean()
+
+
+def test_a_gradient_that_is_removed_and_not_used_again_stays_none() -> None:
+    """Zeros would be stepped, with momentum and weight decay."""
+    for strategy, offload in product((2, 3), (False, True)):
+        model, plain = pair(strategy, _Branches, offload=offload)
+        _pass(model, plain, 0)
+        for of in (model.module, plain):
+            of.units[1].up.weight.grad = None
+            with model.no_sync():
+                ranks = (None,) if of is model.module else (0, 1)
+                for rank in ranks:
+                    outer = model if of is model.module else plain
+                    (outer(batch(1, rank), spares=True) / len(ranks)).backward()
+        model.finish_grad_sync()
+        compare_gradients(model, plain)
+
+
+def test_a_step_warns_of_gradients_that_nobody_could_read_alone() -> None:
+    for strategy, policy, spares in product((2, 3), (MixedPrecisionPolicy(None), _CAST), (0, 1)):
+        model, _ = pair(strategy, _Branches, mixed_precision_policy=policy)
+        for shown, removes in ((True, False), (True, True), (False, False)):
+            optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1)
+            mfsdp_core.fully_shard_optimizer(optimizer)
+            for number in range(2):
+                with model.sync() if shown and not number else model.no_sync():
+                    model(batch(number), spares=bool(spares)).backward()
+                if removes and not number:
+                    _first(model).grad = None
+            nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                optimizer.step()
+            same(f"warned, {shown}, {removes}", len(said), int(removes or not shown))
+            optimizer.zero_grad()
