@@ -12,13 +12,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from threading import Event
 
 from bench.plan import Plan
 from bench.record import FINISHED_GOOD, STOPPED, RunStatus
 from bench.store.results_store import ResultsStore
-from bench.store.run_folder import dated
 from sweeps.blocks import Block, PlannedRun
 from sweeps.budget import MOST_BLOCKS, BlockBudget, budgeted_blocks
 from sweeps.progress import (
@@ -129,8 +127,6 @@ def run_sides(
         again = progress.again
         if budget is not None:  # nobody knows how many blocks it will take
             missing, expected, again = budgeted_blocks(budget, kept, store, progress), None, ()
-        for line in dated_ahead(store, plan.id):
-            publish(Remark(line))
         publish(SweepStarted(plan.id, expected, len(progress.done), len(progress.failed), again))
         runner.total = expected or 0
         runner.run(missing)
@@ -142,20 +138,6 @@ def run_sides(
             interrupted=stop.is_set(),
             lost=tuple(runner.lost),
         )
-
-
-def dated_ahead(store: ResultsStore, sweep: str) -> tuple[str, ...]:
-    """A line for runs whose date is ahead of this machine's clock."""
-    now = datetime.now(UTC)
-    dates = ((dated(run_id), run_id) for run_id, _, _ in store.statuses(sweep))
-    ahead = [(moment, run_id) for moment, run_id in dates if moment is not None and moment > now]
-    if not ahead:
-        return ()
-    moment, run_id = max(ahead)
-    return (
-        f"{run_id} is dated {moment:%Y-%m-%d %H:%M} UTC, ahead of this machine's clock: the runs of"
-        " this call count as newer",
-    )
 
 
 @dataclass

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
-from bench.cli.completion import offer_definitions, offer_kept
 from bench.cli.gate import baseline_of_file, load_baseline
 from bench.cli.verb import Answer, CellOptions, ResultsOption, argument, columns, option
 from bench.errors import UsageError
@@ -31,9 +30,7 @@ class NoiseVerb(CellOptions, ResultsOption, name="baseline noise"):
         baseline noise
     """
 
-    sweep: Path | None = argument(
-        "SWEEP", "What to calibrate with; none: show.", None, offer_definitions
-    )
+    sweep: Path | None = argument("SWEEP", "What to calibrate with; none: show.", None)
     repeat: int = option("--repeat N", "Blocks of two runs per cell.", 10, min=1, max=1000)
 
     def run(self) -> Answer:
@@ -109,9 +106,7 @@ class SaveVerb(ResultsOption, name="baseline save"):
     """
 
     name: str = argument("NAME", "A new name.")
-    sweep: str = argument(
-        "SWEEP|FILE", "A sweep that was run, or a file that `import` reads.", offer=offer_kept
-    )
+    sweep: str = argument("SWEEP|FILE", "A sweep that was run, or a file that `import` reads.")
     arm: str | None = option("--arm ARM", "One arm of it.")
 
     def run(self) -> Answer:

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from bench.cli import exit_codes
-from bench.cli.completion import offer_any
 from bench.cli.import_ import doubts_of, is_log, runs_of_log
 from bench.cli.verb import Answer, ArmsOption, PolicyOption, ResultsOption, argument, option
 from bench.errors import NotComparableError, NothingMeasuredError, UsageError
@@ -37,11 +36,9 @@ class CompareVerb(PolicyOption, ArmsOption, ResultsOption, name="compare"):
         compare base.log head.log
     """
 
-    base: str = argument(
-        "BASE", "A sweep, cell or log to compare with, or a sweep file.", offer=offer_any
-    )
+    base: str = argument("BASE", "A sweep, cell or log to compare with, or a sweep file.")
     head: str | None = argument(
-        "HEAD", "The sweep, cell or log to judge; left out: arms or runs of BASE.", None, offer_any
+        "HEAD", "The sweep, cell or log to judge; left out: arms or runs of BASE.", None
     )
     ignore: tuple[str, ...] = option("--ignore PATH", "A setting or section to set aside.", ())
     form: Literal["table", "md", "refresh"] = option(

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.cli import console, exit_codes
-from bench.cli.completion import offer_definitions
 from bench.cli.verb import (
     Answer,
     CellOptions,
@@ -53,7 +52,6 @@ class FitVerb(MachineOptions, CellOptions, name="fit"):
         "SWEEP",
         "A sweep file, or the name of a sweep that comes with the tool.",
         None,
-        offer_definitions,
     )
     model: str | None = option("--model PRESET|config.json", "A model instead of a sweep.")
     search: bool = option("--search", "Try GPUs and switches; rank what fits by its cost.", False)

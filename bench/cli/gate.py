@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console, exit_codes
-from bench.cli.completion import offer_any
 from bench.cli.import_ import is_log, runs_of_log
 from bench.cli.verb import (
     Answer,
@@ -52,7 +51,6 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
     sweep: str = argument(
         "SWEEP",
         "A sweep id, a sweep file, an imported run, or a log or file of CI.",
-        offer=offer_any,
     )
     against: str | None = option("--against SWEEP", "Another sweep, or an imported run, as base.")
     baseline: str | None = option(
@@ -60,7 +58,6 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
     )
     base_arm: str | None = option("--base ARM", "The arm to compare with.")
     head_arm: str | None = option("--head ARM", "The arm to judge.")
-    confirm: int = option("--confirm N", "More blocks to run before it fails.", 0, min=0)
     only: tuple[str, ...] = option("--only CELL", "Judge this cell only: an id, or a pattern.", ())
     any_nodes: bool = option("--any-nodes", "Compare what different nodes have measured.", False)
     strict: bool = option("--strict", "Undecided is exit code 4.", False)
@@ -72,11 +69,8 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         """Judge, and write the files that options name."""
         if self.against and self.baseline:
             raise UsageError("--against and --baseline both name what to compare with; give one")
-        if (self.confirm or self.budget) and (self.against or self.baseline):
-            name = "--budget" if self.budget else "--confirm"
-            raise UsageError(f"{name} runs blocks of two arms; leave --against and --baseline out")
-        if self.confirm and self.budget:
-            raise UsageError("--budget runs blocks itself; leave --confirm out")
+        if self.budget and (self.against or self.baseline):
+            raise UsageError("--budget runs blocks of two arms; leave --against and --baseline out")
         from bench.cli.judged_sweep import judged_sweep
         from reports.compare.judge import judge
 
@@ -88,10 +82,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         store = self.store()
         if budget is None:
             sweep = judged_sweep(store, self.sweep, self.arms)
-        result = self._judged(store, sweep, policy)
-        if self.confirm and result.regressed:
-            result = self._confirmed(store, sweep, result)
-        return self._answer(result, budget)
+        return self._answer(self._judged(store, sweep, policy), budget)
 
     def _answer(self, result: Verdicts, budget: BlockBudget | None = None) -> Answer:
         from reports.compare import ci, text
@@ -165,7 +156,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         pairs = sweep.checked(pairs, arms, self.only)
         return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
 
-    def _blocks_to_run(self, repeat: int | None = None) -> SelectedSweep:
+    def _blocks_to_run(self) -> SelectedSweep:
         """The sweep with its arms in blocks, of the cells that are judged.
 
         Raises:
@@ -177,14 +168,11 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
 
         named = Path(self.sweep)
         if find_sweep_file(named) is None:
-            name, value = ("--confirm", "N") if self.confirm else ("--budget", "10m")
             raise UsageError(
-                f"{name} runs blocks, so it needs the sweep file and its arms, found the id"
-                f" {self.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. {name} {value}"
+                "--budget runs blocks, so it needs the sweep file and its arms, found the id"
+                f" {self.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
             )
-        sweep = SelectedSweep.of(
-            named, Machine.detect(), arms=self.arms, repeat=repeat, interleave=True
-        )
+        sweep = SelectedSweep.of(named, Machine.detect(), arms=self.arms, interleave=True)
         if not self.only:
             return sweep
         kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
@@ -208,29 +196,6 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             raise KeyboardInterrupt
         stored = Plan.from_document(store.read_plan(sweep.id))
         return as_it_is(sweep, stored), budget
-
-    def _confirmed(self, store: ResultsStore, judged: JudgedSweep, result: Verdicts) -> Verdicts:
-        """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""
-        from bench.cli.run import outcome_code, run_to_judge
-        from bench.plan import Plan
-
-        plan = Plan.from_document(store.read_plan(judged.id))
-        if not plan.interleaved:
-            raise UsageError(
-                f"--confirm runs more blocks, and {judged.id} was not run with --interleave"
-            )
-        blocks = max((cell.repeats for cell in plan.cells), default=0) + self.confirm
-        sweep = self._blocks_to_run(blocks)
-        cells = f"{len(sweep.chosen.cells)} of {len(sweep.full_plan.cells)} cells"
-        console.note(
-            f"regressed; running {self.confirm} more blocks of {cells} before it is believed"
-        )
-        sweep = sweep.prepared(store, console.note)
-        outcome = run_to_judge(sweep, store)
-        if outcome_code(sweep.chosen, outcome) != exit_codes.OK:
-            console.note("not every block of these has finished, so the regression stays as it was")
-            return result
-        return self._judged(store, judged, result.policy)
 
 
 def gate_code(result: Verdicts, *, strict: bool) -> int:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from bench.cli import console, exit_codes
-from bench.cli.completion import offer_kept
 from bench.cli.verb import Answer, ResultsOption, argument, option
 from bench.errors import UsageError
 from reports.renderers.document import Paragraph
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 class SweepIds(ResultsOption):
     """Of verbs that read sweeps of a results folder."""
 
-    sweeps: tuple[str, ...] = argument("SWEEP", "Sweep ids; all if left out.", (), offer_kept)
+    sweeps: tuple[str, ...] = argument("SWEEP", "Sweep ids; all if left out.", ())
 
 
 class ReportVerb(SweepIds, name="report"):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.cli import console
-from bench.cli.completion import offer_kept
 from bench.cli.verb import (
     DEFAULT_RESULTS,
     Answer,
@@ -65,7 +64,6 @@ class StatusVerb(ResultsOption, name="status"):
         "A sweep id; a run id, a unique part of one, or SWEEP:CELL; or the id of a validation."
         " All sweeps if left out.",
         None,
-        offer_kept,
     )
     logs: bool = option("--logs", "Print what the processes of the run printed.", False)
 

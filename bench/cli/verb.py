@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, dataclass_transform
 import typer
 
 from bench.cli import console
-from bench.cli.completion import offer_definitions
 from bench.cli.exit_codes import OK
 from bench.errors import UsageError
 from reports.renderers.document import Block, TableBlock
@@ -45,10 +44,9 @@ def argument(
     metavar: str,
     help: str,
     default: Any = dataclasses.MISSING,
-    offer: Callable[..., list[str]] | None = None,
 ) -> Any:
-    """A field that is an argument, required where there is no default. offer: for the tab key."""
-    info = typer.Argument(metavar=metavar, help=help, autocompletion=offer)
+    """A field that is an argument, required where there is no default."""
+    info = typer.Argument(metavar=metavar, help=help)
     return dataclasses.field(default=default, metadata={"typer": info})
 
 
@@ -246,7 +244,6 @@ class SweepOptions(CellOptions, ArmsOption):
     sweep: Path = argument(
         "SWEEP",
         "A sweep file, or the name of a sweep that comes with the tool.",
-        offer=offer_definitions,
     )
     repeat: int | None = option("--repeat N", "Runs of each cell.", min=1, max=1000)
     interleave: bool = option("--interleave", "Run the arms alternately, block by block.", False)

@@ -125,11 +125,10 @@ def _stamp_of(moment: datetime) -> str:
     return moment.strftime("%Y%m%dT%H%M%S.%f")[:-3] + "Z"
 
 
-def dated(run_id: str) -> datetime | None:
-    """The moment in the id of a run; None where its folder has another name."""
-    stamp = run_id.rpartition("/")[2].partition("-")[0]
+def _dated(folder: str) -> datetime | None:
+    """The moment in the name of a run's folder; None where it has another name."""
     try:
-        return datetime.strptime(stamp, "%Y%m%dT%H%M%S.%f%z")
+        return datetime.strptime(folder.partition("-")[0], "%Y%m%dT%H%M%S.%f%z")
     except ValueError:
         return None
 
@@ -138,7 +137,7 @@ def _moment(runs: Path) -> datetime:
     """Now, or just behind the newest run where its date is ahead of the clock."""
     now = datetime.now(UTC)
     stamp = _stamp_of(now)
-    dates = (dated(folder.name) for folder in runs.glob("*/*") if folder.name > stamp)
+    dates = (_dated(folder.name) for folder in runs.glob("*/*") if folder.name > stamp)
     ahead = [moment for moment in dates if moment and moment.year < MAXYEAR]
     return max([now, *(moment + timedelta(milliseconds=1) for moment in ahead)])
 
