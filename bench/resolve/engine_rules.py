@@ -22,7 +22,6 @@ from bench.spec import (
     MegatronFsdpSettings,
     ResolvedRun,
     TrainSpec,
-    engine_rows,
     known_engine,
 )
 from bench.spec.engine_table import TABLE
@@ -76,14 +75,14 @@ def _switch_not_offered(engine: EngineSpec) -> str | None:
     unknown = [f"{switch}={value}" for switch, value in engine.foreign]
     owners = {
         row.name
-        for row in engine_rows()
+        for row in TABLE
         for switch, _ in engine.foreign
         if switch in row.settings.model_fields
     }
     if not engine.known_row.outer_axis:
         changed = changed_settings(engine, EngineSpec(), "outer_strategy", "outer_size")
         unknown = changed + unknown
-        owners |= {row.name for row in engine_rows() if changed and row.outer_axis}
+        owners |= {row.name for row in TABLE if changed and row.outer_axis}
     if not unknown:
         return None
     says = f"engine {engine.known_row.name} has no {', '.join(unknown)}: "
@@ -281,7 +280,7 @@ def _no_whole_matrices(run: ResolvedRun) -> str | None:
         return None
     what = "train.optimizer=muon" if is_muon else "engine.matrices=whole"
     if not engine.known_row.whole_matrices:
-        able = [row.name for row in engine_rows() if row.whole_matrices]
+        able = [row.name for row in TABLE if row.whole_matrices]
         change = f"use {' or '.join(able)}"
         if engine.name in able:  # behind its other front
             change = f"drop {what} or engine.front={engine.setting('front')}"

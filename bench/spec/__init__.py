@@ -16,7 +16,6 @@ from bench.spec.engine_table import (
     MegatronSwitches,
     MfsdpSettings,
     engine_names,
-    engine_rows,
     find_engine,
     is_import_path,
     known_engine,

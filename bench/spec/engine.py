@@ -17,7 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from bench.errors import ConfigError
 from bench.spec.engine_table import (
     IMPORT_PATH,
     SHARED_SETTINGS,
@@ -142,10 +141,7 @@ def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _row(name: str, front: object) -> EngineRow | None:
-    try:
-        row = find_engine(name)
-    except ConfigError:
-        return None
+    row = find_engine(name)
     return next((other for key, other in row.fronts if key == front), row) if row else None
 
 

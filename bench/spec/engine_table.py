@@ -4,15 +4,13 @@
     its own settings            a model of single values, here, so that a plan needs no torch
     everything else             columns of `EngineRow`, known before an engine is loaded
 
-An engine of another package is a row too: an entry point of the group `mfsdp_bench.engines` whose
-value is an `EngineRow` in a module that loads no torch. Else it is named by its import path.
+An engine of another package is named by its import path.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -128,20 +126,6 @@ class EngineRow:
     established: bool = False
     whole_matrices: bool = False
     fronts: tuple[tuple[FrontName, EngineRow], ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.strategies:
-            raise ValueError(f"engine {self.name}: expected at least one strategy, found none")
-        for name, field in self.settings.model_fields.items():
-            if name in SHARED_SETTINGS:
-                raise ValueError(
-                    f"engine {self.name}: its own setting {name!r} has the name of one that all"
-                    f" engines share ({', '.join(SHARED_SETTINGS)}): choose another name"
-                )
-            if field.is_required():
-                raise ValueError(
-                    f"engine {self.name}: its setting {name!r} has no default: give it one"
-                )
 
     def other_release(self) -> str | None:
         """What to say if another release of its package is installed here."""
@@ -388,7 +372,6 @@ TABLE: Final[tuple[EngineRow, ...]] = (
 )
 
 
-GROUP = "mfsdp_bench.engines"
 IMPORT_PATH = r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$"
 IMPORT_PATH_FORM = "package.module:factory"
 
@@ -406,17 +389,13 @@ def is_import_path(name: str) -> bool:
 
 
 def find_engine(name: str) -> EngineRow | None:
-    """The row of an engine; None if no engine has this name.
-
-    Raises:
-        ConfigError: a package offers the name, but its entry point is not a row.
-    """
+    """The row of an engine; None if no engine has this name."""
     for row in TABLE:
         if row.name == name:
             return row
     if is_import_path(name):
         return EngineRow(name, name, settings=SwitchesOfAnyEngine, outer_axis=True)
-    return _offered(name)
+    return None
 
 
 def known_engine(name: str) -> EngineRow:
@@ -435,55 +414,15 @@ def known_engine(name: str) -> EngineRow:
 
 
 def engine_names() -> tuple[str, ...]:
-    """Names of the table, then those that installed packages offer."""
-    return tuple(dict.fromkeys((*(row.name for row in TABLE), *_entry_points())))
-
-
-@cache
-def engine_rows() -> tuple[EngineRow, ...]:
-    """The rows of `engine_names`, without those of packages that cannot be loaded."""
-    rows = []
-    for name in engine_names():
-        with suppress(ConfigError):
-            rows.append(known_engine(name))
-    return tuple(rows)
-
-
-def forget_entry_points() -> None:
-    """Read the installed packages again, after one was added or removed."""
-    for known in (engine_rows, own_settings, _entry_points, _offered):
-        known.cache_clear()
+    """Names of the table."""
+    return tuple(row.name for row in TABLE)
 
 
 @cache
 def own_settings() -> Mapping[str, tuple[type[EngineSettings], ...]]:
     """Setting -> the models of the engines that have one of this name."""
     owners: dict[str, tuple[type[EngineSettings], ...]] = {}
-    for row in engine_rows():
+    for row in TABLE:
         for setting in row.settings.model_fields:
             owners[setting] = (*owners.get(setting, ()), row.settings)
     return owners
-
-
-@cache
-def _entry_points() -> Mapping[str, metadata.EntryPoint]:
-    return {point.name: point for point in metadata.entry_points(group=GROUP)}
-
-
-@cache
-def _offered(name: str) -> EngineRow | None:
-    point = _entry_points().get(name)
-    if point is None:
-        return None
-    who = f"engine.name: {name} is offered by the entry point {point.value!r} of {GROUP}"
-    try:
-        row = point.load()
-    except Exception as error:
-        raise ConfigError(
-            f"{who}, which cannot be loaded ({type(error).__name__}: {error}): mend or remove that"
-            " package"
-        ) from error
-    if not isinstance(row, EngineRow) or row.name != name:
-        described = f"the row of {row.name!r}" if isinstance(row, EngineRow) else f"{row!r:.60}"
-        raise ConfigError(f"{who}; expected an EngineRow named {name!r}, found {described}")
-    return row

@@ -23,7 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from bench.spec import STRATEGIES, engine_rows
+from bench.spec import STRATEGIES, engine_table
 from reports.renderers.printable import printable
 from reports.views.cells import Cell
 
@@ -98,8 +98,8 @@ def _engine_colours(cells: Sequence[Cell]) -> dict[str, str]:
     """Those of the table of engines; the next free one for an engine that has none there."""
     colours: dict[str, str] = {}
     for engine in dict.fromkeys(cell.resolved.engine.name for cell in cells):
-        row = next((row for row in engine_rows() if row.name == engine), None)
-        taken = {*colours.values(), *(row.colour for row in engine_rows())}
+        row = next((row for row in engine_table.TABLE if row.name == engine), None)
+        taken = {*colours.values(), *(row.colour for row in engine_table.TABLE)}
         free = next((colour for colour in CYCLE if colour not in taken), GREY)
         colours[engine] = free if row is None else row.colour or free
     return colours

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from pathlib import Path
 
@@ -12,17 +11,14 @@ from small_runs import LAPTOP
 
 from bench.errors import ConfigError, UsageError
 from bench.launch.code import code_identity
-from bench.resolve import broken_rules, resolve
+from bench.resolve import resolve
 from bench.resolve.resolution import resolve_anywhere
 from bench.spec import (
-    EngineRow,
-    EngineSettings,
     EngineSpec,
     LaunchSpec,
     ModelSpec,
     RunSpec,
     TrainSpec,
-    engine_table,
 )
 from bench.testing.workers import ForkServer
 from bench.validate.session import check_that_they_load
@@ -100,7 +96,6 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
     specs = (run_of(ENGINE), run_of("ddp"))
     before = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     (tmp_path / "toy_engine.py").write_text((HERE / "toy_engine.py").read_text() + "\nX = 1\n")
-    engine_table.forget_entry_points()
     after = [code_identity(resolve(spec, LAPTOP)) for spec in specs]
     assert before[0] != after[0]
     assert before[1] == after[1]
@@ -117,89 +112,3 @@ def test_its_code_names_its_runs_and_no_others(tmp_path: Path, monkeypatch) -> N
 def test_a_factory_excludes_what_it_decides(fields: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
         resolve_anywhere(RunSpec(model=ModelSpec.model_validate(fields)))
-
-
-class Fancy(EngineSettings):
-    """What an installed engine may ask for."""
-
-    fancy: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Offered:
-    """An entry point, as importlib.metadata gives it."""
-
-    name: str
-    value: str
-    offers: object
-
-    def load(self) -> object:
-        if isinstance(self.offers, Exception):
-            raise self.offers
-        return self.offers
-
-
-@pytest.fixture
-def offer(monkeypatch: pytest.MonkeyPatch):
-    """`offer(name, row)`: as if a package were installed that offers an engine."""
-
-    def install(name: str, offers: object) -> None:
-        point = Offered(name, f"{name}.bench:ROW", offers)
-        monkeypatch.setattr(
-            engine_table.metadata,
-            "entry_points",
-            lambda *, group: (point,) if group == engine_table.GROUP else (),
-        )
-        engine_table.forget_entry_points()
-
-    yield install
-    monkeypatch.undo()
-    engine_table.forget_entry_points()
-
-
-def test_an_installed_engine_has_settings_of_its_own(offer) -> None:
-    offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
-    asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
-    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), LAPTOP)
-    assert run.engine.setting("fancy") is True
-    assert '"fancy":true' in run.canonical_json()
-    plain = resolve(run_of("theirs"), LAPTOP)
-    assert "fancy" not in plain.canonical_json()
-    foreign = RunSpec(engine=EngineSpec.model_validate({"name": "ddp", "fancy": True}))
-    reasons = dict(broken_rules(resolve_anywhere(foreign), LAPTOP))
-    assert reasons["switch-not-in-engine"] == (
-        "engine ddp has no fancy=True: these are switches of theirs"
-    )
-
-
-def test_a_record_stays_readable_when_its_engine_is_gone(offer) -> None:
-    offer("theirs", EngineRow("theirs", ENGINE, settings=Fancy, strategies=("no_shard",)))
-    asked = EngineSpec.model_validate({"name": "theirs", "fancy": True})
-    run = resolve(run_of("theirs").model_copy(update={"engine": asked}), LAPTOP)
-    text = run.model_dump_json()
-    offer("other", EngineRow("other", ENGINE))
-    again = type(run).model_validate_json(text)
-    assert again.engine.model_dump() == run.engine.model_dump()
-    assert again.config_hash == run.config_hash
-
-
-@pytest.mark.parametrize(
-    ("offers", "says"),
-    [
-        (ImportError("no such thing"), "cannot be loaded"),
-        (42, "expected an EngineRow named 'theirs', found 42"),
-        (EngineRow("mine", ENGINE), "found the row of 'mine'"),
-    ],
-)
-def test_a_package_that_offers_no_row_is_named(offer, offers: object, says: str) -> None:
-    offer("theirs", offers)
-    with pytest.raises(ConfigError, match=says):
-        resolve_anywhere(run_of("theirs"))
-
-
-def test_an_engine_may_not_take_the_name_of_a_shared_setting() -> None:
-    class Clashing(EngineSettings):
-        strategy: bool = False
-
-    with pytest.raises(ValueError, match="one that all engines share"):
-        EngineRow("theirs", ENGINE, settings=Clashing)
