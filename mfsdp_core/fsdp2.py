@@ -194,15 +194,14 @@ class FSDPModule(nn.Module):
     ) -> None:
         """Whether backward passes reduce gradients, rather than add them up whole on each rank."""
         for state in _inside(self, recurse=recurse):
-            state.unit.sync.defers = not requires_gradient_sync
-            state.unit.sync.is_partial = not requires_gradient_sync
+            state.unit.sync.axes = "both" if requires_gradient_sync else "none"
             state.follow_flags()
 
     def set_requires_all_reduce(self, requires_all_reduce: bool, *, recurse: bool = True) -> None:
         """Whether gradients are reduced along the first dimension of the mesh as well."""
         for state in _inside(self, recurse=recurse):
-            sync = state.unit.sync
-            sync.is_partial = sync.defers or not requires_all_reduce
+            if state.unit.sync.axes != "none":
+                state.unit.sync.axes = "both" if requires_all_reduce else "inner"
 
     def set_is_last_backward(self, is_last_backward: bool) -> None:
         """Whether the next backward passes show their gradients at their end."""
@@ -457,7 +456,7 @@ class _Sharded:
         if self.context is not None:
             units = (self.context.root, *self.context.units)
             is_last = _state(self.context.root.module).is_last
-            self.context.auto_sync = is_last and not all(unit.sync.defers for unit in units)
+            self.context.auto_sync = is_last and any(unit.sync.axes != "none" for unit in units)
 
 
 def _state(module: nn.Module) -> _Sharded:

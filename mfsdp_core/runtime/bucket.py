@@ -88,11 +88,6 @@ class Bucket:
             changed |= managed.look()
         return changed
 
-    def show_raw(self) -> None:
-        """Let modules see compute weights."""
-        for managed in self.parameters:
-            managed.show_raw()
-
     @torch.no_grad()
     def _adopt(self) -> None:
         """Move the parameters' values into the buffers and make both faces of each."""

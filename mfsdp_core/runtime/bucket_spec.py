@@ -82,20 +82,15 @@ class BucketSpec:
 
     dense_ranks: number of ranks that gradients are divided by, see [Note: divisor]. payloads: what
     gathers send, in their order, as far as is known before. codec: makes that of its weights.
-    decoupled: gradients are handed over in their own dtype. pooled: the model has a pool. offload:
-    see `Options`.
     """
 
     plan: BucketPlan
-    strategy: Strategy
+    options: Options
     coordinate: Coordinate
     dtypes: GroupDtypes[torch.dtype]
     dense_ranks: int
     payloads: tuple[Payload, ...]
     codec: Callable[[Shard], BucketCodec]
-    decoupled: bool
-    pooled: bool
-    offload: bool
 
     @cached_property
     def buffers(self) -> BucketBuffers:
@@ -106,10 +101,15 @@ class BucketSpec:
             self.coordinate,
             GroupDtypes(*map(dtype_name, vars(self.dtypes).values())),
             self.payloads,
-            decoupled=self.decoupled,
-            pooled=self.pooled,
-            offload=self.offload,
+            decoupled=self.options.use_decoupled_grad,
+            pooled=self.options.allocation.pool is not None,
+            offload=self.options.offload,
         )
+
+    @cached_property
+    def strategy(self) -> Strategy:
+        """Its placements along both axes."""
+        return self.options.strategy
 
     @property
     def name(self) -> str:

@@ -43,13 +43,12 @@ from mfsdp_core.precision.transformer_engine import (
 from mfsdp_core.runtime.bucket import Bucket
 from mfsdp_core.runtime.bucket_spec import BucketSpec, group_dtypes
 from mfsdp_core.runtime.context import ShardedContext
-from mfsdp_core.runtime.equal_weights import warn_of_unequal
 from mfsdp_core.runtime.gathering import ScheduleByModule, readers_of
 from mfsdp_core.runtime.gradient_buffers import GradientBuffers
 from mfsdp_core.runtime.hooks import attach_hooks
 from mfsdp_core.runtime.meta_init import MetaInitialiser
 from mfsdp_core.runtime.nan_guard import NanGuard
-from mfsdp_core.runtime.parameters import ManagedParameter, move_parameters
+from mfsdp_core.runtime.parameters import ManagedParameter, move_parameters, warn_of_unequal
 from mfsdp_core.runtime.reductions import Reductions
 from mfsdp_core.runtime.schedule import Schedule
 from mfsdp_core.runtime.units import Unit, nest_units
@@ -352,14 +351,11 @@ class BucketFactory:
             dtypes = replace(dtypes, main_params=stored, main_grads=stored)
         return BucketSpec(
             plan,
-            options.strategy,
+            options,
             axes.coordinate(),
             dtypes,
             self._dense_ranks,
             *self._codec(plan, members, axes),
-            decoupled=options.use_decoupled_grad,
-            pooled=options.allocation.pool is not None,
-            offload=options.offload,
         )
 
     def _codec(
@@ -400,7 +396,6 @@ class BucketFactory:
             gradients = GradientBuffers(
                 *shared,
                 members,
-                options=self.options,
                 guard=self.guard.for_bucket([managed.names for managed in members]),
                 events=events,
             )

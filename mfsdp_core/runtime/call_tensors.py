@@ -18,7 +18,6 @@ import torch
 from torch import nn
 from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._pytree import SUPPORTED_NODES
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.runtime.calls import NO_BACKWARD, Call, current_backward
@@ -201,7 +200,7 @@ class CallHooks:
         self._parts = self._owed = 0
         self.in_order = False
 
-    def watch_inputs(self, tensors: Sequence[torch.Tensor], leaves: LeafInputs) -> None:
+    def watch_inputs(self, tensors: Sequence[torch.Tensor]) -> None:
         """Leave when the gradients of all `tensors` are complete."""
         inner = [tensor for tensor in tensors if not tensor.is_leaf]
         if len(inner) == 1:
@@ -214,7 +213,9 @@ class CallHooks:
             own = {id(tensor): tensor for tensor in tensors if tensor.is_leaf}
             self._parts += len(own)
             for tensor in own.values():
-                leaves.watch(tensor, self)
+                # A leaf may outlive this call and its graph, and must not keep them.
+                left = functools.partial(_leave, weakref.WeakMethod(self.left))
+                weakref.finalize(self, tensor.register_hook(left).remove).atexit = False
 
     def watch_outputs(
         self, tensors: Iterable[torch.Tensor], call: Call | None, *, counts: bool
@@ -247,24 +248,6 @@ class CallHooks:
             self._leave(self)
 
 
-class LeafInputs:
-    """Leaf tensors that calls were given: one hook each, however many calls there are.
-
-    A leaf may live long. Hooks of every call would live as long as it does, with their graphs.
-    """
-
-    def __init__(self) -> None:
-        self._calls: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
-
-    def watch(self, leaf: torch.Tensor, call: CallHooks) -> None:
-        """Tell `call` when the gradient of `leaf` is complete, as long as its graph lives."""
-        calls: weakref.WeakSet[CallHooks] | None = self._calls.get(leaf)
-        if calls is None:
-            calls = self._calls[leaf] = weakref.WeakSet()
-            leaf.register_hook(functools.partial(_tell, weakref.ref(calls)))
-        calls.add(call)
-
-
-def _tell(calls: weakref.ref[weakref.WeakSet[CallHooks]], gradient: torch.Tensor) -> None:
-    for call in list(calls() or ()):
-        call.left(gradient)
+def _leave(left: weakref.WeakMethod[Callable[[object], None]], gradient: object) -> None:
+    if (leave := left()) is not None:
+        leave(gradient)

@@ -23,7 +23,6 @@ from mfsdp_core.events import Event, EventBus, UnitKind
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.runtime.call_tensors import (
     CallHooks,
-    LeafInputs,
     LeftTensors,
     differentiable,
     refuse_unfinished,
@@ -135,7 +134,6 @@ class ShardedContext:
         self._backward = BackwardPass()
         # Whether the forward pass of the root that runs builds a graph; None where none runs.
         self._builds_graph: bool | None = None
-        self._leaves = LeafInputs()
 
     @property
     def is_last_microbatch(self) -> bool:
@@ -182,7 +180,7 @@ class ShardedContext:
         call = CallHooks(point, began, self.before_backward, self.after_backward)
         if torch.is_grad_enabled() and (recomputing or point in unit.open[-1:]):
             # Now, since the module may change its inputs in place.
-            call.watch_inputs(differentiable((*args, *kwargs.values())), self._leaves)
+            call.watch_inputs(differentiable((*args, *kwargs.values())))
 
     def after_forward(
         self,

@@ -137,7 +137,8 @@ class ScheduleByModule(Schedule):
         unit.ahead, unit.shows_raw = False, True
         for bucket in point.buckets:
             bucket.weights.complete()
-            bucket.show_raw()
+            for managed in bucket.parameters:
+                managed.show_raw()
 
     def ahead(self, point: GatherPoint, direction: Direction) -> None:
         """Gather what the next module still needs, unless something still waits for its module."""

@@ -28,8 +28,8 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import torch
 
@@ -40,7 +40,6 @@ from mfsdp_core.events import Event, EventBus
 from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import DBuffer
 from mfsdp_core.plan.dtype_policy import GroupDtypes
-from mfsdp_core.plan.options import Options
 from mfsdp_core.plan.strategy import Placement
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.calls import inside_backward, leaves_parameters_alone
@@ -84,18 +83,16 @@ def copy_scaled(target: torch.Tensor, values: torch.Tensor, scale: float, factor
     torch.mul(values, factors[scale, wide], out=target)
 
 
-@dataclass
-class _Axis:
+class _Axis(NamedTuple):
     """A mesh axis that gradients are reduced along.
 
     result: placement of what is reduced. slices: of the bucket that are this rank's, and alone
-    valid, afterwards. into: their place in the accumulator, while there is one.
+    valid, afterwards; also those of the accumulator that the result belongs into.
     """
 
     communicator: Communicator
     result: Placement
     slices: range
-    into: torch.Tensor = field(init=False)
 
 
 class GradientBuffers:
@@ -116,26 +113,24 @@ class GradientBuffers:
         allocators: Allocators,
         parameters: list[ManagedParameter],
         *,
-        options: Options,
         guard: BucketGuard | None,
         events: EventBus,
     ) -> None:
         self.parameters = parameters
-        self.options = options
+        self.options = spec.options
         self.holds_whole = not spec.strategy.inner.reduces_every_microbatch
         self.placements = _OPEN
         self.reduced: torch.Tensor | None = None
         self.is_attached = False
         self._is_new = True  # whether something has landed since then
         self._is_shown = False  # whether what is attached has it
-        self._is_last = False  # whether it is over when the reduction that is under way has landed
         self._copied: Work | None = None  # to the host
         self._name = spec.name
         self._slots = spec.layout.slots
         self._allocators = allocators
         self.drain_oldest: Callable[[], bool] = lambda: False
-        self._scale = options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
-        self._average = options.averages
+        self._scale = self.options.input_scale(spec.coordinate.data_parallel_size, spec.dense_ranks)
+        self._average = self.options.averages
         self._guard = guard
         self._events = events
         # The axis whose reduction leaves no room for more.
@@ -145,11 +140,12 @@ class GradientBuffers:
         # Those that kernels were given memory for which is still where gradients are collected: the
         # further memory for what a pass writes again, None once they have written.
         self._lent: dict[int, list[torch.Tensor] | None] = {}
-        # Whether the bucket is held: it is being filled, or reduced where every pass reduces.
-        self._bucket_open = False
-        # This rank's part of what is being reduced, the collective, the buffer to give back, and
-        # whether the result is added.
-        self._flight: tuple[_Axis, torch.Tensor, Pending, DBuffer | None, bool] | None = None
+        # This rank's part of what is being reduced, that of the accumulator, the collective, the
+        # buffer to give back, and whether the result is added.
+        self._flight: (
+            tuple[_Axis, torch.Tensor, torch.Tensor, Pending, DBuffer | None, bool] | None
+        ) = None
+        self._is_last = False  # whether the cycle is over when that has landed
         # What is accumulated now is added to it in the end; see `Options.reopens`.
         self._carried: torch.Tensor | None = None
         # Gradients as the sharded parameters have them, and the memory that they are views of now.
@@ -160,7 +156,7 @@ class GradientBuffers:
         self._removed: set[int] = set()
         self._once = True  # whether what is attached holds one pass, and nobody has seen it before
         # An optimizer that reads decoupled gradients takes them in whatever dtype they have.
-        self._attribute = "decoupled_grad" if spec.decoupled else "grad"
+        self._attribute = "decoupled_grad" if self.options.use_decoupled_grad else "grad"
         # What a parameter has there now, without reading what is unread; and how it gets another.
         self._held, self._put = accessors(self._attribute)
         self._accumulator = allocators.buffer(spec.buffers, "accumulator")
@@ -181,6 +177,10 @@ class GradientBuffers:
         self._spec, self._total = spec, spec.dtypes.reduce
         self._bucket = self._allocators.find(spec.buffers, "grad_bucket")
         self._outer_bucket = self._allocators.find(spec.buffers, "outer_bucket")
+        # Where gradients are collected.
+        self._collects = self._accumulator
+        if not self.holds_whole:
+            self._collects = self._allocators.buffer(spec.buffers, "grad_bucket")
         # Whether a gradient may be scaled on its way into the whole accumulator, which travels: not
         # where somebody looks at the accumulator first, in its own scale.
         self._scales_early = self._bucket is None and self._guard is None
@@ -192,17 +192,12 @@ class GradientBuffers:
     @property
     def has_open_bucket(self) -> bool:
         """Whether gradients wait in a bucket that no reduction has taken yet."""
-        return self._bucket_open and self._flight is None
+        return not self.holds_whole and self._flight is None and self._collects.held
 
     @property
     def is_moving(self) -> bool:
         """Whether a reduction is under way."""
         return self._flight is not None
-
-    @property
-    def is_live(self) -> bool:
-        """Whether a buffer in the communication dtype exists now."""
-        return self._bucket_open or self.is_moving
 
     @property
     def awaits_reduction(self) -> bool:
@@ -231,18 +226,15 @@ class GradientBuffers:
         """
         in_backward = inside_backward()
         if in_backward and leaves_parameters_alone():
-            collects = self._bucket if self._bucket and not self.holds_whole else self._accumulator
             shape = self._slots[index].shape
-            return torch.zeros(shape, dtype=collects.dtype, device=device)
+            return torch.zeros(shape, dtype=self._collects.dtype, device=device)
         self._check_open()
-        further = self._lent.get(index)
+        view, further = self._open().tensor(index), self._lent.get(index)
         if not self.holds_whole:
-            view = self._open_bucket().tensor(index)
             if in_backward and (index in self._filled or further is not None):
                 view = torch.empty_like(view)
                 further = [*(further or ()), view]
         else:
-            view = self._open_whole().tensor(index)
             if index not in self._filled:
                 view.zero_()
             elif self._filled[index] != 1.0:
@@ -264,7 +256,7 @@ class GradientBuffers:
                 "reduction. Call it in the backward pass that writes."
             )
         further, self._lent[index] = self._lent[index] or (), None
-        view = (self._open_whole() if self.holds_whole else self._open_bucket()).tensor(index)
+        view = self._open().tensor(index)
         filled = not self.holds_whole and index in self._filled
         for more in further:
             view.add_(more, alpha=self._scale if filled else 1.0)
@@ -287,17 +279,14 @@ class GradientBuffers:
             gradient = gradient.to_dense()
         if self._guard is not None:
             self._guard.check_parameter(index, gradient)
-        if not self.holds_whole:
-            view, scale = self._open_bucket().tensor(index), self._scale
-        else:
-            whole = self._accumulator if self._accumulator.held else self._open_whole()
-            view = whole.tensor(index)
-            if index in self._filled:
-                scale = self._filled[index]
-            else:
-                early = is_last and self._scales_early and gradient.dtype == view.dtype
-                scale = self._scale if early else 1.0
-        if index in self._filled:
+        collects = self._collects
+        if self._flight is not None or not collects.held:
+            self._open()
+        view, scale, is_filled = collects.tensor(index), self._scale, index in self._filled
+        if self.holds_whole:
+            early = is_last and self._scales_early and gradient.dtype == view.dtype
+            scale = self._filled[index] if is_filled else scale if early else 1.0
+        if is_filled:
             view.add_(gradient, alpha=scale)
         elif gradient.dtype == view.dtype and scale != 1.0:
             torch.mul(gradient, scale, out=view)
@@ -315,13 +304,27 @@ class GradientBuffers:
         """
         if self._lent:
             self._refuse_unwritten()
-        self._is_last = is_last
-        buffer = self._whole_to_reduce() if self.holds_whole else self._bucket_to_reduce()
-        self._reduce(self._inner, buffer, buffer.data)
-        if not self.holds_whole:
-            self._filled.clear()
-        if self._lent:
             self._lent.clear()
+        self._is_last = is_last
+        buffer = self._open()
+        if self.holds_whole:
+            self._check_open()
+        if len(self._filled) < len(self._slots):
+            for index in range(len(self._slots)):
+                if index not in self._filled:
+                    buffer.tensor(index).zero_()
+        if self.holds_whole:
+            buffer = self._whole_to_reduce(buffer)
+        else:
+            if self._guard is not None:
+                self._guard.check_buffer(buffer, accumulated=False)
+            if not self._accumulator.held:
+                self._begin()
+            if self.options.reopens and self.placements[0] is not _PARTIAL:
+                assert self.reduced is not None
+                self._carried, self.placements = self.reduced.clone(), _OPEN
+            self._filled.clear()
+        self._reduce(self._inner, buffer, buffer.data)
 
     def issue_outer(self) -> None:
         """Start the outer stage; the inner one has landed and no microbatch may follow.
@@ -331,7 +334,7 @@ class GradientBuffers:
         assert self._outer is not None
         if not self._accumulator.held:
             self._begin()
-        data, bucket = self._inner.into, self._outer_bucket
+        data, bucket = self._accumulator.part(self._inner.slices), self._outer_bucket
         if bucket is not None:
             data = bucket.take().copy_(data)
         self._reduce(self._outer, bucket or self._accumulator, data)
@@ -346,26 +349,28 @@ class GradientBuffers:
         after = (outer, axis.result) if axis is self._inner else (axis.result, inner)
         adds = after == self.placements
         by, total, own, target = axis.communicator, self._total, data, None
+        into = self._accumulator.part(axis.slices)
         if axis.result is Placement.FLAT:
             # A sum is written in its dtype; alone, a copy does whatever is asked.
-            fits = by.size == 1 or total is axis.into.dtype
+            fits = by.size == 1 or total is into.dtype
             own = buffer.part(axis.slices)
-            target = axis.into if fits and not adds else own
+            target = into if fits and not adds else own
         work = by.reduce(data, target, self._name, average=self._average, total=total)
-        self._flight = axis, own, work, None if buffer is self._accumulator else buffer, adds
+        gives = None if buffer is self._accumulator else buffer
+        self._flight = axis, own, into, work, gives, adds
         self.placements = after
         self._is_shown = False
 
     def land(self) -> None:
-        """Wait for what is under way; its result replaces what is in `into`, or is added to it."""
+        """Wait for what is under way; its result replaces what was there, or is added to it."""
         if self._flight is None:
             return
-        axis, own, work, gives, adds = self._flight
+        axis, own, into, work, gives, adds = self._flight
         result = work.wait()
         if adds:
-            axis.into.add_(result)
-        elif result is not axis.into and (gives is not None or result is not own):
-            axis.into.copy_(result)
+            into.add_(result)
+        elif result is not into and (gives is not None or result is not own):
+            into.copy_(result)
         self._flight, self._is_new = None, True
         if gives is not None:
             gives.give()
@@ -375,7 +380,6 @@ class GradientBuffers:
                 self._carried = None
             self._leave()
             return
-        self._bucket_open = False
         if "land" in self._events.wanted:
             by, operation = axis.communicator, "add" if adds else "copy"
             where = (own.nbytes, by.role, by.size, self._name)
@@ -390,14 +394,7 @@ class GradientBuffers:
         if self._host is not None and self._accumulator.held and self.reduced is not None:
             self.reduced = self._host.take().copy_(self.reduced, non_blocking=True)
             self._copied = self._allocators.streams.copied()
-            self._give()
-
-    def _give(self) -> None:
-        """Give the accumulator's memory back."""
-        self._accumulator.give()
-        del self._inner.into
-        if self._outer is not None:
-            del self._outer.into
+            self._accumulator.give()
 
     def attach(self, unset: set[int], read: Callable[[], None], *, passes: int) -> bool:
         """Set `.grad` of the sharded parameters, or `.decoupled_grad` where those are requested.
@@ -543,7 +540,11 @@ class GradientBuffers:
 
     def abandon(self) -> None:
         """Drop what a backward pass that raised has left outside of the accumulator."""
-        self._drop_bucket()
+        self._lent = dict.fromkeys(self._lent)
+        if self.has_open_bucket:
+            self._collects.give()
+            self._filled.clear()
+            self._lent.clear()
         for managed in self.parameters:
             managed.raw.grad = None
 
@@ -553,7 +554,8 @@ class GradientBuffers:
         What is attached as `.grad` the module's own zero_grad has made zero, cast copies included.
         """
         self.land()
-        self._drop_bucket()
+        if self.has_open_bucket:
+            self._collects.give()
         self._is_shown = False
         self._carried = None
         self._filled.clear()
@@ -569,56 +571,37 @@ class GradientBuffers:
         gives = self.reduced is not None and not self._stays
         if gives:
             self.reduced = None
-            if self._accumulator.held:
-                self._give()
+            self._accumulator.give()
             if self._host is not None:
                 self._host.give()
         if gives or self._cast is not None:
             self._viewed = None
         self._part_with(range(len(self._shards)))
 
-    def _drop_bucket(self) -> None:
-        """Forget gradients that no reduction has taken yet, where they wait in a bucket."""
-        self._lent = dict.fromkeys(self._lent)
-        if self._bucket is not None and self.has_open_bucket:
-            self._bucket.give()
-            self._bucket_open = False
-            self._filled.clear()
-            self._lent.clear()
-
     def _begin(self) -> None:
         """Take the accumulator's memory; undefined but for a gradient that the host has."""
         accumulator, before = self._accumulator, self.reduced
         accumulator.take()
-        self.reduced = self._inner.into = accumulator.part(self._inner.slices)
-        if self._outer is not None:
-            self.reduced = self._outer.into = accumulator.part(self._outer.slices)
+        self.reduced = accumulator.part((self._outer or self._inner).slices)
         if before is not None:
             self.reduced.copy_(before)
 
-    def _open_whole(self) -> DBuffer:
-        if not self._accumulator.held:
-            self._begin()
+    def _open(self) -> DBuffer:
+        """Memory where gradients are collected, once what was there has landed."""
+        buffer = self._collects
+        if self._flight is not None and not self.holds_whole:
+            self.land()
+        if not buffer.held:
+            if self.holds_whole:
+                self._begin()
+            else:
+                self._take_bucket(buffer)
             if self._guard is not None:  # only it looks at what belongs to no tensor
-                self._accumulator.zero_gaps()
-        return self._accumulator
+                buffer.zero_gaps()
+        return buffer
 
-    def _bucket_to_reduce(self) -> DBuffer:
-        bucket = self._open_bucket()
-        self._zero_missing(bucket)
-        if self._guard is not None:
-            self._guard.check_buffer(bucket, accumulated=False)
-        if not self._accumulator.held:
-            self._begin()
-        if self.options.reopens and self.placements[0] is not _PARTIAL:
-            assert self.reduced is not None
-            self._carried, self.placements = self.reduced.clone(), _OPEN
-        return bucket
-
-    def _whole_to_reduce(self) -> DBuffer:
-        whole = self._open_whole()
-        self._check_open()
-        self._zero_missing(whole)
+    def _whole_to_reduce(self, whole: DBuffer) -> DBuffer:
+        """The whole accumulator, or a copy in the dtype of the wire, scaled."""
         buffer = self._bucket or whole
         if buffer is not whole:
             scale = self._scale if self._guard is None else 1.0
@@ -645,18 +628,6 @@ class GradientBuffers:
             if self._filled.get(index) != self._scale:
                 buffer.tensor(index).mul_(self._scale)
 
-    def _open_bucket(self) -> DBuffer:
-        if self._flight is not None:
-            self.land()
-        bucket = self._bucket
-        assert bucket is not None
-        if not self._bucket_open:
-            self._take_bucket(bucket)
-            self._bucket_open = True
-            if self._guard is not None:
-                bucket.zero_gaps()
-        return bucket
-
     def _take_bucket(self, bucket: DBuffer) -> torch.Tensor:
         """Memory of a bucket, after waiting for the oldest reductions where a pool is full (I7)."""
         while not bucket.allocator.has_room(bucket) and self.drain_oldest():
@@ -672,13 +643,6 @@ class GradientBuffers:
                 "this backward pass, and no gradient followed. Expected grad_added_to_main_grad = "
                 "True on the parameter, and any tensor of its shape as its gradient."
             )
-
-    def _zero_missing(self, buffer: DBuffer) -> None:
-        if len(self._filled) == len(self._slots):
-            return
-        for index in range(len(self._slots)):
-            if index not in self._filled:
-                buffer.tensor(index).zero_()
 
     def _check_open(self) -> None:
         if self.placements[self._closing] is _PARTIAL or self.options.reopens:

@@ -78,7 +78,7 @@ class Reductions:
             self.reduces_every_pass |= not buffers.holds_whole
         self._overlap, self._guard, self._usages = overlap, guard, usages
         # The unit that reduces next, by position; whether the backward pass may nest graphs.
-        self._next, self._may_nest_graphs = 0, False
+        self._next, self._may_nest_graphs = len(self._order), False
         # Reductions along the inner axis under way: the unit if they hold memory, and whether the
         # outer stage follows. And the bucket whose outer stage is under way.
         self._flights: deque[tuple[Unit | None, GradientBuffers, bool]] = deque()
@@ -138,7 +138,7 @@ class Reductions:
     @property
     def is_idle(self) -> bool:
         """Whether no buffer in the communication dtype is live."""
-        return not any(buffers.is_live for _, buffers in self._each)
+        return not any(b.is_moving or b.has_open_bucket for _, b in self._each)
 
     def begin_backward(self, *, may_nest_graphs: bool) -> None:
         """Every trainable parameter owes a gradient again.
@@ -213,11 +213,10 @@ class Reductions:
                     break
                 unit.missing.clear()
                 incomplete.append(unit)
-            sync = unit.sync
-            is_due = is_last and not (
-                sync.is_partial or unit.shares_parameters or self._may_nest_graphs
-            )
-            for buffers in () if sync.defers else unit.gradients:
+            axes = unit.sync.axes
+            is_due = is_last and axes == "both"
+            is_due = is_due and not (unit.shares_parameters or self._may_nest_graphs)
+            for buffers in unit.gradients if axes != "none" else ():
                 if not buffers.holds_whole or (is_due and buffers.awaits_reduction):
                     self._start(unit, buffers, is_last=is_due)
             self._next += 1
@@ -235,15 +234,14 @@ class Reductions:
         self.issue(lambda _unit: True, is_last=is_last and self._overlap)
         for unit, buffers in self._each:
             # A parameter reached again after its unit had reduced (nested backward passes).
-            if buffers.has_open_bucket and not unit.sync.defers:
-                self._start(unit, buffers, is_last=is_last and not unit.sync.is_partial)
+            if buffers.has_open_bucket and unit.sync.axes != "none":
+                self._start(unit, buffers, is_last=is_last and unit.sync.axes == "both")
         self._is_running, self.backward_seen = False, True
         if is_last:
             # Ranks on paths without nested graphs have reduced this before they ask.
             for unit, buffers in self._each if self._may_nest_graphs and self._overlap else ():
-                if buffers.awaits_reduction and not (
-                    unit.shares_parameters or unit.sync.is_partial
-                ):
+                is_whole = unit.sync.axes == "both" and not unit.shares_parameters
+                if is_whole and buffers.awaits_reduction:
                     self._start(unit, buffers, is_last=True)
             self._ask()
         self.land_all()
@@ -303,9 +301,7 @@ class Reductions:
         for unit, buffers in self._each:
             if buffers.awaits_reduction:
                 self._start(unit, buffers, is_last=True)
-            elif unit.sync.is_partial or buffers.is_moving:
-                continue
-            elif buffers.awaits_outer:
+            elif unit.sync.axes == "both" and buffers.awaits_outer and not buffers.is_moving:
                 self._start_outer(buffers)
 
     def attach(self) -> None:
@@ -315,7 +311,7 @@ class Reductions:
             return
         self._ask()
         unset = set().union(*(usage.unset for usage in self._usages))
-        units = [u for u in self._order if not (u.sync.is_partial and u.is_held_back)]
+        units = (unit for unit in self._order if unit.sync.axes == "both" or not unit.is_held_back)
         complete = [buffers for unit in units for buffers in unit.gradients]
         passes = self._passes
         attached = [buffers.attach(unset, self.read, passes=passes) for buffers in complete]
@@ -374,7 +370,7 @@ class Reductions:
 
     def _has_deferred(self) -> bool:
         """Whether gradients of earlier passes wait to be reduced."""
-        return any(unit.sync.defers and buffers.has_open_bucket for unit, buffers in self._each)
+        return any(u.sync.axes == "none" and buffers.has_open_bucket for u, buffers in self._each)
 
     def _attached(self) -> list[GradientBuffers]:
         return [buffers for _, buffers in self._each if buffers.is_attached]

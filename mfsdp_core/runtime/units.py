@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -23,13 +23,9 @@ from mfsdp_core.shard.dtensor import local_tensor
 
 @dataclass
 class GradientSync:
-    """Whether gradients of a unit are added up on this rank and not reduced yet.
+    """Along which mesh axes gradients of a unit are reduced; none: added up on this rank."""
 
-    is_partial: so they are, or reduced along the inner axis alone.
-    """
-
-    defers: bool = False
-    is_partial: bool = False
+    axes: Literal["none", "inner", "both"] = "both"
 
 
 @dataclass(eq=False)
@@ -112,8 +108,8 @@ class Unit:
     @property
     def is_held_back(self) -> bool:
         """Whether its gradients are not complete at the end of a cycle."""
-        outer = any(buffers.awaits_outer for buffers in self.gradients)
-        return self.sync.defers or (self.sync.is_partial and outer)
+        axes, awaits_outer = self.sync.axes, any(one.awaits_outer for one in self.gradients)
+        return axes == "none" or (axes == "inner" and awaits_outer)
 
     def expect_gradients(self) -> None:
         """Begin a backward pass: every trainable parameter owes a gradient."""

@@ -130,7 +130,7 @@ def found_with(poison: float, **arguments: Any) -> str:
         model.finish_grad_sync()
     except NonFiniteGradientError as error:
         model.zero_grad_buffer()
-        assert not model._context.grads._reductions.flights
+        assert not model._context.grads._flights
         assert model.ledger.bytes_by_category()["communication_buffers"] == 0
         return str(error)
     return ""

@@ -54,7 +54,7 @@ def test_a_gradient_is_scaled_on_its_way_into_a_bucket_of_another_dtype(strategy
     gradient = torch.randn(3, 4).to(compute)
     with Passes(gradient.numel()) as seen:
         gradients.accumulate(0, gradient)
-    bucket = gradients._open_bucket().tensor(0)
+    bucket = gradients._open().tensor(0)
     assert torch.equal(bucket, (gradient.float() * (1 / 3)).to(wire))
     assert seen.found == ["aten::mul"]
 
