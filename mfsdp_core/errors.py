@@ -92,3 +92,8 @@ def refuse(rows: Iterable[Refusal]) -> None:
     for holds, error, message in rows:
         if holds:
             raise error(message)
+
+
+def refuse_configuration(rows: Iterable[tuple[object, str]]) -> None:
+    """Raise a ConfigurationError with the message of the first row whose condition holds."""
+    refuse((holds, ConfigurationError, message) for holds, message in rows)

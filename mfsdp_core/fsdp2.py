@@ -35,6 +35,7 @@ from mfsdp_core.errors import (
     LifecycleError,
     Refusal,
     refuse,
+    refuse_configuration,
 )
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
@@ -107,10 +108,12 @@ def fully_shard(
         CapabilityNotBuiltError: one whose capability is not built.
         LifecycleError: a module inside has run already.
     """
-    refuse(_wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown))
+    refuse_configuration(
+        _wrong_options(mesh, reshard_after_forward, mp_policy, offload_policy, unknown)
+    )
     modules = module if isinstance(module, list) else [module]
     ignored = set(ignored_params or ())
-    refuse(_wrong_modules(modules, ignored))
+    refuse_configuration(_wrong_modules(modules, ignored))
     for each in modules:
         refuse_shared(each)
         refuse(_wrong_parameters(_own(each, ignored), mp_policy, shard_placement_fn))
@@ -262,8 +265,8 @@ class FSDPModule(nn.Module):
             ConfigurationError: parameters on the meta device, without `assign`.
         """
         states = list(_inside(self))
-        wrong = ConfigurationError, _ON_META.format(what=type(self).__name__)
-        refuse((state.is_meta and not assign, *wrong) for state in states)
+        wrong = _ON_META.format(what=type(self).__name__)
+        refuse_configuration((state.is_meta and not assign, wrong) for state in states)
         for state in states:
             state.materialise()
         _name_parameters(self)
@@ -304,7 +307,7 @@ def register_fsdp_forward_method(module: nn.Module, method_name: str) -> None:
     """
     method = getattr(module, method_name, None)
     what = f"{type(module).__name__} has no method {method_name!r}."
-    refuse([(method is None, ConfigurationError, what)])
+    refuse_configuration([(method is None, what)])
     if not isinstance(module, FSDPModule) or method is None:
         return
     own = vars(module)
@@ -440,7 +443,7 @@ class _Sharded:
     def let_stay(self, direction: Direction, *, goes: object) -> None:
         """Whether weights go after passes in one direction."""
         what = f"reshard_after_{direction}={goes!r}: expected True or False."
-        refuse([(not isinstance(goes, bool), ConfigurationError, what)])
+        refuse_configuration([(not isinstance(goes, bool), what)])
         if direction == "forward":
             self.partners = None
             self.keep_part()
@@ -461,7 +464,7 @@ class _Sharded:
 
 def _state(module: nn.Module) -> _Sharded:
     what = f"expected an FSDPModule, found {type(module).__name__}."
-    refuse([(not isinstance(module, FSDPModule), ConfigurationError, what)])
+    refuse_configuration([(not isinstance(module, FSDPModule), what)])
     state: _Sharded = getattr(module, _STATE)
     return state
 
@@ -505,7 +508,7 @@ def _context(module: nn.Module) -> ShardedContext:
         name: _state(each) for name, each in top.named_modules() if isinstance(each, FSDPModule)
     }
     _name_parameters(top)
-    refuse(_wrong_model(named))
+    refuse_configuration(_wrong_model(named))
     for name, state in named.items():
         state.unit.name = name
     if root.is_auto:
@@ -570,20 +573,18 @@ def _place(
     return options, place
 
 
-def _other_kind(name: str, value: object, kinds: Any, expected: str) -> Refusal:
+def _other_kind(name: str, value: object, kinds: Any, expected: str) -> tuple[object, str]:
     what = f"{name}: expected {expected}, found {type(value).__name__}."
-    return not isinstance(value, kinds), ConfigurationError, what
+    return not isinstance(value, kinds), what
 
 
 def _wrong_options(
     mesh: DeviceMesh | None, reshard: object, policy: object, offload: object, unknown: Any
-) -> Rows:
-    wrong = ConfigurationError
+) -> Iterator[tuple[object, str]]:
     yield _other_kind("mesh", mesh, (DeviceMesh, type(None)), "a DeviceMesh or None")
-    yield unknown, wrong, f"fully_shard does not know {', '.join(unknown)}: leave it out."
+    yield unknown, f"fully_shard does not know {', '.join(unknown)}: leave it out."
     yield (
         mesh is not None and (mesh.ndim, mesh.mesh_dim_names is None) not in _MESHES,
-        wrong,
         f"mesh: expected one dimension, or two with names; found {mesh}. The first of two "
         "replicates and the second shards: pass a part, as mesh['replicate', 'shard'].",
     )
@@ -596,7 +597,6 @@ def _wrong_options(
     is_number = type(reshard) is int and reshard in divisors
     yield (
         not (is_number or isinstance(reshard, bool | None)),
-        wrong,
         f"reshard_after_forward={reshard!r}: expected True, False or {numbers}.",
     )
     torchs = "torch.distributed.fsdp.MixedPrecisionPolicy"
@@ -618,12 +618,10 @@ def _unpinned(offload: OffloadPolicy | None, device: torch.device) -> Rows:
     )
 
 
-def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Rows:
-    wrong = ConfigurationError
+def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Iterator[tuple[object, str]]:
     inside = [inner for m in modules if isinstance(m, nn.Module) for inner in m.modules()]
     yield (
         any(inside.count(module) > 1 for module in modules),
-        wrong,
         "a module of the list is in another one of it, or stands in it twice. Call fully_shard for "
         "the inner one first, then for the one around.",
     )
@@ -634,11 +632,10 @@ def _wrong_modules(modules: list[Any], left_alone: set[Any]) -> Rows:
         kind = type(module).__name__
         yield (
             not isinstance(module, nn.Module) or not is_called(module),
-            wrong,
             f"fully_shard of a {kind}: expected a module with a forward(), or a list of such. Of a "
             "container, shard what it holds.",
         )
-        yield isinstance(module, FSDPModule), wrong, f"this {kind} is sharded already."
+        yield isinstance(module, FSDPModule), f"this {kind} is sharded already."
 
 
 def _wrong_parameters(
@@ -687,17 +684,16 @@ def _wrong_inside(inner: _Sharded, place: _Place) -> Rows:
     )
 
 
-def _wrong_model(states: dict[str, _Sharded]) -> Rows:
+def _wrong_model(states: dict[str, _Sharded]) -> Iterator[tuple[object, str]]:
     """Before the first pass: weights without memory, and those that no unit takes care of."""
     ignored = set[nn.Parameter]().union(*(state.ignored for state in states.values()))
     for name, state in states.items():
         what = _ON_META.format(what=name or "the model")
-        yield state.is_meta, ConfigurationError, what
+        yield state.is_meta, what
         ties = state.left_alone - ignored
         for path, parameter in state.unit.module.named_parameters():
             yield (
                 parameter in ties and offsets_of(parameter) is None,
-                ConfigurationError,
                 f"{path} of the {type(state.unit.module).__name__} is held by several modules of a "
                 "list that fully_shard was given, and by no module around that it was called for: "
                 "nobody would average its gradients over ranks. Call fully_shard for the module "

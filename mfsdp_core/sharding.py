@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from mfsdp_core.comm.mesh import dense_axes, expert_axes, target_device
-from mfsdp_core.errors import ConfigurationError, refuse
+from mfsdp_core.errors import refuse_configuration
 from mfsdp_core.events import EventBus
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.options import Options
@@ -84,7 +84,7 @@ def refuse_shared(module: nn.Module) -> None:
 def _refuse_some(module: nn.Module, is_wrong: Callable[[nn.Parameter], bool], what: str) -> None:
     names = [name for name, parameter in module.named_parameters() if is_wrong(parameter)]
     first = names[0] if names else ""
-    refuse([(names, ConfigurationError, f"{len(names)} parameters (the first is {first}) {what}")])
+    refuse_configuration([(names, f"{len(names)} parameters (the first is {first}) {what}")])
 
 
 def _say_what_becomes_contiguous(module: nn.Module) -> None:
@@ -132,4 +132,4 @@ def refuse_devices_alone(options: Options, environment: Environment) -> None:
         f"init_process_group('cpu:gloo,{device.type}:nccl'), or leave offload out."
     )
     served = {device, *environment.dense.data_group._device_types}
-    refuse([(options.offload and host not in served, ConfigurationError, wrong)])
+    refuse_configuration([(options.offload and host not in served, wrong)])

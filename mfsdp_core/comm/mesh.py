@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core.comm.data_parallel import DataParallelAxes
-from mfsdp_core.errors import ConfigurationError, Refusal, refuse
+from mfsdp_core.errors import ConfigurationError, refuse_configuration
 from mfsdp_core.plan.options import Options
 from mfsdp_core.streams import current_device, default_kind
 
@@ -43,17 +43,15 @@ def dense_axes(options: Options) -> DataParallelAxes:
     mesh = options.device_mesh
     if mesh is None:
         names = (options.dp_shard_dim, options.dp_outer_dim, options.tp_dim)
-        refuse(
+        refuse_configuration(
             [
                 (
                     names != (None, None, None),
-                    ConfigurationError,
                     "dp_shard_dim, dp_outer_dim and tp_dim name dimensions of device_mesh, and "
                     "there is none.",
                 ),
                 (
                     not dist.is_initialized(),
-                    ConfigurationError,
                     "fully_shard_model needs ranks: call torch.distributed.init_process_group "
                     "first, or pass device_mesh.",
                 ),
@@ -74,10 +72,9 @@ def expert_axes(options: Options, dense: DataParallelAxes) -> DataParallelAxes |
     """
     mesh = options.expt_device_mesh
     if mesh is None:
-        refuse(
+        refuse_configuration(
             (
                 getattr(options, name) is not None,
-                ConfigurationError,
                 f"{name} needs {_EXPERT.mesh}, and there is none.",
             )
             for name in (_EXPERT.hybrid_group, _EXPERT.gather_group)
@@ -90,7 +87,7 @@ def expert_axes(options: Options, dense: DataParallelAxes) -> DataParallelAxes |
         f"the ranks that share an expert, {experts.ranks}, must be a part of those of "
         f"device_mesh, {dense.ranks}, and divide them evenly."
     )
-    refuse([(outside or len(dense.ranks) % len(experts.ranks), ConfigurationError, wrong)])
+    refuse_configuration([(outside or len(dense.ranks) % len(experts.ranks), wrong)])
     return experts
 
 
@@ -109,7 +106,7 @@ def _axes(
     hybrid: dist.ProcessGroup | None = getattr(options, arguments.hybrid_group)
     gather: dist.ProcessGroup | None = getattr(options, arguments.gather_group)
     outer, inner = options.dp_outer_dim, options.dp_shard_dim
-    refuse(_wrong_names(mesh, (outer, inner, tensor), hybrid, arguments))
+    refuse_configuration(_wrong_names(mesh, (outer, inner, tensor), hybrid, arguments))
     data_parallel = whole = mesh
     if inner is not None:
         kept = (inner,) if outer is None else (outer, inner)
@@ -127,23 +124,20 @@ def _wrong_names(
     names: tuple[str | None, str | None, str | None],
     hybrid: dist.ProcessGroup | None,
     arguments: _MeshArguments,
-) -> Iterator[Refusal]:
+) -> Iterator[tuple[object, str]]:
     outer, inner, tensor = names
     yield (
         (outer is None) != (hybrid is None),
-        ConfigurationError,
         f"hybrid sharding needs both dp_outer_dim and {arguments.hybrid_group}; found only "
         f"{arguments.hybrid_group if outer is None else 'dp_outer_dim'}. Flatten both dimensions "
         f"of {arguments.mesh} for the group: mesh[outer, inner]._flatten().get_group().",
     )
     yield (
         inner is None and (outer or tensor),
-        ConfigurationError,
         "dp_outer_dim and tp_dim need dp_shard_dim, the inner one.",
     )
     yield (
         inner is None and mesh.ndim != 1,
-        ConfigurationError,
         f"{arguments.mesh} has {mesh.ndim} dimensions {mesh.mesh_dim_names}; say which one shards "
         "the data-parallel ranks with dp_shard_dim.",
     )

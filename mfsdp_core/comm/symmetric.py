@@ -23,7 +23,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -37,26 +37,17 @@ _abandoned: list[UserBuffers] = []
 Level = Literal["symmetric", "plain", "none"]
 
 
-class Registrar(Protocol):
-    """What NCCL's backend of a process group offers."""
-
-    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Register all segments of `pool`. Collective where `symm`."""
-
-    def deregister_mem_pool(self, pool: Any) -> None:
-        """Undo it."""
-
-
 @dataclass
 class Member:
     """A group whose collectives use the memory.
 
+    backend: NCCL's, which registers and deregisters pools; collective for symmetric windows.
     agree: from this rank's value to those of all ranks of the group. Collective. level, reason:
     what was reached, and why not more.
     """
 
     name: str
-    backend: Registrar
+    backend: Any
     agree: Callable[[object], Sequence[object]]
     level: Level = "none"
     reason: str = ""
@@ -166,11 +157,6 @@ class UserBuffers:
                 self._outside[name] = size
 
     def _register_with(self, member: Member) -> None:
-        # Registering waits for all ranks: who cannot even ask says so first.
-        lacking = [one for one in member.agree(_lacking(member.backend)) if one]
-        if lacking:
-            member.reason = str(lacking[0])
-            return
         refusals: list[str] = []
         wanted: tuple[Level, ...] = ("symmetric", "plain") if self.symmetric else ("plain",)
         for level in wanted:
@@ -218,10 +204,3 @@ def user_buffers(
 
 def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-
-
-def _lacking(backend: Registrar) -> str | None:
-    """What a backend does not have, such as one of an older torch; None if nothing."""
-    names = ("register_mem_pool", "deregister_mem_pool")
-    missing = [name for name in names if not callable(getattr(backend, name, None))]
-    return f"the backend has no {' and no '.join(missing)}" if missing else None

@@ -6,8 +6,7 @@ can never starve another, and an inner bucket is given back before an outer one 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,7 +18,6 @@ from mfsdp_core.memory.pools import SlotPool
 from mfsdp_core.plan.buffers import (
     POOL_OF_ROLE,
     BucketBuffers,
-    PooledRole,
     plan_pools,
     transient_rows,
 )
@@ -33,9 +31,8 @@ from mfsdp_core.streams import Streams
 _LARGEST_KEPT_BYTES = 2**25 - 2**16
 
 
-@dataclass
 class Allocators:
-    """Makes buffers, and knows who serves which.
+    """Makes buffers, and knows who serves which; pools are allocated with it, once.
 
     lasting: what stays for the model's life. host: what is in host memory. by_role: transient
     buffers that no slot serves; those of other roles are fresh ones. Who has kept a gradient over
@@ -43,16 +40,34 @@ class Allocators:
     requests: transient buffers of units. factors: that gradients are scaled by, made once.
     """
 
-    lasting: Allocator
-    fresh: Allocator
-    host: Allocator
-    by_role: Mapping[Role, Allocator]
-    streams: Streams
-    config: AllocationConfig
-    requests: Mapping[PooledRole, Sequence[Buffer]]
-    pools: Mapping[Role, SlotPool]
-    factors: dict[tuple[float, torch.dtype], torch.Tensor] = field(default_factory=dict)
-    _made: dict[Buffer, DBuffer] = field(default_factory=dict)
+    def __init__(
+        self,
+        config: AllocationConfig,
+        tables: Sequence[BucketBuffers],
+        *,
+        streams: Streams,
+        ledger: MemoryLedger,
+    ) -> None:
+        _keep_freed_memory(streams)
+        self.config, self.streams = config, streams
+        self.lasting = Allocator(streams, ledger, "tensor")
+        self.fresh, self.host = Allocator(streams, ledger), Allocator(streams, ledger, on_host=True)
+        self.requests = transient_rows(tables)
+        self.by_role: dict[Role, Allocator] = {"payload": self.lasting}
+        if config.pool is not None:
+            # Never fresh: autograd may hold views of what no slot serves (R12).
+            fallback = self.by_role["peer_slices"] = Allocator(streams, ledger, "tensor")
+            if config.persistent_fallback:
+                fallback = Allocator(streams, ledger, "memory")
+            self.by_role |= dict.fromkeys(POOL_OF_ROLE, fallback)
+        elif config.allocator == "storage_resize":
+            self.by_role["compute_weights"] = self.lasting
+        self.pools: dict[Role, SlotPool] = {
+            role: SlotPool(role, plan, streams=streams, ledger=ledger)
+            for role, plan in plan_pools(config, self.requests).items()
+        }
+        self.factors: dict[tuple[float, torch.dtype], torch.Tensor] = {}
+        self._made: dict[Buffer, DBuffer] = {}
 
     def buffer(self, table: BucketBuffers, role: Role, payload: str = "") -> DBuffer:
         """The one buffer of a row that the table is known to have."""
@@ -138,34 +153,6 @@ class Allocators:
             return "persistent" if self.config.persistent_fallback else "storage_resize"
         named = {"compute_weights": self.config.allocator, "payload": "storage_resize"}
         return named.get(role, "temporary")
-
-
-def build_allocators(
-    config: AllocationConfig,
-    tables: Sequence[BucketBuffers],
-    *,
-    streams: Streams,
-    ledger: MemoryLedger,
-) -> Allocators:
-    """Allocators for the buckets of units; pools are allocated here, once."""
-    _keep_freed_memory(streams)
-    lasting = Allocator(streams, ledger, "tensor")
-    fresh, requests = Allocator(streams, ledger), transient_rows(tables)
-    by_role: dict[Role, Allocator] = {"payload": lasting}
-    if config.pool is not None:
-        # Never fresh: autograd may hold views of what no slot serves (R12).
-        fallback = by_role["peer_slices"] = Allocator(streams, ledger, "tensor")
-        if config.persistent_fallback:
-            fallback = Allocator(streams, ledger, "memory")
-        by_role |= dict.fromkeys(POOL_OF_ROLE, fallback)
-    elif config.allocator == "storage_resize":
-        by_role["compute_weights"] = lasting
-    pools: dict[Role, SlotPool] = {
-        role: SlotPool(role, plan, streams=streams, ledger=ledger)
-        for role, plan in plan_pools(config, requests).items()
-    }
-    host = Allocator(streams, ledger, on_host=True)
-    return Allocators(lasting, fresh, host, by_role, streams, config, requests, pools)
 
 
 def _keep_freed_memory(streams: Streams) -> None:

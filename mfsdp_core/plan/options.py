@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
-from mfsdp_core.errors import ConfigurationError, refuse
+from mfsdp_core.errors import refuse_configuration
 from mfsdp_core.plan.pools import PoolKind
 from mfsdp_core.plan.prefetch import OrderName
 from mfsdp_core.plan.strategy import Strategy, parse_strategy
@@ -186,7 +186,7 @@ class Options:
 
     def __post_init__(self) -> None:
         """Check values and combinations."""
-        refuse((holds, ConfigurationError, message) for holds, message in self._refusals())
+        refuse_configuration(self._refusals())
 
     def compute_dtype(self, stored: torch.dtype) -> torch.dtype:
         """Dtype in which modules compute with a parameter that is given as `stored`: the same."""

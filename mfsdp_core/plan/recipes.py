@@ -21,7 +21,7 @@ from functools import lru_cache
 from math import prod
 from typing import Literal, get_args
 
-from mfsdp_core.errors import ConfigurationError, refuse
+from mfsdp_core.errors import ConfigurationError, refuse_configuration
 from mfsdp_core.plan.layout import Layout, Shape
 from mfsdp_core.plan.payload import BOTH, Payload
 from mfsdp_core.plan.prefetch import Direction
@@ -79,7 +79,7 @@ class QuantisedWeights:
         for name, choices in (("recipe", RECIPES), ("gathers", get_args(GatherPrecision))):
             given = getattr(self, name)
             what = f"{name}={given!r}: expected one of {', '.join(choices)}."
-            refuse([(given not in choices, ConfigurationError, what)])
+            refuse_configuration([(given not in choices, what)])
         if self.gathers == "compute" and self.has_two_directions:
             raise ConfigurationError(
                 f"recipe={self.recipe!r} with gathers='compute': rows and columns decode to "

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from mfsdp_core.errors import ConfigurationError, refuse
+from mfsdp_core.errors import refuse_configuration
 from mfsdp_core.precision.codec import Codec
 
 
@@ -41,11 +41,11 @@ class MixedPrecisionPolicy:
             is_real = isinstance(value, torch.dtype) and value.is_floating_point
             what = f"MixedPrecisionPolicy({name}={value!r}): expected None or a floating-point "
             what += "torch.dtype such as torch.bfloat16."
-            refuse([(value is not None and not is_real, ConfigurationError, what)])
+            refuse_configuration([(value is not None and not is_real, what)])
         codec, methods = self.weight_codec, ("takes", "payloads", "for_bucket")
         missing = [name for name in methods if not hasattr(codec, name)]
         what = (
             f"weight_codec={codec!r}: expected None or a codec (mfsdp_core.precision.codec.Codec)"
         )
         wrong = codec is not None and missing
-        refuse([(wrong, ConfigurationError, f"{what}, found no {', '.join(missing)}.")])
+        refuse_configuration([(wrong, f"{what}, found no {', '.join(missing)}.")])

@@ -20,7 +20,7 @@ from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.comm.usage import Usage
 from mfsdp_core.errors import CapabilityNotBuiltError, ConfigurationError, Refusal, refuse
 from mfsdp_core.events import EventBus
-from mfsdp_core.memory.allocation import build_allocators
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.dtype_policy import GroupDtypes, is_wider
 from mfsdp_core.plan.grouping import (
@@ -317,7 +317,7 @@ class BucketFactory:
         self.user_buffers = _user_buffers(options, environment)
         # The root asks once per pass: no slot is planned for it.
         of_units = [spec.buffers for spec in self._specs.values() if spec.plan.unit != ROOT]
-        self.allocators = build_allocators(
+        self.allocators = Allocators(
             options.allocation,
             of_units,
             streams=environment.streams,

@@ -49,11 +49,6 @@ class TensorPart:
         return isinstance(self.placement, Shard) and self.placement.dim == 0
 
 
-def whole_part(shape: Shape) -> TensorPart:
-    """The part that is everything: of a parameter without a tensor-parallel axis."""
-    return TensorPart(shape, (0,) * len(shape), shape)
-
-
 def tensor_part(name: str, raw: torch.Tensor, group: dist.ProcessGroup | None) -> TensorPart:
     """This rank's part of parameter `name`. group: the ranks of tp_dim, None without it.
 
@@ -65,7 +60,7 @@ def tensor_part(name: str, raw: torch.Tensor, group: dist.ProcessGroup | None) -
         return _part_of_dtensor(name, raw, group)
     shape = tuple(raw.shape)
     if group is None:
-        return whole_part(shape)
+        return TensorPart(shape, (0,) * len(shape), shape)
     dim = _partition_dim(name, raw)
     if dim is None:
         return TensorPart(shape, (0,) * len(shape), shape, Replicate(), group.size())

@@ -39,7 +39,7 @@ from mfsdp_core.state.whole_matrices import (
     WholeStep,
     needs_whole_matrices,
     refuse_unserved,
-    whole_step_of,
+    whole_states,
 )
 
 #: Attribute of an optimizer whose methods have been replaced.
@@ -280,7 +280,7 @@ def _is_initialisation(optimizer: torch.optim.Optimizer) -> bool:
     return (
         is_known(optimizer)
         and not optimizer.state
-        and not _whole_states(optimizer)
+        and not whole_states(optimizer)
         and all(group.get("lr") == 0 for group in optimizer.param_groups)
     )
 
@@ -342,18 +342,13 @@ def replace_parameters(
         complete_state(optimizer)
 
 
-def _whole_states(optimizer: torch.optim.Optimizer) -> Iterable[dict[str, Any]]:
-    step = whole_step_of(optimizer)
-    return () if step is None else step.held
-
-
 def _state_meter(optimizer: torch.optim.Optimizer) -> Callable[[], int]:
     """Bytes of this rank's optimizer state; scalars such as step counters count as well."""
     reference = weakref.ref(optimizer)
 
     def meter() -> int:
         alive = reference()
-        states = (*alive.state.values(), *_whole_states(alive)) if alive is not None else ()
+        states = (*alive.state.values(), *whole_states(alive)) if alive is not None else ()
         values = (value for state in states for value in state.values())
         tensors = (local_tensor(value) for value in values if isinstance(value, torch.Tensor))
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

@@ -108,9 +108,7 @@ class SafeReader(FileSystemReader):
         try:
             with self.fs.create_stream(path, "rb") as stream:
                 metadata = _Unpickler(cast("io.BufferedReader", stream)).load()
-        except FileNotFoundError:
-            raise
-        except CheckpointError:
+        except (FileNotFoundError, CheckpointError):
             raise
         except Exception as error:
             raise CheckpointError(f"{path} is damaged: {type(error).__name__}: {error}.") from None
@@ -156,12 +154,9 @@ class FirstRankPlanner(DefaultSavePlanner):
 
     def _dedup_save_plans(self, all_plans: list[SavePlan]) -> list[SavePlan]:
         first, *others = all_plans
-        kept = [first] + [_only_shards(plan) for plan in others]
-        return dedup_save_plans(kept, self.dedup_save_to_lowest_rank)
-
-
-def _only_shards(plan: SavePlan) -> SavePlan:
-    return replace(plan, items=[i for i in plan.items if i.type is WriteItemType.SHARD])
+        shards = [[i for i in p.items if i.type is WriteItemType.SHARD] for p in others]
+        kept = [replace(p, items=own) for p, own in zip(others, shards, strict=True)]
+        return dedup_save_plans([first, *kept], self.dedup_save_to_lowest_rank)
 
 
 def _enum_member(kind: Any, name: Any) -> Enum:

@@ -27,6 +27,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mfsdp_core.comm.agreement import from_all
+from mfsdp_core.comm.torch_backend import dtype_name
 from mfsdp_core.errors import ConfigurationError
 from mfsdp_core.events import Event
 from mfsdp_core.shard.chunk import offsets_of
@@ -72,15 +73,15 @@ def refuse_unserved(optimizer: torch.optim.Optimizer) -> None:
         )
 
 
-def whole_step_of(optimizer: torch.optim.Optimizer) -> WholeStep | None:
-    """What steps a prepared optimizer over whole tensors; None if that is done on shards."""
-    homes_of: WholeStep | None = getattr(optimizer, _WHOLE, None)
-    return homes_of
+def whole_states(optimizer: torch.optim.Optimizer) -> Iterable[State]:
+    """State of whole tensors that this rank keeps for a prepared optimizer."""
+    step: WholeStep | None = getattr(optimizer, _WHOLE, None)
+    return () if step is None else step.states.values()
 
 
 def show_shards(optimizer: torch.optim.Optimizer) -> None:
     """Let `optimizer.state` hold shards. Collective where the last step was on whole tensors."""
-    step = whole_step_of(optimizer)
+    step: WholeStep | None = getattr(optimizer, _WHOLE, None)
     if step is not None:
         step.show_shards()
 
@@ -122,6 +123,8 @@ _WEIGHT, _GRADIENT = "a weight", "its gradient"
 class WholeStep:
     """Call it to step `optimizer` over whole tensors; base_step: its own method. Collective.
 
+    states: of whole tensors, that this rank keeps.
+
     Raises:
         ConfigurationError: a parameter is cut by tensor parallelism as well.
     """
@@ -132,7 +135,7 @@ class WholeStep:
     def __init__(self, optimizer: torch.optim.Optimizer, base_step: Callable[..., Any]) -> None:
         self._optimizer = optimizer
         self._base_step = base_step
-        self._states: dict[torch.Tensor, State] = {}
+        self.states: dict[torch.Tensor, State] = {}
         self._is_shown = True
         self._homes: dict[torch.Tensor, _Home] = {}
         setattr(optimizer, _WHOLE, self)
@@ -180,24 +183,19 @@ class WholeStep:
         try:
             with standing_in(self._optimizer, seen):
                 for parameter, matrix in stand_ins.items():
-                    if parameter in self._states:
-                        states[matrix] = self._states[parameter]
+                    if parameter in self.states:
+                        states[matrix] = self.states[parameter]
                 result = self._base_step()
         finally:
             for parameter, matrix in stand_ins.items():
                 if matrix in states:
-                    self._states[parameter] = states.pop(matrix)
+                    self.states[parameter] = states.pop(matrix)
         self._is_shown = self._is_shown and not stepping
         parameters = [home.parameter for home in stepping]
         self._move(
             [(homes[p], stand_ins.get(p), local_tensor(p)) for p in parameters], to_owners=False
         )
         return result
-
-    @property
-    def held(self) -> Iterable[State]:
-        """State of whole tensors that this rank keeps."""
-        return self._states.values()
 
     @torch.no_grad()
     def show_shards(self) -> None:
@@ -212,17 +210,17 @@ class WholeStep:
         parameters = list(homes)
         for group in dict.fromkeys(home.group for home in homes.values()):
             own = {
-                number: {key: _announced(value, p) for key, value in self._states[p].items()}
+                number: {key: _announced(value, p) for key, value in self.states[p].items()}
                 for number, p in enumerate(parameters)
-                if homes[p].group == group and p in self._states
+                if homes[p].group == group and p in self.states
             }
             entries = (pair for part in from_all(group, own) for pair in part.items())
             for number, state in sorted(entries, key=itemgetter(0)):
                 self._show(homes[parameters[number]], state)
-        self._states.clear()
+        self.states.clear()
 
     def _show(self, home: _Home, entries: dict[str, tuple[str, Any]]) -> None:
-        parameter, mine = home.parameter, self._states.get(home.parameter, {})
+        parameter, mine = home.parameter, self.states.get(home.parameter, {})
         local, shown = local_tensor(parameter), self._optimizer.state[parameter]
         rows = {
             key: torch.empty_like(local, dtype=value)
@@ -239,7 +237,7 @@ class WholeStep:
                 shown[key] = mine.get(key, there)
 
     def _forget(self) -> None:
-        self._states.clear()
+        self.states.clear()
         self._is_shown = True
 
     @torch.no_grad()
@@ -256,7 +254,7 @@ class WholeStep:
                     spread.append((home, home.matrix(local.dtype), local))
                     keys.append(key)
                 elif home.is_here:
-                    self._states.setdefault(parameter, {})[key] = value
+                    self.states.setdefault(parameter, {})[key] = value
         self._move(spread, to_owners=True)
         stand_ins: dict[torch.Tensor, torch.Tensor] = {}
         for (home, matrix, _), key in zip(spread, keys, strict=True):
@@ -268,7 +266,7 @@ class WholeStep:
             elif key == _GRADIENT:
                 stand_ins[parameter].grad = matrix
             else:
-                self._states.setdefault(parameter, {})[key] = matrix
+                self.states.setdefault(parameter, {})[key] = matrix
         return stand_ins
 
     @torch.no_grad()
@@ -304,18 +302,13 @@ class WholeStep:
             sizes, out = ([sum(t.numel() for t in part) for part in s] for s in (receive, send))
             received = packed.new_empty(sum(sizes))
             dist.all_to_all_single(received, packed, sizes, out, group=group)
-            self._publish(packed, group.size())
+            owner = getattr(next(iter(self._homes)), OWNER)()
+            if owner is not None:
+                sent = (dtype_name(dtype), packed.nbytes, "inner", group.size(), "optimizer")
+                owner.events.publish(Event("collective", "all_to_all", *sent))
         for target in targets:
             piece, received = received.tensor_split((target.numel(),))
             target.copy_(piece.view(target.shape))
-
-    def _publish(self, packed: torch.Tensor, size: int) -> None:
-        owner = getattr(next(iter(self._homes)), OWNER)()
-        if owner is not None:
-            name = str(packed.dtype).removeprefix("torch.")
-            owner.events.publish(
-                Event("collective", "all_to_all", name, packed.nbytes, "inner", size, "optimizer")
-            )
 
     def _find_homes(self) -> dict[torch.Tensor, _Home]:
         """Of every sharded parameter."""

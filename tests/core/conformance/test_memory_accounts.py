@@ -25,7 +25,7 @@ from mfsdp_core import MixedPrecisionPolicy
 from mfsdp_core.comm.wire_log import WireLog
 from mfsdp_core.errors import PoolExhaustedError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocation import build_allocators
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.allocators import Allocator, DBuffer
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.memory.pools import SlotPool
@@ -115,7 +115,7 @@ def test_allocators_keep_their_promises() -> None:
     del view
     same("gone", ledger.bytes_by_category()["compute_weights"], 0)
     ledger = MemoryLedger()
-    made = build_allocators(AllocationConfig(), [], streams=streams, ledger=ledger)
+    made = Allocators(AllocationConfig(), [], streams=streams, ledger=ledger)
     block = made.scratch("x", 3, torch.bfloat16)
     same("scratch", (block.data.numel(), block.data.dtype), (3, torch.bfloat16))
     block.give()

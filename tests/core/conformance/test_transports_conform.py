@@ -23,7 +23,7 @@ from mfsdp_core.comm.uneven import gather_rows, row_counts
 from mfsdp_core.comm.usage import Usage, unused_by_all
 from mfsdp_core.errors import LifecycleError
 from mfsdp_core.events import Event, EventBus
-from mfsdp_core.memory.allocation import build_allocators
+from mfsdp_core.memory.allocation import Allocators
 from mfsdp_core.memory.ledger import MemoryLedger
 from mfsdp_core.plan.dtype_policy import is_wider
 from mfsdp_core.plan.options import AllocationConfig
@@ -51,7 +51,7 @@ class _Ends:
         self.told: list[Event] = []
         self.events.subscribe(self.told.append, kinds=("collective",))
         common = (group, "role", self.events, streams)
-        made = build_allocators(AllocationConfig(), [], streams=streams, ledger=self.ledger)
+        made = Allocators(AllocationConfig(), [], streams=streams, ledger=self.ledger)
         self.made: Communicator = Communicator(*common)
         direct = PointToPointCommunicator(*common, made.scratch)
         if kind == "auto":
