@@ -44,9 +44,8 @@ def redistribute_uneven_dtensor_to_replicated(dtensor: DTensor) -> DTensor:
     return DTensor.from_local(whole, dtensor.device_mesh, placements, run_check=False)
 
 
-def gather_uneven_dtensor_to_full_tensor(dtensor: DTensor) -> DTensor:
-    """`redistribute_uneven_dtensor_to_replicated`, under upstream's older name."""
-    return redistribute_uneven_dtensor_to_replicated(dtensor)
+#: Upstream's older name.
+gather_uneven_dtensor_to_full_tensor = redistribute_uneven_dtensor_to_replicated
 
 
 def gather_and_compute_chunk_metadata(dtensor: DTensor) -> ChunkStorageMetadata:

@@ -98,34 +98,11 @@ class PointToPointCommunicator(Communicator):
         if self.size == 1:
             return super().reduce(full, own, bucket, average=average, total=total)
         self._publish("all_reduce" if own is None else "reduce_scatter", full, bucket)
-        reduction = self._sum_slices(full, bucket, average=average, total=total, out=own)
-        if own is not None:
-            return reduction
-        tag = self._tag(next(self._gathers), bucket)
-
-        def gather() -> torch.Tensor:
-            parts = full.tensor_split(self.size)
-            parts[self.rank].copy_(reduction.wait())
-            name = f"second half of the all_reduce of {bucket}"
-            self._exchange(name, [parts[self.rank]] * self.size, parts, tag).wait()
-            return full
-
-        return _Then(gather)
-
-    def _sum_slices(
-        self,
-        full: torch.Tensor,
-        bucket: str,
-        *,
-        average: bool,
-        total: torch.dtype,
-        out: torch.Tensor | None,
-    ) -> Pending:
         parts = full.tensor_split(self.size)
         mine = parts[self.rank]
         received, block, others = [], None, self.size - 1
-        if out is not None and out.dtype is total is mine.dtype and not _shares(out, full):
-            received, others = [out], others - 1
+        if own is not None and own.dtype is total is mine.dtype and not _shares(own, full):
+            received, others = [own], others - 1
         if others:
             block = self._scratch(bucket, others * mine.numel(), mine.dtype)
             received += block.data.tensor_split(others)
@@ -135,12 +112,23 @@ class PointToPointCommunicator(Communicator):
 
         def add_up() -> torch.Tensor:
             exchange.wait()
-            found = sum_in_order(contributions, total, out)
+            found = sum_in_order(contributions, total, own)
             if block is not None:
                 block.give()
             return found.div_(self.size) if average else found
 
-        return _Then(add_up)
+        reduction = _Then(add_up)
+        if own is not None:
+            return reduction
+        tag_of_gather = self._tag(next(self._gathers), bucket)
+
+        def gather() -> torch.Tensor:
+            mine.copy_(reduction.wait())
+            name = f"second half of the all_reduce of {bucket}"
+            self._exchange(name, [mine] * self.size, parts, tag_of_gather).wait()
+            return full
+
+        return _Then(gather)
 
     def _exchange(
         self,
@@ -151,34 +139,28 @@ class PointToPointCommunicator(Communicator):
     ) -> InFlight:
         """Send `outgoing[j]` to rank j and receive `incoming[j]` from it, this rank apart."""
         others = [(self.rank + step) % self.size for step in range(1, self.size)]
-        works = self._start(others, outgoing, incoming, tag)
-        sent, received = ([side[peer] for peer in others] for side in (outgoing, incoming))
-        return self._streams.track(works, name, *sent, *received)
-
-    def _start(
-        self,
-        others: list[int],
-        outgoing: Sequence[torch.Tensor],
-        incoming: Sequence[torch.Tensor],
-        tag: int,
-    ) -> Sequence[Work]:
-        if not self._has_tags:
-            operations = [
-                dist.P2POp(function, tensors[peer], group=self._group, tag=tag, group_peer=peer)
-                for function, tensors in ((dist.irecv, incoming), (dist.isend, outgoing))
+        works: Sequence[Work | None]
+        if self._has_tags:
+            # Receives first: a message that finds its buffer posted is not staged.
+            works = [
+                dist.irecv(incoming[peer], group=self._group, group_src=peer, tag=tag)
+                for peer in reversed(others)
+            ]
+            works += [
+                dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=tag)
                 for peer in others
             ]
-            return dist.batch_isend_irecv(operations)
-        # Receives first: a message that finds its buffer posted is not staged.
-        receives = [
-            dist.irecv(incoming[peer], group=self._group, group_src=peer, tag=tag)
-            for peer in reversed(others)
-        ]
-        sends = [
-            dist.isend(outgoing[peer], group=self._group, group_dst=peer, tag=tag)
-            for peer in others
-        ]
-        return [work for work in (*receives, *sends) if work is not None]
+        else:
+            works = dist.batch_isend_irecv(
+                [
+                    dist.P2POp(function, tensors[peer], group=self._group, tag=tag, group_peer=peer)
+                    for function, tensors in ((dist.irecv, incoming), (dist.isend, outgoing))
+                    for peer in others
+                ]
+            )
+        sent, received = ([side[peer] for peer in others] for side in (outgoing, incoming))
+        started = [work for work in works if work is not None]
+        return self._streams.track(started, name, *sent, *received)
 
     def _tag(self, operation: int, bucket: str) -> int:
         if not self._has_tags:

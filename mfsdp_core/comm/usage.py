@@ -45,7 +45,10 @@ class Usage:
         self.unset = [self.parameters[index] for index in unset]
         self._bits = self.streams.ones_but(len(self.parameters), unset)
         if self.group.size() > 1:
-            self._publish()
+            if "agreement" in self.events.wanted:
+                dtype, size = dtype_name(self._bits.dtype), self._bits.nbytes
+                sent = Event("agreement", "all_reduce", dtype, size, "", self.group.size(), "")
+                self.events.publish(sent)
             work = dist.all_reduce(
                 self._bits, op=dist.ReduceOp.MAX, group=self.group, async_op=True
             )
@@ -55,12 +58,6 @@ class Usage:
         if self._work is not None:
             self._work.wait()
             self._work = None
-
-    def _publish(self) -> None:
-        if "agreement" in self.events.wanted:
-            dtype, size = dtype_name(self._bits.dtype), self._bits.nbytes
-            sent = Event("agreement", "all_reduce", dtype, size, "", self.group.size(), "")
-            self.events.publish(sent)
 
 
 def unused_by_all(usages: Sequence[Usage]) -> set[int]:

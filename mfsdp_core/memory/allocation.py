@@ -71,7 +71,9 @@ class Allocators:
 
     def buffer(self, table: BucketBuffers, role: Role, payload: str = "") -> DBuffer:
         """The one buffer of a row that the table is known to have."""
-        return self._buffer(table.get(role, payload), table.plan.layout)
+        row = table.find(role, payload)
+        assert row is not None, f"{table.plan.name} has no buffer {role} {payload}"
+        return self._buffer(row, table.plan.layout)
 
     def find(self, table: BucketBuffers, role: Role) -> DBuffer | None:
         """As `buffer`; None where the table has no such row."""

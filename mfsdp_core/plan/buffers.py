@@ -100,17 +100,6 @@ class BucketBuffers:
         """The buffer in that role; None where the bucket has none."""
         return next((r for r in self.rows if (r.role, r.payload) == (role, payload)), None)
 
-    def get(self, role: Role, payload: str = "") -> Buffer:
-        """The buffer in a role that the bucket is known to have.
-
-        Raises:
-            KeyError: it has not.
-        """
-        found = self.find(role, payload)
-        if found is None:
-            raise KeyError(f"{self.plan.name} has no buffer {role} {payload}".rstrip())
-        return found
-
 
 def plan_buffers(
     plan: BucketPlan,

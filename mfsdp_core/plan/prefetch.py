@@ -74,7 +74,7 @@ def gather_ahead(
             if limits.slots is not None and unit in residents.pooled:
                 slot = residents.slots.get(unit)
                 if slot is None:
-                    slot = _some_idle(holding, limits.slots)
+                    slot = next((s for s in range(limits.slots) if s not in holding), None)
                 if slot is None or slot in holding or len(holding) >= limits.slots:
                     break
                 holding |= {slot}
@@ -82,10 +82,6 @@ def gather_ahead(
         if limits.budget_bytes is None:
             break
     return chosen
-
-
-def _some_idle(holding: frozenset[int], slots: int) -> int | None:
-    return next((slot for slot in range(slots) if slot not in holding), None)
 
 
 def unit_order(order: str | Sequence[str], names: Sequence[str]) -> list[int] | None:

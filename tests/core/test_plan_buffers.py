@@ -109,7 +109,7 @@ def main_weights_lie_in_one_lasting_buffer_in_their_dtype(case: Case, table: Buc
     """[Note: one copy]: where no buffer is theirs, another one in that dtype holds them."""
     owned = table.owned
     own = table.find("main_weights")
-    holder = own or table.find("compute_shard") or table.get("compute_weights")
+    holder = own or table.find("compute_shard") or table.find("compute_weights")
     assert holder.lifetime == "model"
     assert holder.dtype == (case.dtypes.main_params if own else case.dtypes.compute)
     assert {*owned} <= {*holder.slices}
@@ -123,11 +123,11 @@ def gradients_have_room_where_the_bucket_is_trained_and_only_there(
     assert bool({row.role for row in table.rows} & of_gradients) == case.plan.requires_grad
     if not case.plan.requires_grad:
         return
-    accumulator = table.get("accumulator")
+    accumulator = table.find("accumulator")
     assert {*table.owned} <= {*accumulator.slices}
     # What is not accumulated whole needs a whole bucket for one microbatch's gradient.
     whole = accumulator.elements == case.plan.layout.total_elements
-    assert whole or table.get("grad_bucket").elements == case.plan.layout.total_elements
+    assert whole or table.find("grad_bucket").elements == case.plan.layout.total_elements
 
 
 def pools_are_asked_for_what_comes_and_goes_and_nothing_else(table: BucketBuffers) -> None:
