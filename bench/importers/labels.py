@@ -40,11 +40,16 @@ def wordings() -> SimpleNamespace:
         for name, words in table["numbers"].items()
         if name not in ("ranks", "batch")  # alone in a text, it may be a word
     )
+    names = "|".join(table["numbers"].values())
+    named = rf"(?:the\s+)?(?:(?:{names})\s*(?:[=:]|of\b|is\b)?\s*)?"
+    words = {"NUMBER": number, "NAMED": named}
+    negated = (re.sub("|".join(words), lambda m: words[m[0]], text) for text in table["negated"])
     parts = re.compile("|".join(table["parts"]))
     forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
     texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
     patterns = [re.compile(text, re.IGNORECASE) for text in texts]
     of_labels = {
+        "negated": [re.compile(text, re.IGNORECASE) for text in negated],
         "summaries": re.compile(table["summaries"], re.IGNORECASE),
         "numbers": patterns[0],
         "model": patterns[1],
@@ -77,7 +82,12 @@ def without_brackets(label: str) -> str:
 
 
 def facts_of(label: str) -> dict[str, Any]:
-    """Fields of `Workload` that a label states: `Llama 8B @ SeqLen 1K`."""
+    """Fields of `Workload` that a label states: `Llama 8B @ SeqLen 1K`.
+
+    Of `not seq 4096 but 2048` the sequence length is 2048, of `not seq 4096` it is not known.
+    """
+    of_another, alone = wordings().negated
+    label = alone.sub("", of_another.sub(r"\g<before>\g<value>\g<behind>", label))
     stated: dict[str, Any] = {}
     if model := wordings().model.search(label):
         stated["model"] = model[1]
