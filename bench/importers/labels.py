@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ruamel.yaml import YAML
+from bench.importers.quantities import TABLES, Quantity, quantities
 
-from bench.importers.quantities import Quantity, quantities
-
-_COMMENT = re.compile(r"^\s{0,8}#{1,6}\s+(?P<text>\S.*?)\s*#*\s*$")
-_BULLET = re.compile(r"^\s*(?:[-*+•◦▪‣·○]|\d{1,2}[.)])\s+(?P<text>\S.*?)\s*$")
-# Words can stand behind what is bold, and the summary of what folds is a label, too.
-_BOLD = re.compile(r"^\s*(?P<text>(?:\*\*|__(?!\w+__))[^*_\s].*?(?:\*\*|__).{0,80}?)\s*:?\s*$")
-_TAG = re.compile(r"^\s*(?:<details>\s*)?<(summary|b|strong|h\d)>(?P<text>.+?)</\1>.*$")
+*_MARKED, _PLAIN = (re.compile(form) for form in TABLES["labels"])
 _TAGS = re.compile(r"</?[a-z]\w*[^>]*>")
-# A heading of a page that was pasted has lost its mark, and stands alone between empty lines.
-_PLAIN = re.compile(r"^(?P<text>(?:[A-Z]|(?=.*:\s*$)\w)[^|=\[\]{}]{2,98}[^|=\[\]{}.,;])\s*$")
 _LETTER = re.compile(r"[^\W\d_]{2}")
 _BRACKETS = re.compile(r"\(([^()]+)\)")
 _QUOTE = re.compile(r"^\s*(?:>\s?)+")
@@ -31,8 +22,7 @@ _K, _LEAST = 1024, 64
 @functools.cache
 def wordings() -> SimpleNamespace:
     """The file of that name: `names` of numbers, and patterns of labels and of summaries."""
-    path = Path(__file__).with_name("wordings.yaml")
-    table = YAML(typ="safe", pure=True).load(path.read_text(encoding="utf-8"))
+    table = TABLES
     number = r"\d(?:[\d,]*\d)?(?:\s?k)?"
     numbers = (
         rf"(?<![a-z])(?:{words})\s*(?:[=:]|of\b|is\b)?\s*(?P<{name}>{number}){table['end']}"
@@ -63,7 +53,7 @@ def wordings() -> SimpleNamespace:
 def label_of(line: str, *, alone: bool = False) -> str | None:
     """The label that the line is, None if it is none. alone: between empty lines."""
     bare = _QUOTE.sub("", line)
-    for form in (_COMMENT, _BULLET, _BOLD, _TAG, *((_PLAIN,) if alone else ())):
+    for form in (*_MARKED, *((_PLAIN,) if alone else ())):
         match = form.match(bare)
         if match is not None and _LETTER.search(match["text"]):
             return _MARKS.sub("", _TAGS.sub("", match["text"])).rstrip(" :")[:300]

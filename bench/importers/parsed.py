@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bench.importers.formats import OURS
+from bench.importers.quantities import TABLES
 from bench.workload import ImportedStep
 
 AFTER = "memory after iterations"
@@ -24,19 +25,8 @@ MEMORY = "memory"
 
 Value = float | str
 _WHOLE = {name for name in OURS if name.endswith("_bytes")} | {"tokens"}
-# Field: the smallest and the largest value that can be.
-_LIMITS: dict[str, tuple[float, float]] = {
-    "milliseconds": (1e-6, 1e10),
-    "loss": (-1e30, 1e30),
-    "grad_norm": (0.0, 1e30),
-    "learning_rate": (0.0, 1e6),
-    "tokens": (1.0, 1e15),
-    "tokens_per_second_per_device": (1e-6, 1e12),
-    "tokens_per_second": (1e-6, 1e15),
-    "teraflops_per_device": (0.0, 1e6),
-}
 _MAY_DIVERGE = re.compile(r"(?i)loss|grad[_ -]?norm")
-_BYTES, _ANY = (0.0, 2.0**50), (-1e30, 1e30)
+_LIMITS: dict[str, tuple[float, float]] = TABLES["limits"]
 _MOST_EXTRAS = 64
 _LONGEST_TEXT = 80
 _SHOWN = 5
@@ -247,7 +237,8 @@ class Parsed:
     def _possible(self, values: Mapping[str, Value], place: str) -> dict[str, Value]:
         kept: dict[str, Value] = {}
         for name, value in values.items():
-            low, high = _BYTES if name.endswith("_bytes") else _LIMITS.get(name, _ANY)
+            own = "bytes" if name.endswith("_bytes") else name
+            low, high = _LIMITS.get(own, _LIMITS["any"])
             if isinstance(value, str):
                 kept[name] = value[:_LONGEST_TEXT]
             elif low <= value <= high or (not math.isfinite(value) and _MAY_DIVERGE.search(name)):

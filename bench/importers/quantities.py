@@ -5,6 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
 
 NUMBER = r"[-+]?(?:nan|inf|\.?\d(?:[\d.,]*[\d.])?(?:e[-+]?\d+)?)"
 NOTHING = ("", "-", "--", "—", "–", "n/a", "na", "none", "null")  # noqa: RUF001
@@ -17,18 +21,11 @@ _SPREAD = re.compile(r"^([\d.,]+)\s*(±|\+/-)\s*([\d.,]+)\s?([a-zA-Z]+)$")
 _WRAPPED = re.compile(r"(?:np\.\w+|tensor)\((.*?)(?:, device=.*)?\)")
 _THOUSANDS = re.compile(r"[-+]?\d{1,3}(?:,\d{3})+")
 
-_TIME = {"us": 1e-3, "µs": 1e-3, "ms": 1.0, "milliseconds": 1.0}
-_TIME |= dict.fromkeys(("s", "sec", "secs", "seconds"), 1e3)
-_BYTES = {"b": 1.0, "bytes": 1.0}
-_BYTES |= {f"{prefix}ib": 2.0 ** (10 * at) for at, prefix in enumerate("kmgt", start=1)}
-_BYTES |= {f"{prefix}b": 10.0 ** (3 * at) for at, prefix in enumerate("kmgt", start=1)}
-_TOKENS = dict.fromkeys(("tokens", "token", "toks", "tok"), 1.0)
-_OF_FIELDS = {
-    "milliseconds": _TIME,
-    "teraflops_per_device": {"flops": 1e-12, "tflop": 1.0, "tflops": 1.0, "pflops": 1e3},
-    **dict.fromkeys(("tokens_per_second_per_device", "tokens_per_second"), _TOKENS),
-}
-_SUFFIXES = {"k": 1e3, "m": 1e6, "g": 1e9, "b": 1e9, "t": 1e12}
+TABLES: dict[str, Any] = YAML(typ="safe", pure=True).load(
+    Path(__file__).with_name("wordings.yaml").read_text(encoding="utf-8")
+)
+"""What logs call things, and what can be: the file of that name."""
+_SUFFIXES: dict[str, float] = TABLES["suffixes"]
 
 
 @dataclass(frozen=True)
@@ -85,7 +82,8 @@ def quantities(text: str) -> tuple[Quantity, ...]:
 
 def units_of(field: str) -> Mapping[str, float]:
     """Units of a field of `ImportedStep`: name in lower case, factor into the field's own."""
-    return _BYTES if field.endswith("_bytes") else _OF_FIELDS.get(field, {})
+    units: dict[str, dict[str, float]] = TABLES["units"]
+    return units.get("bytes" if field.endswith("_bytes") else field, {})
 
 
 def in_field(amount: Quantity, field: str, unit: str) -> float | None:

@@ -23,20 +23,9 @@ from bench.errors import NothingMeasuredError, UsageError
 from bench.importers import labels, text
 from bench.importers.formats import OURS, Format, read_format, shipped
 from bench.importers.parsed import Parsed, some
+from bench.importers.quantities import TABLES
 from bench.importers.reading import FormatReader
 from bench.workload import ImportedRun, ImportedStep, Provenance, Workload
-
-# In words, and the fields of steps or of `Workload` of which one at least must be there.
-_LOOKED_FOR = {
-    "step times": ("milliseconds", "tokens_per_second_per_device", "tokens_per_second"),
-    "losses": ("loss",),
-    "gradient norms": ("grad_norm",),
-    "peak memory": ("device_peak_bytes", "device_reserved_peak_bytes", "device_memory_bytes"),
-    **{name: (name,) for name in ("engine", "model", "device")},
-    "number of ranks": ("ranks",),
-    "global batch": ("global_batch",),
-    "sequence length": ("seq_len",),
-}
 
 
 def read_text(
@@ -241,6 +230,6 @@ def _absent(workload: Workload, steps: Sequence[ImportedStep]) -> tuple[str, ...
     told = (workload, *steps)
     return tuple(
         words
-        for words, names in _LOOKED_FOR.items()
+        for words, names in TABLES["looked_for"].items()
         if all(getattr(of, name, None) is None for of in told for name in names)
     )

@@ -1,16 +1,16 @@
 """A message of NCCL becomes an event: what every version prints.
 
-A message is what follows `NCCL INFO ` or `NCCL WARN `. The forms were read in the sources of the
-release tags 2.19 to 2.30.7; NCCL documents none of them, so whatever does not match completely is
-counted and shown, never guessed at. Events are named tuples: they are keys of every tally, and a
-tuple's hash costs no Python call.
+A message is what follows `NCCL INFO ` or `NCCL WARN `. Its forms are the rows of `lines.toml`; NCCL
+documents none of them, so whatever does not match completely is counted and shown, never guessed
+at. Events are named tuples: they are keys of every tally, and a tuple's hash costs no Python call.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import tomllib
 from functools import lru_cache
+from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 Version = tuple[int, int, int]
@@ -66,17 +66,21 @@ def exactly(text: str) -> Versions | None:
     return Versions(version, version)
 
 
-COLLECTIVES: Final = (
-    "AllGather",
-    "AllGatherV",
-    "AllReduce",
-    "AlltoAll",
-    "Broadcast",
-    "Gather",
-    "Reduce",
-    "ReduceScatter",
-    "Scatter",
-)
+_LINES: Final = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
+COLLECTIVES: Final = tuple(_LINES["collectives"])
+_PARTS: Final[dict[str, str]] = _LINES["parts"] | {"VARYING": _LINES["varying"]}
+_PART_NAME: Final = re.compile("|".join(_PARTS))
+
+
+def _pattern(text: str) -> re.Pattern[str]:
+    """A pattern of the file, with its parts put in."""
+    while _PART_NAME.search(text):
+        text = _PART_NAME.sub(lambda name: _PARTS[name[0]], text)
+    return re.compile(text, re.DOTALL)
+
+
+def _of_bytes(text: str) -> re.Pattern[bytes]:
+    return re.compile(_pattern(text).pattern.encode(), re.DOTALL)
 
 
 Kind = Literal["regular", "symmetric", "copy_engine", "hierarchical_ce"]
@@ -148,22 +152,10 @@ class StateChange(NamedTuple):
     text: str
 
 
-# Elements of ncclDataType_t in its order: name and bytes.
-DATATYPES: Final = (
-    ("int8", 1),
-    ("uint8", 1),
-    ("int32", 4),
-    ("uint32", 4),
-    ("int64", 8),
-    ("uint64", 8),
-    ("float16", 2),
-    ("float32", 4),
-    ("float64", 8),
-    ("bfloat16", 2),
-    ("float8_e4m3", 1),
-    ("float8_e5m2", 1),
+DATATYPES: Final[tuple[tuple[str, int], ...]] = tuple(
+    (name, size) for name, size in _LINES["datatypes"]
 )
-REDUCTIONS: Final = ("sum", "prod", "max", "min", "avg")
+REDUCTIONS: Final = tuple(_LINES["reductions"])
 SCALED_BY_RANKS: Final = frozenset({"AllGather", "ReduceScatter"})
 
 
@@ -223,50 +215,21 @@ def without_repetition(message: bytes) -> tuple[bytes, int]:
     return (message, 0) if match is None else (message[: match.start()], int(match[1]))
 
 
-_ALGORITHMS: Final = ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT")
-_PROTOCOLS: Final = ("LL", "LL128", "SIMPLE")
 _LARGEST_BYTES: Final = 2**62
-_OP = r"(?P<operation>[A-Za-z][A-Za-z0-9_]{1,40})"
-_SIZE = r"(?P<size>\d{1,19}) Bytes -> "
-_NUMERIC = (
-    r"Algo (?P<algorithm>-?\d{1,3}) proto (?P<protocol>-?\d{1,3}) time -?\d+\.\d+(?:e[+-]?\d+)?"
-)
-_NAMED = r"Algo (?P<algorithm>[A-Za-z_]\w{1,30}) proto (?P<protocol>[A-Za-z]\w{1,20})"
-_SYMMETRIC = (
-    rf"{_OP} \[Symmetric\]: {_SIZE}Kernel (?P<kernel>\w{{2,80}}) nchannels (?P<channels>\d{{1,6}})"
-    r" nthreads \d{1,6}"
-)
-# What a collector may append to a complete message. One that ends in a number is complete only
-# if no word follows, which may be a piece of its next field.
-_END = r"(?:\s*\Z|\s*[^\w\s.].*\Z)"
-_KINDS: Final[dict[str, Kind]] = {
-    "Symmetric": "symmetric",
-    "Copy Engine": "copy_engine",
-    "Hierarchical CE": "hierarchical_ce",
-}
-"""By the words in brackets; lines without any are of regular kernels."""
+
+
+def _version(text: str) -> Version:
+    first, second, third = map(int, text.split("."))
+    return first, second, third
+
+
 _FORMS: Final = tuple(
-    (_KINDS.get(kind, "regular"), Versions(low, high), re.compile(pattern.encode(), re.DOTALL))
-    for kind, low, high, pattern in (
-        (
-            *("", (2, 24, 3), NEWEST),
-            rf"{_OP}: {_SIZE}{_NAMED} channel\{{Lo\.\.Hi\}}="
-            r"\{(?P<low>-?\d{1,6})\.\.(?P<high>-?\d{1,6})\}.*\Z",
-        ),
-        ("Symmetric", (2, 27, 3), (2, 27, 7), _SYMMETRIC + _END),
-        ("Symmetric", (2, 28, 3), NEWEST, _SYMMETRIC + r" nWorks (?P<works>\d{1,6})" + _END),
-        ("", (2, 23, 4), (2, 23, 4), f"{_OP}: {_SIZE}{_NUMERIC}{_END}"),
-        ("", (2, 20, 3), (2, 23, 4), _SIZE + _NUMERIC + _END),
-        (
-            *("Copy Engine", (2, 29, 2), NEWEST),
-            rf"{_OP} \[Copy Engine\]: {_SIZE}(?P<kernel>(?:cuda|hip)Memcpy\w*"
-            rf"(?:; CE synchronization with NVLS)?)(?:, numOps=\d+)?{_END}",
-        ),
-        (
-            *("Hierarchical CE", (2, 30, 7), NEWEST),
-            rf"{_OP} \[Hierarchical CE\]: {_SIZE}(?P<kernel>(?:Rail \S+ )?RMA proxy \+ CE){_END}",
-        ),
+    (
+        row["kind"],
+        Versions(_version(row["from"]), _version(row["to"]) if "to" in row else NEWEST),
+        _of_bytes(row["match"]),
     )
+    for row in _LINES["choice"]
 )
 
 
@@ -288,7 +251,7 @@ def tuning(message: bytes) -> Choice | None:
         fields.get("operation"),
         size_bytes,
         fields.get("kernel")
-        or f"{_name(_ALGORITHMS, fields['algorithm'])} {_name(_PROTOCOLS, fields['protocol'])}",
+        or f"{_name('algorithms', fields['algorithm'])} {_name('protocols', fields['protocol'])}",
         versions,
         None if works is None else int(works),
         "total" if versions.all_before((2, 24, 3)) else "per_rank",
@@ -296,24 +259,17 @@ def tuning(message: bytes) -> Choice | None:
     )
 
 
-def _name(table: Sequence[str], text: str) -> str:
+def _name(table: str, text: str) -> str:
     """`RING` of `Ring`, or of its number in the versions that print numbers."""
     if not text.lstrip("-").isdecimal():
         return text.upper()
-    return table[int(text)] if 0 <= int(text) < len(table) else f"UNKNOWN({text})"
+    names: dict[int, str] = dict(enumerate(_LINES[table]))
+    return names.get(int(text), f"UNKNOWN({text})")
 
 
-_POINTER = r"(0x[0-9a-fA-F]{1,16}|\(nil\))"
-_VARYING = rf": opCount [0-9a-f]{{1,16}} sendbuff {_POINTER} recvbuff {_POINTER} "
-VARYING: Final = re.compile(_VARYING.encode())
+VARYING: Final = _of_bytes(_LINES["varying"])
 """What differs between repetitions of a COLL line: its counter and its buffers."""
-_CALL: Final = re.compile(
-    (
-        rf"{_OP}{_VARYING}count (\d{{1,19}}) datatype (\d{{1,3}}) op (\d{{1,10}}) root -?\d+ comm"
-        rf" {_POINTER} \[nranks=(\d{{1,7}})\] stream (?:0x[0-9a-fA-F]{{1,16}}|\(nil\)){_END}"
-    ).encode(),
-    re.DOTALL,
-)
+_CALL: Final = _of_bytes(_LINES["call"])
 
 
 def fact(message: bytes) -> Stated | None:
@@ -346,6 +302,11 @@ _END_OF_PREFIX: Final = re.compile(
 )
 _CLOCK: Final = re.compile(rb"(?:\A|[\sT\[(])\d\d:\d\d:\d\d \Z")
 # Lines whose end is lost: the kind stands in front, then the bytes, then the kernel.
+_KINDS: Final[dict[bytes, Kind]] = {
+    b"Symmetric": "symmetric",
+    b"Copy Engine": "copy_engine",
+    b"Hierarchical CE": "hierarchical_ce",
+}
 _CUT: Final = re.compile(
     rb"(?P<operation>[A-Za-z]{2,40})(?: \[(?P<kind>Symmetric|Copy Engine|Hierarchical CE)\])?:"
     rb"(?: (?P<size>\d{1,19}) Bytes(?: -> (?:Kernel (?P<kernel>\w{2,80})(?=\s)"
@@ -397,7 +358,7 @@ def _cut(message: bytes, marked: bool) -> Stated | None:
     named = (2, 24, 3) if match["algorithm"] else OLDEST
     chosen = (match["algorithm"] or b"").upper(), (match["protocol"] or b"").upper()
     choice = Choice(
-        _KINDS[kind.decode()] if kind else None if size is None else "regular",
+        _KINDS[kind] if kind else None if size is None else "regular",
         match["operation"].decode(),
         0 if size is None else min(int(size), _LARGEST_BYTES),
         (match["kernel"] or b" ".join(filter(None, chosen))).decode(),
@@ -413,92 +374,17 @@ def may_be_cut(choice: Choice) -> bool:
     return any(name != own and name.endswith(own) for name in COLLECTIVES)
 
 
-_COMM = r"comm (0x[0-9a-fA-F]{1,16})"
-REFUSED: Final = "window_refused"
-STATE_KINDS: Final = frozenset(
-    ("init", "nodes", "destroy", "register", "not_supported", "p2p", REFUSED)
-)
+STATE_KINDS: Final = frozenset(_LINES["changes"])
 """Lines that change what later lines of the process mean; all others describe it as a whole."""
-SAID: Final = (REFUSED, "offsets", "shared_gpu", "mismatch", "nvls", "nvls_failed", "gin")
-"""Kinds that say something of the process and decide no verdict by themselves."""
+SAID: Final[dict[str, str]] = _LINES["said"]
+"""Kinds that say something of the process and decide no verdict by themselves, in words."""
 _EVENTS: Final = tuple(
-    (kind, re.compile(pattern, re.DOTALL))
-    for kind, pattern in (
-        (
-            "init",
-            r"(?:\[Rank \d+\] )?(?:\w+ )?"
-            + _COMM
-            # commId stands before the parent from 2.31 on, at the end before.
-            + r" rank (\d+) nranks (\d+) cudaDev (-?\d+)(?: nvmlDev -?\d+)? busId \w+"
-            r"(?=(?:.* commId (0x[0-9a-fA-F]+))?)(?: commId 0x[0-9a-fA-F]+)?"
-            r"(?: parent (\S+))?(?: (?:splitCount|childCount) (\d+))?(?: color (-?\d+))?"
-            r"(?: key -?\d+)?(?: commId 0x[0-9a-fA-F]+)? ?- Init (START|COMPLETE)",
-        ),
-        (
-            "nodes",
-            _COMM + r" rank (\d+) nRanks (\d+) nNodes (\d+) localRanks (\d+) localRank (\d+)"
-            r" MNNVL (\d+)",
-        ),
-        (
-            "destroy",
-            _COMM + r" rank (\d+) nranks (\d+) cudaDev -?\d+ busId \w+ - (?:Destroy|Abort)",
-        ),
-        ("register", r"register " + _COMM + r" buffer (0x[0-9a-fA-F]+) size (\d{1,19})(?!\d)"),
-        ("not_supported", r"Symmetric memory is not supported\.(.*)"),
-        ("not_supported", r"symmetricSupport 0(,.*)"),
-        (
-            "p2p",
-            r"Check P2P Type (?:isAllDirectP2p|intraNodeP2pSupport) (\d) directMode (\d)"
-            r"(?: isAllCudaP2p (\d))?",
-        ),
-        (
-            REFUSED,  # it follows the registration that it is about
-            r"(?:buffer \S+ .*does not satisfy symmetric registration requirements"
-            r"|Window address must be suitably aligned"
-            r"|Window registration of addresses that span multiple physical segments"
-            r"|Allocation failed\. No suitable space found to accommodate)",
-        ),
-        ("version", r"NCCL version (\d+\.\d+\.\d+)(?!\d)"),
-        ("env", r"(NCCL_\w+) set by environment to (.*?)\.?\s*\Z"),
-        ("env", r"Parsed environment variable (NCCL_\w+)=(.*?)\.?\s*\Z"),
-        ("cta_policy", r"Comm config CTA policy flags set to (\d+)"),
-        ("cta_policy", r"Comm config CTAPolicy reset to NCCL_CTA_POLICY=(\d+)"),
-        ("window", r"Inserted window (\S+) into address map, ret=(-?\d+)"),
-        ("window", r"(?:NVLS|IPC) symmetric alloc (?:mc )?buffer (.*)"),
-        ("copy_engine_ready", r"Init CE, rank (\d+)"),
-        ("nvls", r"NVLS multicast support is (available|not available) on dev (\d+)"),
-        ("nvls_failed", r"Failed to bind NVLink SHARP \(NVLS\) Multicast memory"),
-        ("gin", r"(Assigned GIN plugin \S+|GIN/Plugin: Could not find: \S+)"),
-        (
-            "classic_registration",
-            r"rank \d+ (?:successfully registered NVLS|reuse registered NVLS|failed to NVLS reg"
-            r"|- IPC (?:registering|register|reuse)|- NET (?:register|reuse))",
-        ),
-        ("classic_registration", r"(?:COLLNET|NET) (?:register|reuse)|Skipping registration"),
-        ("unsupported", r"Communicator does not support symmetric memory"),
-        ("no_kernel", r"Error: no symmetric kernel available for function (\S+)"),
-        ("offsets", r"Coll (\S+) size (\d{1,19}) symmetric registration check failed"),
-        ("shared_gpu", r"Multiple Ranks are using the same GPU"),
-        ("mismatch", r"Mismatched NCCL (?:version|git versions) detected"),
-    )
+    (kind, _pattern(text))
+    for kind, texts in (_LINES["changes"] | _LINES["describes"]).items()
+    for text in texts
 )
-
-# Beginnings of messages that are well known and carry no evidence.
-_UNUSED_STARTS: Final = tuple(
-    """Channel,Trees,Tree ,Ring ,Rings,Connected,Using ,NET,Bootstrap,BOOTSTRAP,P2P,SHM,NVLS,MNNVL,
-    GIN,DMA-BUF,PROFILER,TUNER,Plugin,RAS,Setting affinity,Init timings,Init START,NCCL git,
-    threadThresholds,cudaDriverVersion,Enabled NCCL,Launch mode,Symmetric VA,Binding multicast,
-    Allocated,Intra,Pattern,GPU,CPU,NVLink,=,Topology,Failed to open libibverbs,Assigned NET,
-    Initialized NET,Successfully loaded external,No Device,CC Off,CollNet,COLLNET,Comm config,
-    MAX_,Max NThreads,Algorithm,Protocol,AllReduce |,AllGather |,ReduceScatter |,Broadcast |,
-    Reduce |,ReduceScatter_RailA2A,DL Cuda,Cuda ,Loading,NCCL_,Cross-clique,LSA extended,
-    Check P2P,Memory,Mem ,comm 0x,ncclComm,Rank,rank,TIME,Trace,Threads,MSCCL,RCCL,rocm,Hipify,
-    ROCm,Dmabuf,transport,[Proxy,New proxy,Proxy,proxy,Received,Sent,Closing,Ipc,IPC,Kernel,
-    Socket,socket,isAll,Skipping""".replace("\n", "")
-    .replace("    ", "")
-    .split(",")
-)
-_COUNTS: Final = re.compile(r"\d+ coll channels|\S+:\d+ (?:\(\w+\) )?-> -?\d+")
+_UNUSED_STARTS: Final = tuple(_LINES["unused"])
+_COUNTS: Final = re.compile(_LINES["counts"])
 
 
 def is_unused(message: str) -> bool:
@@ -514,6 +400,6 @@ def state_of(message: str, *, warning: bool) -> tuple[str, tuple[str | None, ...
     """
     for kind, pattern in _EVENTS:
         match = pattern.match(message)
-        if match and (kind not in STATE_KINDS or warning == (kind == REFUSED)):
+        if match and (kind not in STATE_KINDS or warning == (kind == "window_refused")):
             return kind, match.groups()
     return None

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from reports.nccl.audit import audit_paths
-from reports.nccl.presentation import audit_blocks, hints
+from reports.nccl.presentation import audit_blocks
 from reports.nccl.verdicts import Verdict, judge, parse_requirements
 from reports.renderers.render import render
 
@@ -44,13 +44,6 @@ def test_coll_and_reg_would_settle_the_scatters_and_nodes_are_not_the_reason(aud
     assert all("nodes are not the reason" in reason.text for reason in reasons)
     candidates = " ".join(reasons[0].candidates)
     assert all(word in candidates for word in ("average", "scaled sum", "grouped", "outside"))
-
-
-def test_the_two_stage_reduction_and_the_two_roots_are_suggested(audit):
-    text = " ".join(hints(audit))
-    assert "exactly 2 x" in text
-    assert "at least 2 of them" in text
-    assert "no NVLS" in text
 
 
 def test_the_reviewers_requirement_fails(audit):
