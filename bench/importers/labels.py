@@ -36,18 +36,19 @@ def wordings() -> SimpleNamespace:
     negated = (re.sub("|".join(words), lambda m: words[m[0]], text) for text in table["negated"])
     parts = re.compile("|".join(table["parts"]))
     forms = [parts.sub(lambda m: table["parts"][m[0]], form) for form in table["devices"]]
-    texts = ("|".join(numbers), table["model"], rf"\b{table['parts']['DEVICE']}", *forms)
-    patterns = [re.compile(text, re.IGNORECASE) for text in texts]
-    of_labels = {
-        "negated": [re.compile(text, re.IGNORECASE) for text in negated],
-        "summaries": re.compile(table["summaries"], re.IGNORECASE),
-        "numbers": patterns[0],
-        "model": patterns[1],
-        "device": patterns[2],
-        "devices": patterns[3:],
+    texts = {
+        "numbers": "|".join(numbers),
+        "model": table["model"],
+        "device": rf"\b{table['parts']['DEVICE']}",
+        "summaries": table["summaries"],
     }
-    at_step = re.compile(table["at_step"])
-    return SimpleNamespace(names=table["numbers"], at_step=at_step, **of_labels)
+    return SimpleNamespace(
+        names=table["numbers"],
+        at_step=re.compile(table["at_step"]),
+        negated=[re.compile(text, re.IGNORECASE) for text in negated],
+        devices=[re.compile(form, re.IGNORECASE) for form in forms],
+        **{name: re.compile(text, re.IGNORECASE) for name, text in texts.items()},
+    )
 
 
 def label_of(line: str, *, alone: bool = False) -> str | None:

@@ -296,10 +296,8 @@ def with_arguments(workload: dict[str, Any], given: dict[str, str]) -> dict[str,
         return workload
     plain = {"framework": "megatron-lm"} | workload
     fsdp = given.get("use_megatron_fsdp", given.get("use_custom_fsdp")) == "True"
-    for name in _DTYPES:
-        text = given.get(f"megatron_fsdp_{name}" if fsdp else name, "None")
-        if text != "None":
-            plain[name] = _SHORT.get(text, text)
+    dtypes = {name: given.get("megatron_fsdp_" * fsdp + name, "None") for name in _DTYPES}
+    plain |= {name: _SHORT.get(text, text) for name, text in dtypes.items() if text != "None"}
     on = {name for name, text in given.items() if text == "True"}
     plain["compute_dtype"] = "bf16" if "bf16" in on else "fp16" if "fp16" in on else "fp32"
     other = "distributed-optimizer" if "use_distributed_optimizer" in on else "ddp"

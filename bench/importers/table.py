@@ -199,11 +199,9 @@ def _all() -> str:
 def _unused(label: str, taken: Sequence[str]) -> str:
     """A short name; where that is taken, with the words in brackets, then with a number."""
     short = labels.as_name(labels.without_brackets(label)) or "run"
-    if short not in taken:
-        return short
     long = labels.as_name(label) or short
     numbered = (f"{long}-{count}" for count in itertools.count(2))
-    return next(name for name in itertools.chain((long,), numbered) if name not in taken)
+    return next(name for name in itertools.chain((short, long), numbered) if name not in taken)
 
 
 def _workload(parsed: Parsed, facts: dict[str, str]) -> Workload:

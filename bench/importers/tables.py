@@ -138,6 +138,8 @@ class LogTable:
             for cells in self._whole
             if shared and _BASE.match(cells[labels[0]])
         }
+        where_unsaid = "a row of a table, which does not say at which step"
+        unsaid = [] if are_steps or named else [where_unsaid]
         runs: list[Parsed] = []
         latest: dict[tuple[str, str, int], Parsed] = {}
         for number, cells in self._rows:
@@ -156,22 +158,13 @@ class LogTable:
                 key = words, side, 0 if are_steps else number
                 again = latest[key].begins_again(said, "") if key in latest else ""
                 if again or key not in latest:
-                    remark = (
-                        ""
-                        if are_steps or named
-                        else "a row of a table, which does not say at which step"
-                    )
-                    remark = (
-                        f"{again} at line {number}: they are a run of their own"
-                        if again
-                        else remark
-                    )
+                    of_its_own = f"{again} at line {number}: they are a run of their own"
                     label = ": ".join(filter(None, (words, side)))
                     latest[key] = Parsed(
                         self._reader.row.name,
                         label,
                         side or (called if self._has_base(labels[:1]) else ""),
-                        remarks=[remark] if remark else [],
+                        remarks=[of_its_own] if again else [*unsaid],
                     )
                     if of_base and tuple(cells[at] for at in shared) not in of_base:
                         latest[key].remarks.append("not comparable: no row of the base is like it")

@@ -11,13 +11,13 @@ import re
 import tomllib
 from functools import lru_cache
 from pathlib import Path
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal, NamedTuple, cast
 
 Version = tuple[int, int, int]
 
 OLDEST: Final[Version] = (0, 0, 0)
 NEWEST: Final[Version] = (99, 99, 99)
-_DOTTED: Final = re.compile(r"([0-9]{1,3})\.([0-9]{1,3})\.([0-9]{1,3})")
+_DOTTED: Final = re.compile(r"[0-9]{1,3}\.[0-9]{1,3}\.[0-9]{1,3}")
 
 
 class Versions(NamedTuple):
@@ -59,16 +59,16 @@ ANY: Final = Versions()
 
 def exactly(text: str) -> Versions | None:
     """The one version in `2.27.3`, or None for anything else."""
-    match = _DOTTED.fullmatch(text)
-    if match is None:
+    if not _DOTTED.fullmatch(text):
         return None
-    version = (int(match[1]), int(match[2]), int(match[3]))
-    return Versions(version, version)
+    first, second, third = map(int, text.split("."))
+    return Versions((first, second, third), (first, second, third))
 
 
-_LINES: Final = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
-COLLECTIVES: Final = tuple(_LINES["collectives"])
-_PARTS: Final[dict[str, str]] = _LINES["parts"] | {"VARYING": _LINES["varying"]}
+LINES: Final = tomllib.loads(Path(__file__).with_name("lines.toml").read_text(encoding="utf-8"))
+"""The file of that name."""
+COLLECTIVES: Final = tuple(LINES["collectives"])
+_PARTS: Final[dict[str, str]] = LINES["parts"] | {"VARYING": LINES["varying"]}
 _PART_NAME: Final = re.compile("|".join(_PARTS))
 
 
@@ -153,9 +153,9 @@ class StateChange(NamedTuple):
 
 
 DATATYPES: Final[tuple[tuple[str, int], ...]] = tuple(
-    (name, size) for name, size in _LINES["datatypes"]
+    (name, size) for name, size in LINES["datatypes"]
 )
-REDUCTIONS: Final = tuple(_LINES["reductions"])
+REDUCTIONS: Final = tuple(LINES["reductions"])
 SCALED_BY_RANKS: Final = frozenset({"AllGather", "ReduceScatter"})
 
 
@@ -183,27 +183,17 @@ HEADER: Final = re.compile(
     rb" (?:NCCL INFO|[^ \t:]{1,120}:\d{1,6} (?:\([^() \t]{1,80}\) )?NCCL (?P<warning>WARN)) "
 )
 # Pieces of NCCL's own messages: where they stand before a prefix, the line was cut and glued.
-FRAGMENT: Final = re.compile(
-    rb"Bytes|Algo |proto |channel\{|Kernel |nthreads|nchannels|nWorks|opCount|sendbuff|recvbuff"
-    rb"|datatype|comm 0x|NCCL |stream 0x|\[nranks=|\[Symmetric\]|\[Copy Engine\]|register "
-    rb"|(?:All|Reduce|Broadcast|Send|Recv)\w*: |\{\d+\.\."
-)
+FRAGMENT: Final = re.compile("|".join(LINES["fragments"]).encode())
 _ESCAPES: Final = re.compile(rb"(?:\x1b|\xef\xbf\xbd|\xc2\x9b)\[[0-9;?]{0,16}[A-Za-z]")
-# Some log drivers write these characters so inside JSON strings.
-_JSON_ESCAPES: Final = (
-    (rb"\u003e", b">"),
-    (rb"\u003c", b"<"),
-    (rb"\u0026", b"&"),
-    (rb"\u001b", b"\x1b"),
-)
+# Some log drivers write <, >, & and the escape of colours so inside JSON strings.
+_JSON_ESCAPES: Final = re.compile(rb"\\u00(3[ce]|26|1b)")
 _REPEATED: Final = re.compile(rb"[ \t]*\[repeated (\d{1,9})x across cluster\].*\Z", re.DOTALL)
 
 
 def plain(line: bytes) -> bytes:
     """`line` without terminal colours and without a carriage return at its end."""
     if rb"\u00" in line:
-        for escape, byte in _JSON_ESCAPES:
-            line = line.replace(escape, byte)
+        line = _JSON_ESCAPES.sub(lambda code: bytes.fromhex(code[1].decode()), line)
     if b"\x1b" in line or b"\xef\xbf\xbd" in line or b"\xc2\x9b" in line:
         line = _ESCAPES.sub(b"", line)
     return line.rstrip(b"\r\n")
@@ -218,18 +208,13 @@ def without_repetition(message: bytes) -> tuple[bytes, int]:
 _LARGEST_BYTES: Final = 2**62
 
 
-def _version(text: str) -> Version:
-    first, second, third = map(int, text.split("."))
-    return first, second, third
-
-
 _FORMS: Final = tuple(
     (
         row["kind"],
-        Versions(_version(row["from"]), _version(row["to"]) if "to" in row else NEWEST),
+        Versions((exactly(row["from"]) or ANY).low, (exactly(row.get("to", "")) or ANY).high),
         _of_bytes(row["match"]),
     )
-    for row in _LINES["choice"]
+    for row in LINES["choice"]
 )
 
 
@@ -263,13 +248,13 @@ def _name(table: str, text: str) -> str:
     """`RING` of `Ring`, or of its number in the versions that print numbers."""
     if not text.lstrip("-").isdecimal():
         return text.upper()
-    names: dict[int, str] = dict(enumerate(_LINES[table]))
+    names: dict[int, str] = dict(enumerate(LINES[table]))
     return names.get(int(text), f"UNKNOWN({text})")
 
 
-VARYING: Final = _of_bytes(_LINES["varying"])
+VARYING: Final = _of_bytes(LINES["varying"])
 """What differs between repetitions of a COLL line: its counter and its buffers."""
-_CALL: Final = _of_bytes(_LINES["call"])
+_CALL: Final = _of_bytes(LINES["call"])
 
 
 def fact(message: bytes) -> Stated | None:
@@ -302,11 +287,6 @@ _END_OF_PREFIX: Final = re.compile(
 )
 _CLOCK: Final = re.compile(rb"(?:\A|[\sT\[(])\d\d:\d\d:\d\d \Z")
 # Lines whose end is lost: the kind stands in front, then the bytes, then the kernel.
-_KINDS: Final[dict[bytes, Kind]] = {
-    b"Symmetric": "symmetric",
-    b"Copy Engine": "copy_engine",
-    b"Hierarchical CE": "hierarchical_ce",
-}
 _CUT: Final = re.compile(
     rb"(?P<operation>[A-Za-z]{2,40})(?: \[(?P<kind>Symmetric|Copy Engine|Hierarchical CE)\])?:"
     rb"(?: (?P<size>\d{1,19}) Bytes(?: -> (?:Kernel (?P<kernel>\w{2,80})(?=\s)"
@@ -357,8 +337,9 @@ def _cut(message: bytes, marked: bool) -> Stated | None:
         return None
     named = (2, 24, 3) if match["algorithm"] else OLDEST
     chosen = (match["algorithm"] or b"").upper(), (match["protocol"] or b"").upper()
+    named_kind = (kind or b"").decode().lower().replace(" ", "_")  # as hierarchical_ce
     choice = Choice(
-        _KINDS[kind] if kind else None if size is None else "regular",
+        cast("Kind", named_kind) if kind else None if size is None else "regular",
         match["operation"].decode(),
         0 if size is None else min(int(size), _LARGEST_BYTES),
         (match["kernel"] or b" ".join(filter(None, chosen))).decode(),
@@ -374,17 +355,17 @@ def may_be_cut(choice: Choice) -> bool:
     return any(name != own and name.endswith(own) for name in COLLECTIVES)
 
 
-STATE_KINDS: Final = frozenset(_LINES["changes"])
+STATE_KINDS: Final = frozenset(LINES["changes"])
 """Lines that change what later lines of the process mean; all others describe it as a whole."""
-SAID: Final[dict[str, str]] = _LINES["said"]
+SAID: Final[dict[str, str]] = LINES["said"]
 """Kinds that say something of the process and decide no verdict by themselves, in words."""
 _EVENTS: Final = tuple(
     (kind, _pattern(text))
-    for kind, texts in (_LINES["changes"] | _LINES["describes"]).items()
+    for kind, texts in (LINES["changes"] | LINES["describes"]).items()
     for text in texts
 )
-_UNUSED_STARTS: Final = tuple(_LINES["unused"])
-_COUNTS: Final = re.compile(_LINES["counts"])
+_UNUSED_STARTS: Final = tuple(LINES["unused"])
+_COUNTS: Final = re.compile(LINES["counts"])
 
 
 def is_unused(message: str) -> bool:

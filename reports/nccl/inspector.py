@@ -20,7 +20,6 @@ _FIELD: Final = re.compile(
 )
 _SIZE: Final = b"coll_msg_size_bytes"
 _TIME: Final = b"coll_exec_time_us"
-_NEEDED: Final = frozenset({b"coll", _SIZE, _TIME})
 _MOST_KEYS: Final = 2_000
 
 
@@ -48,11 +47,10 @@ Key = tuple[str, int, int, str]
 
 @dataclass
 class InspectorTimes:
-    """Of all streams. left_out: records beyond the limit of kinds."""
+    """Of all streams. left_out: records beyond the limit of kinds; _records: times and rates."""
 
     left_out: int = 0
-    _times: dict[Key, array[float]] = field(default_factory=dict)
-    _rates: dict[Key, array[float]] = field(default_factory=dict)
+    _records: dict[Key, tuple[array[float], array[float]]] = field(default_factory=dict)
     _open: dict[bytes, bytes] = field(default_factory=dict)
 
     def read(self, line: bytes) -> bool:
@@ -68,36 +66,30 @@ class InspectorTimes:
 
     def close(self, *, keep_ranks: bool = False) -> None:
         """End the record that is open; one without a time or a size is none."""
-        ranks = self._open.get(b"n_ranks")
-        if self._open.keys() >= _NEEDED:
-            self._count(self._open)
-        self._open = {b"n_ranks": ranks} if keep_ranks and ranks is not None else {}
-
-    def _count(self, said: dict[bytes, bytes]) -> None:
+        said, self._open = self._open, {}
+        if keep_ranks and b"n_ranks" in said:
+            self._open[b"n_ranks"] = said[b"n_ranks"]
         size, ranks, time, rate = (
             _number(said.get(name)) for name in (_SIZE, b"n_ranks", _TIME, b"coll_busbw_gbs")
         )
-        if size is None or time is None:
+        if b"coll" not in said or size is None or time is None:
             return
         chosen = (said.get(name, b"").decode() for name in (b"coll_algo", b"coll_proto"))
         kernel = " ".join(word for word in chosen if word not in ("", "unknown"))
         key = (said[b"coll"].decode(), int(size), int(ranks or 0), kernel)
-        if key not in self._times and len(self._times) >= _MOST_KEYS:
+        if key not in self._records and len(self._records) >= _MOST_KEYS:
             self.left_out += 1
             return
-        self._times.setdefault(key, array("d")).append(time)
-        if rate is not None:
-            self._rates.setdefault(key, array("d")).append(rate)
+        times, rates = self._records.setdefault(key, (array("d"), array("d")))
+        times.append(time)
+        rates.extend([] if rate is None else [rate])
 
     def rows(self) -> list[TimedRow]:
         """One per kind of collective."""
         return [
-            TimedRow(*key, len(times), median(times), min(times), max(times), self._rate(key))
-            for key, times in sorted(self._times.items())
+            TimedRow(*key, len(t), median(t), min(t), max(t), median(rates) if rates else None)
+            for key, (t, rates) in sorted(self._records.items())
         ]
-
-    def _rate(self, key: Key) -> float | None:
-        return median(self._rates[key]) if key in self._rates else None
 
 
 def _number(text: bytes | None) -> float | None:

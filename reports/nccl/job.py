@@ -203,3 +203,7 @@ def _add_loss_remarks(job: LoggedJob) -> None:
         job.remarks.append(
             f"{dropped} state changes, TUNING and COLL lines beyond the limits were not kept"
         )
+    if job.times.left_out:
+        job.remarks.append(
+            f"{job.times.left_out} records of more kinds of NCCL Inspector were not kept"
+        )

@@ -33,18 +33,11 @@ _SHORTEST_CUT: Final = 3
 _WORD: Final = re.compile(r"[A-Za-z]{2,40}")
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(?:\.\d+)?")
 # What trainers print at the end of an iteration (Megatron-LM and its kin, torchtitan).
-_ITERATION: Final = re.compile(
-    rb"(?<![\w.])iteration\s{1,20}(\d{1,9})\s{0,4}/\s{0,20}\d{1,12}\s{0,4}\|"
-    rb"|(?<![\w.])step:\s{0,20}(\d{1,9})\s{1,20}loss:"
-)
+_ITERATION: Final = re.compile("|".join(events.LINES["iterations"]).encode())
 _BARE_VERSION: Final = re.compile(rb"NCCL version (\d+\.\d+\.\d+)(?!\d)")
-_EVIDENCE: Final = re.compile(
-    rb" Bytes -> |NCCL INFO|NCCL WARN|: opCount |\[Symmetric\]: |\[Copy Engine\]: |\[nranks=\d"
-)
+_EVIDENCE: Final = re.compile("|".join(events.LINES["evidence"]).encode())
 # Other people's text is most of some logs: a line without any of these is no evidence.
-_NOTABLE: Final = re.compile(
-    rb"NCCL|iteration|step:|Bytes ->|opCount|nranks=|\[Symmetric\]: |\[Copy Engine\]: "
-)
+_NOTABLE: Final = re.compile("|".join(events.LINES["notable"]).encode())
 _INSPECTOR: Final = re.compile(rb'"coll|"n_ranks|coll_perf')
 # Of the text and of the JSON form.
 _RAS: Final = re.compile(rb'Communicators\.\.\. \(|"communicators_count"|"missing_ranks_count"')

@@ -15,7 +15,7 @@ from typing import Final, Literal
 
 from bench.errors import UsageError
 from reports.nccl.calls import CallEvidence, CallKey, Calls, View, calls_of
-from reports.nccl.events import COLLECTIVES, Kind
+from reports.nccl.events import COLLECTIVES, LINES, Kind
 from reports.nccl.job import LoggedJob, is_unknown
 from reports.nccl.reasons import Reason, why_not_symmetric
 
@@ -294,28 +294,9 @@ class Audit:
         return "/".join(sorted(exact))
 
 
-_OPERATIONS: Final = {
-    "AG": "AllGather",
-    "RS": "ReduceScatter",
-    "AR": "AllReduce",
-    "BC": "Broadcast",
-    "A2A": "AlltoAll",
-}
-_KINDS: Final = {
-    "sym": Verdict.SYMMETRIC,
-    "symmetric": Verdict.SYMMETRIC,
-    "ce": Verdict.COPY_ENGINE,
-    "copy_engine": Verdict.COPY_ENGINE,
-    "hce": Verdict.HIERARCHICAL_CE,
-    "regular": Verdict.REGULAR,
-}
-# The reviewer's checklist for a change of the communication buffers, topology by topology.
-PROFILES: Final = {
-    "fsdp": "AG=sym,RS=sym",
-    "hsdp-one-domain": "AG=sym,RS=sym,AR=sym",
-    "hsdp-multi-domain": "AG=sym,RS=sym",
-    "hsdp-tp": "AG=sym,RS=sym",
-}
+_OPERATIONS: Final[dict[str, str]] = LINES["operations"]
+_KINDS: Final = {name: Verdict(kind) for name, kind in LINES["kinds"].items()}
+PROFILES: Final[dict[str, str]] = LINES["profiles"]
 _TERM: Final = re.compile(r"(?:([A-Za-z][\w-]*)\.)?([A-Za-z0-9]+)=([A-Za-z_|]+)")
 
 State = Literal["met", "not met", "no evidence"]

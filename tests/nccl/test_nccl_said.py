@@ -8,6 +8,7 @@ import pytest
 
 from bench.cli.nccl import NcclVerb
 from nccl_lines import MIB, audit, coll, info, init, reg, ring, sym
+from reports.nccl import inspector
 from reports.nccl.presentation import audit_blocks, reading_facts, to_data
 from reports.nccl.verdicts import Verdict
 from reports.renderers.render import render
@@ -166,6 +167,14 @@ def test_records_behind_a_marker_have_its_ranks_and_their_algorithm(tmp_path):
 def test_a_record_without_a_time_or_with_none_is_left_out(tmp_path):
     bad = [record("soon"), record(-1), {"coll_perf": {"coll": "AllReduce"}}]
     assert audit(tmp_path, *map(json.dumps, bad)).job.times.rows() == []
+
+
+def test_records_of_more_kinds_than_are_kept_are_counted_aloud(tmp_path, monkeypatch):
+    monkeypatch.setattr(inspector, "_MOST_KEYS", 1)
+    texts = [json.dumps(record(9, bytes_=size)) for size in (64, 128, 256)]
+    job = audit(tmp_path, *texts).job
+    assert [row.size_bytes for row in job.times.rows()] == [64]
+    assert "2 records of more kinds of NCCL Inspector were not kept" in job.remarks
 
 
 @pytest.mark.parametrize(

@@ -49,18 +49,8 @@ def damaged(draw: random.Random) -> str:
 
 
 NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-FACTORS = [
-    1.0,
-    1e3,
-    1e6,
-    1e9,
-    1e12,
-    1e-3,
-    1e-6,
-    1e-12,
-    1e15,
-    *(2.0 ** (10 * at) for at in (1, 2, 3, 4)),
-]
+FACTORS = [10.0**power for power in (0, 3, 6, 9, 12, 15, -3, -6, -12)]
+FACTORS += [2.0 ** (10 * at) for at in (1, 2, 3, 4)]
 
 
 def standing(text: str) -> set[str]:
