@@ -110,8 +110,8 @@ def test_a_learning_rate_that_is_a_tensor_may_change():
     run(step, 1)
 
 
-@pytest.mark.parametrize("calls", [3, 4])
-def test_a_number_that_changes_before_the_capture_is_refused(trained, calls):
+@pytest.mark.parametrize("calls", [3, 4, 5])  # the fifth captures
+def test_a_number_that_changes_is_refused(trained, calls):
     _, optimizer, step = trained
     run(step, calls)
     optimizer.param_groups[0]["lr"] = 0.05
@@ -130,12 +130,10 @@ def test_a_number_that_the_step_itself_changes_is_refused():
         run(captured(model, optimizer=optimizer, inside=halve), 4)
 
 
-def test_a_number_or_a_mode_that_changes_later_is_refused_and_reset_takes_it(trained):
+def test_reset_takes_another_number_and_a_mode_that_changes_later_is_refused(trained):
     model, optimizer, step = trained
     run(step)
     optimizer.param_groups[0]["lr"] = 0.2
-    with pytest.raises(LifecycleError, match=r"param_groups\[0\]\['lr'\] was 0.1 .* found 0.2"):
-        run(step, 1)
     step.reset()
     run(step)
     model.eval()

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache
-from typing import Any
-
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from mfsdp_core import MixedPrecisionPolicy, fully_shard_model
 from oracle.beside_torch import Pair
+from oracle.meshes import Shape
 from oracle.models import TOYS, batch, build
 
 pytestmark = pytest.mark.on_ranks
 
 NAME = "linear_stack"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """flattened: dimensions that become one, by its name. shard, outer: as the arguments."""
-
-    sizes: tuple[int, ...]
-    names: tuple[str, ...]
-    shard: str
-    flattened: tuple[str, ...] = ()
-    outer: str | None = None
-    tensor: str | None = None
 
 
 SHAPES = {
@@ -45,34 +29,6 @@ SHAPES = {
     "dp2_other2": Shape((2, 2), ("dp", "other"), "dp"),
     "pp1_outer2_dp2": Shape((1, 2, 2), ("pp", "outer", "dp"), "dp", (), "outer"),
 }
-
-
-@cache
-def root_mesh(name: str) -> DeviceMesh:
-    shape = SHAPES[name]
-    root = init_device_mesh("cpu", shape.sizes, mesh_dim_names=shape.names)
-    if shape.flattened:
-        root[shape.flattened]._flatten(shape.shard)
-    return root
-
-
-def arguments(name: str) -> dict[str, Any]:
-    shape, root = SHAPES[name], root_mesh(name)
-    given = {"device_mesh": root, "dp_shard_dim": shape.shard, "tp_dim": shape.tensor}
-    if shape.outer:
-        given["dp_outer_dim"] = shape.outer
-        kept = (shape.outer, *(shape.flattened or (shape.shard,)))
-        given["hybrid_fsdp_group"] = root[kept]._flatten("hybrid").get_group()
-    return {key: value for key, value in given.items() if value is not None}
-
-
-def data_rank(name: str) -> int:
-    """This rank among those that share its parameters; from the mesh alone."""
-    shape, root = SHAPES[name], root_mesh(name)
-    number = 0
-    for dim in ((shape.outer,) if shape.outer else ()) + (shape.flattened or (shape.shard,)):
-        number = number * root[dim].size() + root.get_local_rank(dim)
-    return number
 
 
 @pytest.mark.parametrize(
@@ -94,15 +50,15 @@ def test_only_the_named_dimensions_share_parameters_and_gradients(
         outer_dp_sharding_strategy=outer,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=torch.float64),
         sync_model_each_microbatch=False,
-        **arguments(name),
+        **SHAPES[name].arguments(),
     )
     pair = Pair(build(NAME, torch.float64), model, dist.group.WORLD)
-    pair.backward(*(batch(NAME, data_rank(name), j, torch.float64) for j in range(2)))
+    pair.backward(*(batch(NAME, SHAPES[name].data_rank(), j, torch.float64) for j in range(2)))
     pair.compare_gradients()
 
 
 @pytest.mark.parametrize("where", [{}, {"dp_shard_dim": "dp_cp"}])
 def test_a_flattened_mesh_may_be_the_argument_itself(where: dict[str, str]) -> None:
-    flat = root_mesh("dp2_cp2")["dp", "cp"]._flatten("dp_cp")
+    flat = SHAPES["dp2_cp2"].root()["dp", "cp"]._flatten("dp_cp")
     model = fully_shard_model(build(NAME), device_mesh=flat, **where)
     assert next(model.parameters()).device_mesh.mesh.tolist() == [0, 1, 2, 3]

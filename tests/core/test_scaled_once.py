@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 import torch
 from torch import nn
@@ -45,18 +43,6 @@ def sharded(strategy, compute, wire, rows=3):
     )
     (group,) = model._buckets()
     return group.gradients
-
-
-@pytest.mark.parametrize(("strategy", "dtypes"), [*product(SLICED, [(B16, F32), (F32, B16)])])
-def test_a_gradient_is_scaled_on_its_way_into_a_bucket_of_another_dtype(strategy, dtypes):
-    compute, wire = dtypes
-    gradients = sharded(strategy, compute, wire)
-    gradient = torch.randn(3, 4).to(compute)
-    with Passes(gradient.numel()) as seen:
-        gradients.accumulate(0, gradient)
-    bucket = gradients._open().tensor(0)
-    assert torch.equal(bucket, (gradient.float() * (1 / 3)).to(wire))
-    assert seen.found == ["aten::mul"]
 
 
 @pytest.mark.parametrize("strategy", WHOLE)

@@ -229,6 +229,7 @@ def test_numbers_of_fsdp2_are_in_the_table(name: str, monkeypatch: pytest.Monkey
     assert numbers == row_of(name)[5:]
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("pool", ["fixed_pool", "max_pool"])
 @pytest.mark.parametrize("name", STEPS)
 def test_pools_of_two_slots_serve_the_step(name: str, pool: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from conformance.judging import same
@@ -28,38 +27,25 @@ from mfsdp_core import (
 from oracle.beside_torch import Pair, fail_and_load
 from oracle.checkpoints import different, whole
 from oracle.cycles import named
+from oracle.meshes import Shape
 from oracle.models import loss
-from oracle.ranks import WORLD, mesh
+from oracle.ranks import mesh
 from oracle.tensor_parallel import TpBlock, build_parallel, build_twin, tokens_of
 
 pytestmark = pytest.mark.on_ranks
 
-#: (outer, inner, tensor); an outer size of 0 is a mesh without that axis.
-SHAPES = {"dp2_tp2": (0, 2, 2), "dp4_tp1": (0, 4, 1), "outer2_tp2": (2, 1, 2), "tp2": (0, 1, 2)}
-
-
-@cache
-def root_mesh(shape: str) -> DeviceMesh:
-    outer, inner, tensor = SHAPES[shape]
-    spare = WORLD // (max(outer, 1) * inner * tensor)
-    sizes, names = (spare, inner, tensor), ("spare", "inner", "tp")
-    if outer:
-        sizes, names = (outer, inner, tensor), ("outer", "inner", "tp")
-    return init_device_mesh("cpu", sizes, mesh_dim_names=names)
-
-
-@cache
-def arguments(shape: str) -> dict[str, Any]:
-    root = root_mesh(shape)
-    given: dict[str, Any] = {"device_mesh": root, "dp_shard_dim": "inner", "tp_dim": "tp"}
-    if "outer" in root.mesh_dim_names:
-        given["dp_outer_dim"] = "outer"
-        given["hybrid_fsdp_group"] = root["outer", "inner"]._flatten("both").get_group()
-    return given
+DIMS = ("spare", "inner", "tp")
+SHAPES = {
+    "dp2_tp2": Shape((1, 2, 2), DIMS, "inner", tensor="tp"),
+    "dp4_tp1": Shape((1, 4, 1), DIMS, "inner", tensor="tp"),
+    "outer2_tp2": Shape((2, 1, 2), ("outer", *DIMS[1:]), "inner", outer="outer", tensor="tp"),
+    "tp2": Shape((2, 1, 2), DIMS, "inner", tensor="tp"),
+}
+TP = SHAPES["dp2_tp2"]
 
 
 def pair(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Pair:
-    root = root_mesh(shape)
+    root = SHAPES[shape].root()
     model = fully_shard_model(
         build_parallel(root["tp"], variant),
         fsdp_unit_modules=[TpBlock],
@@ -67,16 +53,14 @@ def pair(shape: str, variant: str, inner: str, outer: str = "no_shard") -> Pair:
         outer_dp_sharding_strategy=outer,
         mixed_precision_policy=MixedPrecisionPolicy(main_params_dtype=torch.float64),
         sync_model_each_microbatch=False,
-        **arguments(shape),
+        **SHAPES[shape].arguments(),
     )
     return Pair(build_twin(), model, dist.group.WORLD)
 
 
 def own_batch(shape: str, microbatch: int, cycle: int) -> Tensor:
     """Of this data-parallel rank."""
-    root = root_mesh(shape)
-    outer = root.get_local_rank("outer") if "outer" in root.mesh_dim_names else 0
-    return tokens_of(root.get_local_rank("inner") + 2 * outer, microbatch, cycle)
+    return tokens_of(SHAPES[shape].data_rank(), microbatch, cycle)
 
 
 @pytest.mark.parametrize(
@@ -132,12 +116,12 @@ def test_modules_see_tensor_parallel_weights_while_they_run_and_shards_at_rest(i
 def test_placements_say_what_torch_means_by_them(outer: str, dim: int) -> None:
     """`full_tensor` is right where all rows divide."""
     shape = "outer2_tp2" if outer == "optim" else "dp2_tp2"
-    root = root_mesh(shape)
+    root = SHAPES[shape].root()
     whole = torch.arange(96.0).view(16, 6)
     module = nn.Linear(6, 16, bias=False)
     module.weight = nn.Parameter(distribute_tensor(whole, root["tp"], [Shard(dim)]))
     fully_shard_model(
-        module, zero_dp_strategy=3, outer_dp_sharding_strategy=outer, **arguments(shape)
+        module, zero_dp_strategy=3, outer_dp_sharding_strategy=outer, **SHAPES[shape].arguments()
     )
     assert module.weight.device_mesh.ndim == root.ndim - (root.mesh_dim_names[0] == "spare")
     same("whole", module.weight.full_tensor().detach(), whole)
@@ -170,7 +154,7 @@ def test_whole_tensors_and_tensor_parallel_ones_can_be_loaded(inner: str, is_who
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.to_local().zero_()
-    source = build_twin() if is_whole else build_parallel(root_mesh("dp2_tp2")["tp"], "sequence")
+    source = build_twin() if is_whole else build_parallel(TP.root()["tp"], "sequence")
     given = source.state_dict().items()
     model.load_state_dict({f"module.{key}": value for key, value in given})
     expected = build_twin().state_dict()
@@ -181,7 +165,7 @@ def test_whole_tensors_and_tensor_parallel_ones_can_be_loaded(inner: str, is_who
 
 def test_parameters_cut_by_hand_count_once_and_gather_whole() -> None:
     """Linears that are cut without DTensors."""
-    root = root_mesh("dp2_tp2")
+    root = TP.root()
     rank = root.get_local_rank("tp")
     whole = torch.arange(48.0).view(8, 6)
     module = nn.ModuleDict(
@@ -193,7 +177,7 @@ def test_parameters_cut_by_hand_count_once_and_gather_whole() -> None:
     module["row"].weight = nn.Parameter(whole.chunk(2, dim=1)[rank].clone())
     module["row"].weight._tensor_parallel_mode = "row"
     module["same"].weight = nn.Parameter(whole.clone())
-    model = fully_shard_model(module, **arguments("dp2_tp2"))
+    model = fully_shard_model(module, **TP.arguments())
     for kind in module:
         same(kind, gather_full(module[kind].weight).detach(), whole)
     for parameter in model.parameters():
@@ -206,7 +190,9 @@ def test_r15_checkpoints_cross_tensor_parallelism(tmp_path: Path) -> None:
     """Saved with tensor parallelism, loaded without, saved, loaded with."""
     trained = []
     for seed, shape in enumerate(("dp2_tp2", "", "dp2_tp2")):
-        where = arguments(shape) if shape else {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+        where = (
+            SHAPES[shape].arguments() if shape else {"device_mesh": mesh(4), "dp_shard_dim": "dp"}
+        )
         axis = where["device_mesh"]["tp"] if shape else None
         model: Any = fully_shard_model(
             build_twin() if axis is None else build_parallel(axis, "sequence"),

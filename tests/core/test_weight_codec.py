@@ -35,6 +35,7 @@ def policy(codec: Any, main: torch.dtype = F32) -> MixedPrecisionPolicy:
     return MixedPrecisionPolicy(main, weight_codec=codec)
 
 
+@pytest.mark.sample
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("allocator", [None, "max_pool", "fixed_pool"])
 def test_a_lossless_codec_trains_to_the_bit_like_none(name: str, allocator: str | None) -> None:
