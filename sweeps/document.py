@@ -52,8 +52,8 @@ class SweepFileError(UsageError):
     def __init__(self, source: str, problems: Iterable[Problem]) -> None:
         super().__init__(
             "\n".join(
-                f"{source}{'' if line is None else f':{line}'}: {message}"
-                for line, message in ((problem.line, problem.message) for problem in problems)
+                f"{source}{'' if problem.line is None else f':{problem.line}'}: {problem.message}"
+                for problem in problems
             )
         )
 

@@ -69,7 +69,7 @@ def _print(text: str, stream: TextIO) -> None:
         silence(stream)
 
 
-def write_file(path: Path, text: str) -> None:
+def write_file(path: Path, content: str | bytes) -> None:
     """A file that an option named, with its folder.
 
     Raises:
@@ -81,7 +81,7 @@ def write_file(path: Path, text: str) -> None:
     try:
         with reporting_failed_writes(path):
             path.absolute().parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(path.absolute(), text)
+            write_text_atomically(path.absolute(), content)
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from bench.cli import console
 from bench.cli.report import SweepIds
@@ -43,40 +44,38 @@ class ExportVerb(SweepIds, name="export"):
 
     def run(self) -> Answer:
         """The paths of what was written."""
-        if self.form not in ("csv", "json", "parquet"):
-            return self._for_others()
+        is_table = self.form in ("csv", "json", "parquet")
+        files, data = self._tables() if is_table else self._for_others()
+        out = self.out or self.results / "export"
+        paths = {name: str(out / name) for name in files}
+        for name, content in files.items():
+            console.write_file(Path(paths[name]), content)
+        named = {Path(name).stem: path for name, path in paths.items()}
+        written = named if is_table else {"files": [*paths.values()]}
+        return Answer([Code("\n".join(paths.values()))], written | data)
+
+    def _tables(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """Contents by the names of their files, and their rows."""
+        from reports.frames import read_frames
+
         if self.form == "parquet" and importlib.util.find_spec("pyarrow") is None:
             raise UsageError(
                 "--format parquet needs the package pyarrow, which is not installed: "
                 "pip install 'mfsdp-bench[parquet]', or use --format csv"
             )
-        from bench.store.atomic import reporting_failed_writes
-        from reports.frames import read_frames
-
         frames = read_frames(self.results, self.sweeps)
         for problem in frames.problems:
             console.note(f"warning: {problem}")
         if frames.runs.empty:
             raise NothingMeasuredError(f"{self.results} holds no run to export")
-        out, tables = self._out, {"runs": frames.runs, "steps": frames.steps}
-        paths = {name: str(out / f"{name}.{self.form}") for name in tables}
-        try:
-            with reporting_failed_writes(out):
-                out.mkdir(parents=True, exist_ok=True)
-                for name, table in tables.items():
-                    _write(table, Path(paths[name]), self.form)
-        except OSError as error:
-            raise UsageError(
-                f"cannot write to {out}: {error.strerror}; name another --out"
-            ) from error
-        counts = {f"rows_{name}": len(table) for name, table in tables.items()}
-        return Answer([Code("\n".join(paths.values()))], paths | counts)
+        tables = {"runs": frames.runs, "steps": frames.steps}
+        return (
+            {f"{name}.{self.form}": _content(table, self.form) for name, table in tables.items()},
+            {f"rows_{name}": len(table) for name, table in tables.items()},
+        )
 
-    @property
-    def _out(self) -> Path:
-        return self.out or self.results / "export"
-
-    def _for_others(self) -> Answer:
+    def _for_others(self) -> tuple[dict[str, Any], dict[str, int]]:
+        """As `_tables`, of the cells that have what the format needs."""
         from reports import exports
 
         store = self.store()
@@ -93,16 +92,13 @@ class ExportVerb(SweepIds, name="export"):
             raise NothingMeasuredError(
                 f"{self.results} holds no finished run with {why}, which --format {self.form} needs"
             )
-        paths = [str(self._out / path) for path in files]
-        for path, text in zip(paths, files.values(), strict=True):
-            console.write_file(Path(path), text)
-        return Answer([Code("\n".join(paths))], {"files": paths, "cells": len(cells)})
+        return files, {"cells": len(cells)}
 
 
-def _write(frame: DataFrame, path: Path, form: str) -> None:
-    partial = path.with_name(f".{path.name}.partial")
-    if form == "json":
-        frame.to_json(partial, orient="records", lines=False, date_format="iso", indent=1)
-    else:
-        (frame.to_csv if form == "csv" else frame.to_parquet)(partial, index=False)
-    partial.replace(path)
+def _content(frame: DataFrame, form: str) -> str | bytes:
+    write: dict[str, Callable[[], str | bytes]] = {
+        "csv": lambda: frame.to_csv(index=False),
+        "parquet": lambda: frame.to_parquet(index=False),
+        "json": lambda: frame.to_json(orient="records", date_format="iso", indent=1),
+    }
+    return write[form]()

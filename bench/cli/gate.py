@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from reports.compare.policy import Policy
     from reports.compare.sides import JudgedSweep, Sides
     from sweeps.budget import BlockBudget
-    from sweeps.selected_sweep import SelectedSweep
 
 _BASELINE = b'"baseline_version"'
 _HEAD_BYTES = 4096
@@ -156,14 +155,18 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         pairs = sweep.checked(pairs, arms, self.only)
         return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
 
-    def _blocks_to_run(self) -> SelectedSweep:
-        """The sweep with its arms in blocks, of the cells that are judged.
+    def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
+        """Add blocks of the arms to the cells that are judged, until the time is spent.
 
         Raises:
             UsageError: the sweep is named by its id, which says nothing of how to run it.
         """
+        from bench.cli.judged_sweep import as_it_is
+        from bench.cli.run import run_within
+        from bench.plan import Plan
         from bench.resolve.machine import Machine
-        from reports.compare.sides import matching
+        from reports.compare.sides import matching, two_arms
+        from sweeps.resume import RunOptions
         from sweeps.selected_sweep import SelectedSweep, find_sweep_file
 
         named = Path(self.sweep)
@@ -173,20 +176,9 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
                 f" {self.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
             )
         sweep = SelectedSweep.of(named, Machine.detect(), arms=self.arms, interleave=True)
-        if not self.only:
-            return sweep
-        kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
-        return replace(sweep, kept=tuple(kept))
-
-    def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
-        """Add blocks of the arms until the time is spent."""
-        from bench.cli.judged_sweep import as_it_is
-        from bench.cli.run import run_within
-        from bench.plan import Plan
-        from reports.compare.sides import two_arms
-        from sweeps.resume import RunOptions
-
-        sweep = self._blocks_to_run()
+        if self.only:
+            kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
+            sweep = replace(sweep, kept=tuple(kept))
         store = self.store(create=True)
         sweep = sweep.prepared(store, console.note)
         names = [arm.name for arm in sweep.full_plan.arms]

@@ -49,8 +49,8 @@ def reporting_failed_writes(path: Path) -> Iterator[None]:
         raise
 
 
-def write_text_atomically(path: Path, text: str) -> None:
-    """Replace `path` by `text` as one step; the folder must exist.
+def write_text_atomically(path: Path, text: str | bytes) -> None:
+    """Replace `path` by `text` (UTF-8) as one step; the folder must exist.
 
     Raises:
         StoreFullError: no space; the previous version is still there.
@@ -65,7 +65,7 @@ def write_text_atomically(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(2)}.tmp")
     with reporting_failed_writes(path):
         try:
-            _write_and_sync(temporary, text.encode())
+            _write_and_sync(temporary, text if isinstance(text, bytes) else text.encode())
             temporary.replace(path)
             _sync_folder(path.parent)
         except BaseException:

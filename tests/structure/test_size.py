@@ -29,7 +29,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1452, ("bench/fit/",)),
     "bench: importers": (1814, ("bench/importers/",)),
-    "bench: cli": (3955, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (3932, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (232, ("bench/doctor/",)),
     "sweeps": (2981, ("sweeps/",)),
     "reports: nccl": (3569, ("reports/nccl/",)),
