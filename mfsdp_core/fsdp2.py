@@ -234,7 +234,8 @@ class FSDPModule(nn.Module):
 
     def set_gradient_divide_factor(self, factor: float) -> None:
         """What sums over ranks of the module's own gradients are divided by."""
-        _state(self).unit.divide_by(factor)
+        for buffers in _state(self).unit.gradients:
+            buffers.divide_by(factor)
 
     def reset_iter_state(self) -> None:
         """Forget what a pass that has raised left behind, and the gradients of its cycle."""

@@ -396,7 +396,7 @@ class BucketFactory:
             gradients = GradientBuffers(
                 *shared,
                 members,
-                guard=self.guard.for_bucket([managed.names for managed in members]),
+                guard=self.guard or None,
                 events=events,
             )
         bucket = Bucket(spec, members, weights, gradients, axes=axes)

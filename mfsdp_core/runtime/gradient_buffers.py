@@ -43,7 +43,7 @@ from mfsdp_core.plan.dtype_policy import GroupDtypes
 from mfsdp_core.plan.strategy import Placement
 from mfsdp_core.runtime.bucket_spec import BucketSpec
 from mfsdp_core.runtime.calls import inside_backward, leaves_parameters_alone
-from mfsdp_core.runtime.nan_guard import BucketGuard
+from mfsdp_core.runtime.nan_guard import NanGuard
 from mfsdp_core.runtime.parameters import ManagedParameter, has_hooks, run_hooks
 from mfsdp_core.shard.dtensor import local_tensor, name_tensor
 from mfsdp_core.shard.sharded_weight import accessors
@@ -113,7 +113,7 @@ class GradientBuffers:
         allocators: Allocators,
         parameters: list[ManagedParameter],
         *,
-        guard: BucketGuard | None,
+        guard: NanGuard | None,
         events: EventBus,
     ) -> None:
         self.parameters = parameters
@@ -261,7 +261,7 @@ class GradientBuffers:
         for more in further:
             view.add_(more, alpha=self._scale if filled else 1.0)
         if self._guard is not None:
-            self._guard.check_parameter(index, view)
+            self._guard.check_parameter(self.parameters[index], view)
         if not self.holds_whole:
             if self._scale != 1.0 and not filled:
                 view.mul_(self._scale)
@@ -278,7 +278,7 @@ class GradientBuffers:
         if gradient.is_sparse:
             gradient = gradient.to_dense()
         if self._guard is not None:
-            self._guard.check_parameter(index, gradient)
+            self._guard.check_parameter(self.parameters[index], gradient)
         collects = self._collects
         if self._flight is not None or not collects.held:
             self._open()
@@ -317,7 +317,7 @@ class GradientBuffers:
             buffer = self._whole_to_reduce(buffer)
         else:
             if self._guard is not None:
-                self._guard.check_buffer(buffer, accumulated=False)
+                self._guard.check_buffer(self.parameters, buffer, accumulated=False)
             if not self._accumulator.held:
                 self._begin()
             if self.options.reopens and self.placements[0] is not _PARTIAL:
@@ -608,7 +608,7 @@ class GradientBuffers:
             copy_scaled(self._take_bucket(buffer), whole.data, scale, self._allocators.factors)
         if self._guard is not None:
             try:
-                self._guard.check_buffer(buffer, accumulated=True)
+                self._guard.check_buffer(self.parameters, buffer, accumulated=True)
             except NonFiniteGradientError:
                 if buffer is not whole:
                     buffer.give()

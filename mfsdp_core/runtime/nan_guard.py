@@ -21,8 +21,7 @@ import torch
 
 from mfsdp_core.errors import NonFiniteGradientError
 from mfsdp_core.memory.allocators import DBuffer
-
-Names = tuple[str, ...]
+from mfsdp_core.runtime.parameters import ManagedParameter
 
 
 def all_finite(values: torch.Tensor) -> bool:
@@ -43,62 +42,55 @@ class NanGuard:
     before_reduction: bool
     microbatch: int = 0
 
-    def for_bucket(self, names: Sequence[Names]) -> BucketGuard | None:
-        """The guard of a bucket whose parameters are called `names`; None if nothing is checked."""
-        wanted = self.each_parameter or self.before_reduction
-        return BucketGuard(self, names) if wanted else None
+    def __bool__(self) -> bool:
+        """Whether anything is checked."""
+        return self.each_parameter or self.before_reduction
 
-
-@dataclass(frozen=True)
-class BucketGuard:
-    """Checks of one bucket. names: per parameter, all names under which modules hold it."""
-
-    _guard: NanGuard
-    _names: Sequence[Names]
-
-    def check_parameter(self, index: int, gradient: torch.Tensor) -> None:
-        """Look at the gradient that this microbatch has given parameter `index`.
+    def check_parameter(self, parameter: ManagedParameter, gradient: torch.Tensor) -> None:
+        """Look at the gradient that this microbatch has given a parameter.
 
         Raises:
             NonFiniteGradientError: it holds a NaN or an Inf.
         """
-        if self._guard.each_parameter and not all_finite(gradient):
-            when = f"in microbatch {self._guard.microbatch} of the cycle"
-            raise self._error([index], gradient, when)
+        if self.each_parameter and not all_finite(gradient):
+            when = f"in microbatch {self.microbatch} of the cycle"
+            raise self._error([parameter], gradient, when)
 
-    def check_buffer(self, buffer: DBuffer, *, accumulated: bool) -> None:
+    def check_buffer(
+        self, parameters: Sequence[ManagedParameter], buffer: DBuffer, *, accumulated: bool
+    ) -> None:
         """Look at what is about to be reduced. accumulated: over all microbatches of the cycle.
 
         Raises:
             NonFiniteGradientError: it holds a NaN or an Inf; names the parameters that do.
         """
-        if not self._guard.before_reduction or all_finite(buffer.data):
+        if not self.before_reduction or all_finite(buffer.data):
             return
-        found = [i for i in range(len(self._names)) if not all_finite(buffer.tensor(i))]
+        found = [i for i in range(len(parameters)) if not all_finite(buffer.tensor(i))]
         if not found:  # in the padding, which no parameter reads
             return
-        last = self._guard.microbatch
+        last = self.microbatch
         when = f"in microbatch {last} of the cycle"
         if accumulated and last > 0:
             when = f"in the sum of microbatches 0 to {last} of the cycle"
-        raise self._error(found, buffer.tensor(found[0]), f"{when}, before its reduction")
+        when = f"{when}, before its reduction"
+        raise self._error([parameters[i] for i in found], buffer.tensor(found[0]), when)
 
     def _error(
-        self, found: Sequence[int], gradient: torch.Tensor, when: str
+        self, found: Sequence[ManagedParameter], gradient: torch.Tensor, when: str
     ) -> NonFiniteGradientError:
-        first = self._names[found[0]]
         nans = int(torch.isnan(gradient).sum())
         infinities = int(torch.isinf(gradient).sum())
-        others = [self._names[i][0] for i in found[1:]]
+        others = [managed.names[0] for managed in found[1:]]
         also = f" Also in: {', '.join(others)}." if others else ""
         message = (
-            f"rank {self._guard.rank}: expected a finite gradient of {' = '.join(first)}, found "
+            f"rank {self.rank}: expected a finite gradient of {' = '.join(found[0].names)}, found "
             f"{nans} NaN and {infinities} Inf among {gradient.numel()} elements {when}.{also} "
             "Look at this rank's batch and loss; lower the learning rate or the loss scale."
         )
         return NonFiniteGradientError(
             message,
-            rank=self._guard.rank,
-            parameters=tuple(name for i in found for name in self._names[i]),
-            microbatch=self._guard.microbatch,
+            rank=self.rank,
+            parameters=tuple(name for managed in found for name in managed.names),
+            microbatch=self.microbatch,
         )

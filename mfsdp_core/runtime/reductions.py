@@ -157,7 +157,7 @@ class Reductions:
         self._passes += 1
         self._may_nest_graphs = may_nest_graphs
         for unit in self._order:
-            unit.expect_gradients()
+            unit.missing.update(unit.trainable)
 
     def take(
         self, unit: Unit, buffers: GradientBuffers, index: int, raw: nn.Parameter, *, is_last: bool

@@ -111,12 +111,8 @@ class Unit:
         axes, awaits_outer = self.sync.axes, any(one.awaits_outer for one in self.gradients)
         return axes == "none" or (axes == "inner" and awaits_outer)
 
-    def expect_gradients(self) -> None:
-        """Begin a backward pass: every trainable parameter owes a gradient."""
-        self.missing.update(self._trainable)
-
     @cached_property
-    def _trainable(self) -> frozenset[int]:
+    def trainable(self) -> frozenset[int]:
         """The trainable parameters, by id of raw."""
         trainable = (bucket for bucket in self.buckets if bucket.gradients is not None)
         return frozenset(id(managed.raw) for bucket in trainable for managed in bucket.parameters)
@@ -134,15 +130,10 @@ class Unit:
             if held is not managed.sharded and not (self.shows_raw and held is managed.raw):
                 managed.refuse(held)
 
-    def divide_by(self, divisor: float) -> None:
-        """Divide its gradients by something else than the number of ranks."""
-        for buffers in self.gradients:
-            buffers.divide_by(divisor)
-
     def forget_buckets(self) -> None:
         """Be as before it had any."""
         self.buckets = []
-        for name in ("gradients", "shares_parameters", "_trainable", "_faces"):
+        for name in ("gradients", "shares_parameters", "trainable", "_faces"):
             vars(self).pop(name, None)
 
     def show_raw(self) -> None:
