@@ -32,16 +32,8 @@ _LONGEST_TEXT = 80
 _SHOWN = 5
 _FEW = 0.05
 """Share of a field's lines that may be damaged without making it a field of two forms."""
-_DTYPES = ("main_params_dtype", "main_grads_dtype", "grad_comm_dtype")
-_SHORT = {"torch.float32": "fp32", "torch.bfloat16": "bf16", "torch.float16": "fp16"}
-# Arguments whose names hold one of these change what FSDP does.
-_TELLING = ("fsdp", "nccl_ub", "recompute", "fp8", "fp4", "overlap", "sharding", "outer", "expert")
-_CONSTANTS = {"True": True, "False": False, "None": None}
 _NAN_ITERATIONS = "number of nan iterations"
-_ODD = {
-    "number of skipped iterations": "were skipped",
-    _NAN_ITERATIONS: "gave not-a-number",
-}
+_ODD: dict[str, str] = TABLES["odd"]
 
 
 @dataclass
@@ -294,10 +286,13 @@ def with_arguments(workload: dict[str, Any], given: dict[str, str]) -> dict[str,
     """The workload with dtypes, engine, strategy and settings, where arguments were printed."""
     if "world_size" not in given and "num_layers" not in given:
         return workload
+    words = TABLES["arguments"]
     plain = {"framework": "megatron-lm"} | workload
     fsdp = given.get("use_megatron_fsdp", given.get("use_custom_fsdp")) == "True"
-    dtypes = {name: given.get("megatron_fsdp_" * fsdp + name, "None") for name in _DTYPES}
-    plain |= {name: _SHORT.get(text, text) for name, text in dtypes.items() if text != "None"}
+    dtypes = {name: given.get("megatron_fsdp_" * fsdp + name, "None") for name in words["dtypes"]}
+    plain |= {
+        name: words["short"].get(text, text) for name, text in dtypes.items() if text != "None"
+    }
     on = {name for name, text in given.items() if text == "True"}
     plain["compute_dtype"] = "bf16" if "bf16" in on else "fp16" if "fp16" in on else "fp32"
     other = "distributed-optimizer" if "use_distributed_optimizer" in on else "ddp"
@@ -308,6 +303,10 @@ def with_arguments(workload: dict[str, Any], given: dict[str, str]) -> dict[str,
     if plain.get("tensor_parallel") != 1 or plain.get("pipeline_parallel") != 1:
         # The line counts one of several parts of the model.
         plain.pop("parameters", None)
-    telling = {name: text for name, text in given.items() if any(kind in name for kind in _TELLING)}
-    plain["settings"] = {name: _CONSTANTS.get(text, text) for name, text in telling.items()}
+    telling = {
+        name: text
+        for name, text in given.items()
+        if any(kind in name for kind in words["settings"])
+    }
+    plain["settings"] = {name: words["constants"].get(text, text) for name, text in telling.items()}
     return plain

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from bench.importers.labels import wordings
 from bench.importers.parsed import Parsed, Said
-from bench.importers.quantities import NOTHING, NUMBER, quantities
+from bench.importers.quantities import NOTHING, NUMBER, TABLES, quantities
 from bench.importers.reading import MOST, FormatReader, step_in
 
 _RULE = re.compile(r"^\s*\|?(?:\s*:?-+:?\s*\|)+(?:\s*:?-+:?\s*)?$")
@@ -20,25 +20,17 @@ _FOOTNOTE = re.compile(r"\[\^\w+\]\s*$")
 _DECORATION = re.compile(r"\[\^\w+\]|[*`~]|</?\w+>")
 _TIMES = re.compile(rf"{NUMBER}\s?[x×]", re.IGNORECASE)  # noqa: RUF001
 _OF_A_RUN = re.compile(r"(?P<run>.+) - (?P<metric>.+?)(?P<bound>__MIN|__MAX)?")
-# Which of two sides a column tells of, as in `main loss`, `loss (PR)` or `loss_base`; any other
-# word may be of another quantity, as in `loss scale`.
-_SIDE = re.compile(
-    r"(?i)(?:main|master|base(?:line)?|before|old|upstream|ref(?:erence)?|control"
-    r"|(?:this )?pr|head|new|after|ours?|patch(?:ed)?|feature|branch|candidate|exp(?:eriment)?"
-    r"|(?:ya)?fsdp[12]?|m?fsdp|hsdp|hfsdp|ddp|zero-?\d|deepspeed|megatron(?:[- ]fsdp)?)"
-)
-NAMES_SIDE = re.compile(
-    rf"\s*{_SIDE.pattern.removeprefix('(?i)')}(?: ?\([^()]*\))?:\s*", re.IGNORECASE
-)
+_SIDE = re.compile(TABLES["side"], re.IGNORECASE)
+NAMES_SIDE = re.compile(rf"\s*{TABLES['side']}(?: ?\([^()]*\))?:\s*", re.IGNORECASE)
 """A line that says of which side the lines below are, as `FSDP2:` and `main (nightly):`."""
-_STEP = re.compile(r"(?i)(?:train(?:er)?/|_)?(?:global[ _])?(?:step|iteration|iter)(?P<many>s)?")
+_STEP = re.compile(TABLES["step"], re.IGNORECASE)
 _DECIMAL = r"\d+\.\d+(?:e[-+]?\d+)?"
 _NAMELESS = re.compile(rf"\s*\d{{1,9}}\s+{_DECIMAL}(?:\s+{_DECIMAL})?\s*")
 # Shares, and the numbers of rows, do not say of which run a row is.
 UNNAMED = "unnamed"
 """A column without a name."""
 _OF_NO_RUN = re.compile(rf".*%|{UNNAMED}$")
-_BASE = re.compile(r"(?i)(?:main|master|base(?:line)?|before|reference)\b")
+_BASE = re.compile(TABLES["base"], re.IGNORECASE)
 
 
 @dataclass(frozen=True)
