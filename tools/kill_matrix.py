@@ -43,8 +43,9 @@ from bench.testing.call import FunctionCall
 from bench.testing.hang_clock import stretched
 from bench.testing.workers import ForkServer, WorkersError
 from bench.validate import rank
-from bench.validate.cases import AnyCase, ProgramCase
+from bench.validate.cases import AnyCase
 from bench.validate.matrix import cases
+from bench.validate.program import Program
 from bench.validate.session import MODULES, WorkerSettings, verdicts
 from tools.bug_in_a_copy import BUG_BY_ID, CORE, copy_of_core
 from tools.executed_lines import Lines, Trace, executed
@@ -186,8 +187,7 @@ def traced_cases(server: ForkServer, wanted: Sequence[AnyCase]) -> Iterator[tupl
     """Lines that each case executes on any of its ranks; none of one that fails."""
     with server.workers(WorkerSettings().ranks, prepare=rank.prepare) as workers:
         for case in wanted:
-            program = case.program if isinstance(case, ProgramCase) else case
-            call = FunctionCall.of(rank.run, (program,))
+            call = FunctionCall.of(rank.run, (case,))
             merged = Trace()
             try:
                 answers = workers.run(executed, call, seconds=_TEST_SECONDS, ranks=case.ranks)
@@ -309,7 +309,7 @@ def detector(name: str, folder: Path, server: ForkServer) -> tuple[Detector, Exe
     wanted = [
         case
         for case in cases("mfsdp", full=False)
-        if isinstance(case, ProgramCase) == (name == "programs")
+        if isinstance(case, Program) == (name == "programs")
     ]
 
     def trace(file: Path) -> None:

@@ -7,7 +7,8 @@ from typing import Literal
 from bench.resolve.import_path import locate
 from bench.resolve.machine import Machine
 from bench.resolve.rules import broken_rules
-from bench.validate.cases import AnyCase, ProgramCase
+from bench.validate.cases import AnyCase
+from bench.validate.program import Program
 from bench.validate.toy_models import TOY_MODELS
 
 
@@ -20,7 +21,7 @@ def why_not(
     """
     if case.ranks > ranks:
         return f"needs {case.ranks} ranks, and there are {ranks}"
-    if isinstance(case, ProgramCase):
+    if isinstance(case, Program):
         return None if device == "cpu" else "it runs on CPU ranks"
     if ":" in case.engine:
         return None

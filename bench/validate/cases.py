@@ -240,27 +240,5 @@ class Case:
         )
 
 
-@dataclass(frozen=True)
-class ProgramCase:
-    """A program among the cases of an engine; a refusal counts as a failure."""
-
-    name: str
-    program: Program
-
-    @property
-    def id(self) -> str:
-        """As that of a case."""
-        return f"{self.engine}/program/{self.name.replace(' ', '-').replace(',', '')}"
-
-    @property
-    def engine(self) -> str:
-        """The engine under test."""
-        return self.program.engine
-
-    @property
-    def ranks(self) -> int:
-        """That it needs."""
-        return self.program.ranks
-
-
-AnyCase = Case | ProgramCase
+#: A program among the cases of an engine: a refusal counts as a failure.
+AnyCase = Case | Program

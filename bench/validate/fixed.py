@@ -10,21 +10,19 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from bench.validate.cases import ProgramCase
 from bench.validate.program import META, Cycle, Pass, Program, UnitShape
 
 _OF_PROGRAM = {field.name for field in fields(Program)}
 _OF_CYCLE: dict[str, Any] = {field.name: field.default for field in fields(Cycle)}
 
 
-def row(name: str, units: str, cycles: str, **settings: object) -> ProgramCase:
+def row(name: str, units: str, cycles: str, **settings: object) -> Program:
     """settings: fields of `Program`, and options of the engine."""
     options = tuple((key, value) for key, value in settings.items() if key not in _OF_PROGRAM)
     given = {key: value for key, value in settings.items() if key in _OF_PROGRAM}
     shapes = tuple(map(_unit, units.split()))
     made = tuple(map(_cycle, cycles.split(";")))
-    program = Program("mfsdp", options=options, units=shapes, cycles=made, **given)  # type: ignore[arg-type]
-    return ProgramCase(name, program)
+    return Program("mfsdp", options=options, units=shapes, cycles=made, name=name, **given)  # type: ignore[arg-type]
 
 
 def _unit(text: str) -> UnitShape:

@@ -12,10 +12,11 @@ import torch
 
 from bench.engines.mfsdp import node_name
 from bench.validate.case_evidence import CaseEvidence, NotApplicableError, WrongError
-from bench.validate.cases import SCENARIOS, AnyCase, Case, ProgramCase
+from bench.validate.cases import SCENARIOS, AnyCase, Case
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
 from bench.validate.outcomes import Outcome
+from bench.validate.program import Program
 from bench.validate.toy_models import TOY_MODELS
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 
@@ -69,7 +70,7 @@ def judge(
     if outcome.kind == "not_run" or is_refused:
         return verdict.model_copy(update={"state": "not_applicable", "reason": outcome.text})
     checks: Sequence[CheckVerdict]
-    if isinstance(case, ProgramCase):
+    if isinstance(case, Program):
         checks = [_as_plain_torch(outcome)]
     elif outcome.kind != "ended":
         checks = [_placed(_unfinished(outcome), case)]
@@ -97,8 +98,9 @@ def _placed(check: CheckVerdict, case: Case) -> CheckVerdict:
 
 def settings(case: AnyCase) -> dict[str, Any]:
     """Everything that makes the case, for a record."""
-    if isinstance(case, ProgramCase):
-        return dataclasses.asdict(case.program) | {"does": case.name}
+    if isinstance(case, Program):
+        made = dataclasses.asdict(case)
+        return made | {"does": made.pop("name")}
     model = (inspect.getdoc(TOY_MODELS[case.model].build) or "").partition("\n")[0]
     return dataclasses.asdict(case) | {"does": f"{SCENARIOS[case.scenario]}. Model: {model}"}
 

@@ -90,7 +90,8 @@ class Program:
 
     options: arguments of the engine that differ from their defaults. root: "", "tied" (first and
     last layer share a weight) or "frozen" (the first layer is). loss_scale: a factor. exact: sums
-    are to be equal to the bit, which they are if they are taken in the order of the ranks.
+    are to be equal to the bit, which they are if they are taken in the order of the ranks. name: of
+    a fixed one, in words.
     """
 
     engine: str
@@ -104,6 +105,12 @@ class Program:
     cycles: tuple[Cycle, ...] = (Cycle(),)
     loss_scale: float = 1.0
     exact: bool = False
+    name: str = ""
+
+    @property
+    def id(self) -> str:
+        """As that of a case."""
+        return f"{self.engine}/program/{self.name.replace(' ', '-').replace(',', '')}"
 
     @property
     def driver(self) -> str:

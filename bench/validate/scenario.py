@@ -35,8 +35,6 @@ NOISE_BYTES = 256
 _LOOKS, _LOOK_SECONDS = 100, 0.01
 #: Wire dtypes of the first steps of the scenario `redirected`.
 REDIRECTED: tuple[DtypeName, ...] = ("fp32", "bf16")
-#: What the checker calls the parts of an inspection, in the table and in `Seen.lacking`.
-_ABSENT = {"wire": "log", "buckets": "buckets", "held_bytes": "ledger"}
 
 
 class Bench:
@@ -61,7 +59,7 @@ class Bench:
             )
         self.inspection: Inspection = self.engine.inspection()
         with contextlib.suppress(UnsupportedError):
-            self.optional("follow")(say_event)
+            self.inspection.follow(say_event)
         # DTensor adds up parts of gradients over the tensor-parallel ranks by itself.
         cut = tensor_mesh(model)
         ranks = None if cut is None else dist.get_process_group_ranks(cut.get_group(TENSOR))
@@ -99,18 +97,7 @@ class Bench:
 
     def evaluate(self, step: int, index: int) -> None:
         """A forward pass without autograd."""
-        self.optional("evaluate")(*self.batch(step, index))
-
-    def optional(self, name: str) -> Callable[..., Any]:
-        """A method that inspections written before it came about do not have.
-
-        Raises:
-            UnsupportedError: this is one.
-        """
-        method: Callable[..., Any] | None = getattr(self.inspection, name, None)
-        if method is None:
-            raise UnsupportedError("no-inspection", f"the engine's inspection() has no {name}()")
-        return method
+        self.inspection.evaluate(*self.batch(step, index))
 
     def batch(self, step: int, index: int) -> tuple[Tensor, Tensor]:
         """Tokens and targets of this rank's microbatch `index`."""
@@ -243,7 +230,7 @@ def _ahead(bench: Bench) -> None:
     for step in range(2):
         seen_step = bench.accumulate(step, evaluates=True)
         bench.evaluate(step, 2 * bench.case.microbatches)
-        bench.optional("gather_ahead")()
+        bench.inspection.gather_ahead()
         bench.finish(seen_step)
 
 
@@ -298,7 +285,7 @@ def _exported(bench: Bench) -> None:
     dist.broadcast_object_list(names)
     folder = Path(str(names[0]))
     try:
-        exported = bench.optional("exports")(folder / "weights", *bench.batch(9, 0))
+        exported = bench.inspection.exports(folder / "weights", *bench.batch(9, 0))
     finally:
         dist.barrier()
         shutil.rmtree(folder, ignore_errors=True)

@@ -23,9 +23,10 @@ from bench.resolve.machine import Machine
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate import rank
 from bench.validate.applicability import why_not
-from bench.validate.cases import AnyCase, ProgramCase
+from bench.validate.cases import AnyCase
 from bench.validate.judge import judge
 from bench.validate.outcomes import DEFAULT_CPU_RANKS, Outcome, outcome_of, outcome_on, resident
+from bench.validate.program import Program
 from bench.verdict import CaseVerdict
 
 #: What ranks find loaded.
@@ -114,8 +115,8 @@ def outcome_here(
     reason = why_not(case, settings.ranks, settings.device, machine)
     if reason is not None:
         return Outcome("not_run", text=reason)
-    if isinstance(case, ProgramCase):
-        return outcome_of(ranks, case.program)
+    if isinstance(case, Program):
+        return outcome_of(ranks, case)
     arguments = (rank.run, case, settings.device)
     return outcome_on(ranks, *arguments, ranks=case.ranks, seconds=settings.case_seconds)
 
@@ -129,14 +130,9 @@ def side_by_side(
 ) -> Generator[tuple[Item, Result], None, None]:
     """`body` for every item on one of the sets of ranks; results in the order of the items.
 
-    A case waits more than it computes, so that two sets keep two cores busy.
-    With one set an item is begun when the next result is requested. With more, closing the
-    iterator kills the ranks that work ahead.
+    A case waits more than it computes, so that two sets keep two cores busy. Closing the iterator
+    kills the ranks that work ahead.
     """
-    if len(sets) == 1:
-        for item in items:
-            yield item, body(sets[0], item)
-        return
     free: SimpleQueue[Workers] = SimpleQueue()
     for workers in sets:
         free.put(workers)

@@ -161,31 +161,22 @@ class Trial:
         self.backwards += 1
         self._close("loss", loss.detach(), self._plain(action))
 
-    def double(self, action: Pass, last: bool) -> None:
-        """Two backward passes through one graph."""
+    def _twice(self, action: Pass, last: bool) -> None:
+        """Two backward passes: through one graph, or through two, the later one first."""
         batch = self._choose(action)
+        is_one = action.kind == "double"
         with self.driver.accumulating(self.model, last):
-            loss = self.model(*batch)
+            losses = [self.model(*batch) for _ in range(1 if is_one else 2)]
             with self.driver.accumulating(self.model, False):
-                loss.backward(retain_graph=True)
+                losses[-1].backward(retain_graph=is_one)
             with self.driver.accumulating(self.model, last):
-                loss.backward()
-        self.backwards += 2
-        self._close("loss", loss.detach(), self._plain(action, times=2))
-
-    def pair(self, action: Pass, last: bool) -> None:
-        """Two forward passes, then the backward passes, the later one first."""
-        batch = self._choose(action)
-        with self.driver.accumulating(self.model, last):
-            first, second = self.model(*batch), self.model(*batch)
-            with self.driver.accumulating(self.model, False):
-                second.backward()
-            with self.driver.accumulating(self.model, last):
-                first.backward()
+                losses[0].backward()
         self.backwards += 2
         wanted = self._plain(action, times=2)
-        self._close("loss", first.detach(), wanted)
-        self._close("loss of the second pass", second.detach(), wanted)
+        for what, loss in zip(("loss", "loss of the second pass"), losses, strict=False):
+            self._close(what, loss.detach(), wanted)
+
+    double = pair = _twice
 
     def evaluate(self, action: Pass, _last: bool) -> None:
         """No autograd."""

@@ -150,7 +150,7 @@ def default_dtype() -> torch.dtype:
 def test_a_program_on_the_meta_device_leaves_no_default_dtype_behind(
     fork_server: ForkServer,
 ) -> None:
-    program = next(case.program for case in FIXED if META in dict(case.program.options))
+    program = next(program for program in FIXED if META in dict(program.options))
     with resident(fork_server) as workers:
         assert outcome_of(workers, program) == Outcome("equal")
         assert workers.run(default_dtype, seconds=30, ranks=2) == [torch.float32] * 2
