@@ -12,9 +12,8 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from bench.testing.units import WIDTH, Block
+from bench.testing.units import WIDTH, Block, run_units
 
 VOCABULARY = 11
 CLASSES = 3
@@ -23,11 +22,15 @@ CLASSES = 3
 class Stack(nn.Module):
     """Embedding and head belong to the root, three blocks are units."""
 
-    def __init__(self, *blocks: nn.Module, features: bool = False) -> None:
-        """features: no embedding, and a head with a bias that gives `CLASSES` outputs."""
+    def __init__(self, *blocks: nn.Module, path: str = "", features: bool = False) -> None:
+        """path: what blocks do, as `run_units` takes it; all run without one.
+
+        features: no embedding, and a head with a bias that gives `CLASSES` outputs.
+        """
         super().__init__()
         self.embedding = nn.Identity() if features else nn.Embedding(VOCABULARY, WIDTH)
         self.blocks = nn.ModuleList(blocks or (Block(), Block(), Block()))
+        self.path = path or "r" * len(self.blocks)
         self.unit_classes = tuple(dict.fromkeys(map(type, self.blocks)))
         outputs = CLASSES if features else VOCABULARY
         self.head = nn.Linear(WIDTH, outputs, bias=features)
@@ -48,9 +51,7 @@ class Stack(nn.Module):
 
     def hidden(self, x: Tensor) -> Tensor:
         """What lies between embedding and head."""
-        for block in self.blocks:
-            x = block(x)
-        return x
+        return run_units(self.blocks, self.path, x)
 
 
 class Tied(Stack):
@@ -117,16 +118,7 @@ class Recomputed(Stack):
     """Activations are recomputed in the backward pass, in each of torch's two ways."""
 
     def __init__(self, *, features: bool = False) -> None:
-        super().__init__(Block(), Block(), Block(), Block(), features=features)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Every block under a checkpoint, where there will be a backward pass."""
-        for position, block in enumerate(self.blocks):
-            if torch.is_grad_enabled():
-                x = checkpoint(block, x, use_reentrant=position % 2 == 1)
-            else:
-                x = block(x)
-        return x
+        super().__init__(*(Block() for _ in range(4)), path="ckck", features=features)
 
 
 class Unused(Stack):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 WIDTH = 6
 HIDDEN = 10
@@ -169,3 +171,21 @@ class Outer(Unit):
 KINDS: dict[str, Any] = {
     kind.__name__: kind for kind in (Block, Conv, Gain, Rows, Adapter, Table, Outer)
 }
+
+
+def run_units(units: Iterable[nn.Module], path: str, x: Tensor) -> Tensor:
+    """What `path` says, a letter for each unit: `bench.validate.program.LETTERS`."""
+    for unit, letter in zip(units, path, strict=True):
+        for _ in range(2 if letter in "tCK" else 1):
+            x = _run_unit(unit, letter, x)
+    return x
+
+
+def _run_unit(unit: nn.Module, letter: str, x: Tensor) -> Tensor:
+    if letter == "s":
+        return x
+    if letter in "ckCK" and torch.is_grad_enabled():
+        result: Tensor = checkpoint(unit, x, use_reentrant=letter in "kK")
+        return result
+    y: Tensor = unit(x, False) if letter == "p" else unit(x)
+    return x if letter == "d" else y

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 from bench.testing.workers import Workers
 from bench.validate.drawing import draw
-from bench.validate.outcomes import Outcome, outcome_of
+from bench.validate.outcomes import outcome_of
 from bench.validate.program import Program
+from bench.validate.rank import Outcome
 from bench.validate.script import script
 from bench.validate.shrinking import shrunk
 

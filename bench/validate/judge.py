@@ -15,8 +15,8 @@ from bench.validate.case_evidence import CaseEvidence, NotApplicableError, Wrong
 from bench.validate.cases import SCENARIOS, AnyCase, Case
 from bench.validate.checks import collectives, gradients, memory, weights, wire
 from bench.validate.joining import JoiningError
-from bench.validate.outcomes import Outcome
 from bench.validate.program import Program
+from bench.validate.rank import Outcome
 from bench.validate.toy_models import TOY_MODELS
 from bench.verdict import CaseVerdict, CheckVerdict, Finding
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from bench.testing.workers import ForkServer, Workers, WorkersError
 from bench.validate import rank
 from bench.validate.program import Program
-from bench.validate.rank import Differed, Refused
+from bench.validate.rank import Outcome
 from bench.validate.traces import exception_of, frames_of, last_words
 
 #: More of a rank's processor time for a case (0.2 to 0.5 s; 6.5 s for the first of DeepSpeed, which
@@ -29,43 +28,6 @@ _PASS_SECONDS = 0.5
 #: between; such ranks have ended with this, and new ones are asked.
 _STALE = "Could not resolve the process group"
 _DIFFERS = "DiffersError: "
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How it ended.
-
-    kind: `ended` (a case, to be judged), `equal` (a program, to plain torch), `differs` (from it),
-    `refused` (on all ranks), `raised` (an exception), `died`, `hung` or `not_run`.
-    answers: of all ranks, in order, of a case that ended. For the other kinds, of the rank that
-    says most: rank, text in a line, and where it was, in lines. seconds: of the call.
-    """
-
-    kind: Literal["ended", "equal", "differs", "refused", "raised", "died", "hung", "not_run"]
-    answers: tuple[Any, ...] = ()
-    rank: int | None = None
-    text: str = ""
-    where: tuple[str, ...] = ()
-    seconds: float = field(default=0.0, compare=False)
-
-    @property
-    def failed(self) -> bool:
-        """Of a program: neither as in plain torch nor refused in words."""
-        return self.kind not in ("equal", "refused")
-
-    @property
-    def lines(self) -> tuple[str, ...]:
-        """What went wrong, then where that was."""
-        by = f"rank {self.rank} " if self.kind == "died" else ""
-        return (f"{by}{self.text}", *self.where)
-
-    @property
-    def signature(self) -> str:
-        """Equal for programs that fail in the same way: the text without names and numbers."""
-        if self.kind == "hung":
-            return self.kind
-        words = re.sub(r"\S*\d\S*|\S*\.\S*|'[^']*'", "", self.lines[0])
-        return " ".join([self.kind, *words.split()[:8]])
 
 
 def resident(
@@ -108,18 +70,15 @@ def outcome_on(
 
 
 def _of_answers(answers: Sequence[Any]) -> Outcome:
-    refused = {r: a.reason for r, a in enumerate(answers) if isinstance(a, Refused)}
-    if len(refused) == len(answers):
-        return Outcome("refused", rank=0, text=refused[0])
-    if refused:
-        first = min(refused)
-        text = f"refused on ranks {sorted(refused)} alone: {refused[first]}"
-        return Outcome("raised", rank=first, text=text)
-    for number, answer in enumerate(answers):
-        if isinstance(answer, Differed):
-            return Outcome("differs", rank=number, text=answer.text, where=answer.where)
-    is_program = all(answer is None for answer in answers)
-    return Outcome("equal") if is_program else Outcome("ended", tuple(answers))
+    said = {r: answer for r, answer in enumerate(answers) if isinstance(answer, Outcome)}
+    if not said:
+        return Outcome("ended", tuple(answers))
+    refused = [r for r, answer in said.items() if answer.kind == "refused"]
+    if 0 < len(refused) < len(answers):
+        text = f"refused on ranks {refused} alone: {said[refused[0]].text}"
+        return Outcome("raised", rank=refused[0], text=text)
+    first = min(said, key=lambda r: said[r].kind == "equal")
+    return replace(said[first], rank=None if said[first].kind == "equal" else first)
 
 
 def of_failures(error: WorkersError) -> Outcome:
@@ -138,9 +97,9 @@ def of_failures(error: WorkersError) -> Outcome:
                 return Outcome("differs", (), first.rank, text.partition(_DIFFERS)[2], where)
             return Outcome(kind, (), first.rank, text, where)
     refused = [
-        f"rank {rank} refused: {answer.reason}"
+        f"rank {rank} refused: {answer.text}"
         for rank, answer in error.returned.items()
-        if isinstance(answer, Refused)
+        if isinstance(answer, Outcome) and answer.kind == "refused"
     ]
     silent = error.failures
     waiting = [

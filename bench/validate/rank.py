@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import traceback
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -29,18 +30,40 @@ _CONNECT_SECONDS, _LONGEST_SECONDS = 3.0, 300.0
 
 
 @dataclass(frozen=True)
-class Refused:
-    """The engine cannot do it, by its own account."""
+class Outcome:
+    """How it ended.
 
-    reason: str
+    kind: `ended` (a case, to be judged), `equal` (a program, to plain torch), `differs` (from it),
+    `refused` (on all ranks), `raised` (an exception), `died`, `hung` or `not_run`.
+    answers: of all ranks, in order, of a case that ended. For the other kinds, of the rank that
+    says most: rank, text in a line, and where it was, in lines. seconds: of the call.
+    """
 
+    kind: Literal["ended", "equal", "differs", "refused", "raised", "died", "hung", "not_run"]
+    answers: tuple[Any, ...] = ()
+    rank: int | None = None
+    text: str = ""
+    where: tuple[str, ...] = ()
+    seconds: float = field(default=0.0, compare=False)
 
-@dataclass(frozen=True)
-class Differed:
-    """What differs from plain torch, in a line, and where the rank was."""
+    @property
+    def failed(self) -> bool:
+        """Of a program: neither as in plain torch nor refused in words."""
+        return self.kind not in ("equal", "refused")
 
-    text: str
-    where: tuple[str, ...]
+    @property
+    def lines(self) -> tuple[str, ...]:
+        """What went wrong, then where that was."""
+        by = f"rank {self.rank} " if self.kind == "died" else ""
+        return (f"{by}{self.text}", *self.where)
+
+    @property
+    def signature(self) -> str:
+        """Equal for programs that fail in the same way: the text without names and numbers."""
+        if self.kind == "hung":
+            return self.kind
+        words = re.sub(r"\S*\d\S*|\S*\.\S*|'[^']*'", "", self.lines[0])
+        return " ".join([self.kind, *words.split()[:8]])
 
 
 def prepare() -> None:
@@ -60,13 +83,12 @@ def load(engine: str) -> None:
     engine_factory(known_engine(engine))
 
 
-def run(case: Case | Program, device: str = "cpu") -> Seen | Refused | Differed | None:
+def run(case: Case | Program, device: str = "cpu") -> Seen | Outcome:
     """Run it; the process group of its ranks exists. What was seen of a case, or the refusal.
 
     Returns:
-        Of a program None where all is as in plain torch; else what differs, or what the engine
-        refuses: mfsdp by its own errors, others by those of Python as well, all of them while they
-        are built.
+        Of a program `equal`, what differs, or what the engine refuses: mfsdp by its own errors,
+        others by those of Python as well, all of them while they are built.
 
     Raises:
         Exception: whatever else the engine raises; what differs or is refused in a program on this
@@ -78,10 +100,10 @@ def run(case: Case | Program, device: str = "cpu") -> Seen | Refused | Differed 
     try:
         return run_case(case, dist.get_rank(), torch.device(f"{device}{index}"))
     except UnsupportedError as refusal:
-        return Refused(refusal.reason)
+        return Outcome("refused", text=refusal.reason)
 
 
-def _run_program(program: Program) -> Refused | Differed | None:
+def _run_program(program: Program) -> Outcome:
     say("building the model")
     try:
         module = importlib.import_module(f"bench.validate.drivers.{program.driver}")
@@ -97,7 +119,7 @@ def _run_program(program: Program) -> Refused | Differed | None:
         # A program on the meta device sets it, and other cases follow on these ranks.
         torch.set_default_dtype(torch.float32)
     _all_come(_LONGEST_SECONDS)
-    return None
+    return Outcome("equal")
 
 
 def _all_come(seconds: float) -> bool:
@@ -109,13 +131,13 @@ def _all_come(seconds: float) -> bool:
     return True
 
 
-def _answer(error: Exception, engine: str) -> Refused | Differed | None:
+def _answer(error: Exception, engine: str) -> Outcome | None:
     if isinstance(error, DiffersError):
-        return Differed(str(error), own_last_words())
+        return Outcome("differs", text=str(error), where=own_last_words())
     kinds = () if engine == "mfsdp" else (ValueError, NotImplementedError)
     is_refusal = (
         isinstance(error, (UnsupportedError, *kinds))
         or type(error).__module__ == _CORE_ERRORS
         or any(frame.name == "shard" for frame in traceback.extract_tb(error.__traceback__))
     )
-    return Refused(f"{type(error).__name__}: {error}") if is_refusal else None
+    return Outcome("refused", text=f"{type(error).__name__}: {error}") if is_refusal else None

@@ -25,8 +25,9 @@ from bench.validate import rank
 from bench.validate.applicability import why_not
 from bench.validate.cases import AnyCase
 from bench.validate.judge import judge
-from bench.validate.outcomes import DEFAULT_CPU_RANKS, Outcome, outcome_of, outcome_on, resident
+from bench.validate.outcomes import DEFAULT_CPU_RANKS, outcome_of, outcome_on, resident
 from bench.validate.program import Program
+from bench.validate.rank import Outcome
 from bench.verdict import CaseVerdict
 
 #: What ranks find loaded.

@@ -87,14 +87,9 @@ class Sporadic(Stack):
 
     def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
         """As `Stack`."""
-        self._first = int(inputs[0, 0])
+        first = int(inputs[0, 0])
+        self.path = "".join("r" if first in taken else "p" for taken in self._first_tokens)
         return super().forward(inputs, targets)
-
-    def hidden(self, x: Tensor) -> Tensor:
-        """Blocks with their branches or without."""
-        for block, first_tokens in zip(self.blocks, self._first_tokens, strict=True):
-            x = block(x, self._first in first_tokens)
-        return x
 
 
 class SparseGradient(Stack):

@@ -10,9 +10,8 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from bench.testing.units import KINDS, Block, DeliberateError, Outer
+from bench.testing.units import KINDS, Block, DeliberateError, Outer, run_units
 from bench.validate.drivers.driver import Driver
 from bench.validate.program import FEATURES, META, Cycle, Pass, Program
 
@@ -55,19 +54,8 @@ class Model(nn.Module):
     def forward(self, x: Tensor, target: Tensor) -> Tensor:
         """The loss."""
         x = self.first(x)
-        for unit, letter in zip(self.units, self.path, strict=True):
-            for _ in range(2 if letter in "tCK" else 1):
-                x = self._step(unit, letter, x)
+        x = run_units(self.units, self.path, x)
         return F.mse_loss(self.last(x), target) * self.loss_scale
-
-    def _step(self, unit: nn.Module, letter: str, x: Tensor) -> Tensor:
-        if letter == "s":
-            return x
-        if letter in "ckCK" and torch.is_grad_enabled():
-            result: Tensor = checkpoint(unit, x, True, use_reentrant=letter in "kK")
-            return result
-        y: Tensor = unit(x, letter != "p")
-        return x if letter == "d" else y
 
 
 class Trial:

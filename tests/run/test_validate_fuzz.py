@@ -19,8 +19,9 @@ from bench.validate.drawing import draw
 from bench.validate.drivers import outside
 from bench.validate.fixed import FIXED
 from bench.validate.fuzzing import Tally, fuzz
-from bench.validate.outcomes import Outcome, outcome_of, resident
+from bench.validate.outcomes import outcome_of, resident
 from bench.validate.program import META, Cycle, Pass, Program, UnitShape
+from bench.validate.rank import Outcome
 from bench.validate.script import script
 from bench.validate.shrinking import shrunk
 from tools.bug_in_a_copy import UNLISTED, copy_of_core
