@@ -1,1 +1,1 @@
-"""Whether an engine is right: an oracle over a matrix of cases, and known bugs to try it on."""
+"""Whether an engine is right: cases and programs, run on ranks and judged against plain torch."""

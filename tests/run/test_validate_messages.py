@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
 
+from bench.engines.inspection import LocalRows
 from bench.testing.workers import WorkerFailure, WorkersError
-from bench.validate.case_evidence import numbers_apart
+from bench.validate.case_evidence import WrongError, numbers_apart
 from bench.validate.cases import Case
+from bench.validate.checks.weights import replicas
 from bench.validate.judge import _placed, settings
+from bench.validate.observation import Seen
 from bench.validate.outcomes import outcome_on
 from bench.validate.traces import exception_of, frames_of
 from bench.verdict import CheckVerdict, Finding
@@ -49,6 +53,14 @@ def test_numbers_that_differ_are_never_printed_alike() -> None:
     for more, last in ((1e-12, "4.000000000001"), (0.5, "4.5"), (torch.nan, "nan")):
         found = numbers_apart(numbers, torch.cat([numbers[:3], numbers[3:] + more]))
         assert found == {"expected": "[..., 2, 3, 4]", "found": f"[..., 2, 3, {last}]"}
+
+
+def test_replicas_of_unlike_shapes_are_told_so() -> None:
+    seen = [Seen(rank, initial={"w": LocalRows(torch.ones(5 + rank))}) for rank in (0, 1)]
+    evidence = Mock(seen=seen, steps=[], reference=Mock(shapes={"w": (5,)}))
+    with pytest.raises(WrongError) as caught:
+        replicas(evidence)
+    assert caught.value.finding.found == "shape (6,)"
 
 
 def test_the_finding_is_the_exception_and_not_its_advice() -> None:

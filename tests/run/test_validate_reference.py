@@ -25,10 +25,6 @@ RAW = [
 ]
 
 
-def contributions() -> list[list[list[torch.Tensor]]]:
-    return [[[gradient] for gradient in row] for row in RAW]
-
-
 LOST = "{}'s gradient of microbatch {} counts 0 times, expected 0.5".format
 
 
@@ -77,8 +73,9 @@ def test_counts_of_contributions_are_told_as_the_mistake_that_gives_them(
 
 
 def test_numbers_that_no_sum_explains_are_not_explained() -> None:
-    assert attribute([torch.ones(6, 4)], contributions()) is None
-    assert attribute([torch.full((6, 4), float("nan"))], contributions()) is None
+    contributions = [[[gradient] for gradient in row] for row in RAW]
+    assert attribute([torch.ones(6, 4)], contributions) is None
+    assert attribute([torch.full((6, 4), float("nan"))], contributions) is None
 
 
 @pytest.mark.parametrize("every", [True, False])

@@ -53,8 +53,8 @@ def replicas(evidence: CaseEvidence) -> str | None:
                 shard = theirs.initial if step < 0 else theirs.steps[step].weights
                 compared += other != rank
                 if not _same_bits(held[name].rows, shard[name].rows):
-                    told = numbers_apart(shard[name].rows, held[name].rows)
-                    told["expected"] = f"the bits of rank {other}: {told['expected']}"
+                    told = difference(shard[name].rows, held[name].rows) or {}
+                    told["expected"] = f"the bits of rank {other}: {told.get('expected')}"
                     raise wrong(step, parameter=name, rank=rank, **told)
     return f"{compared} comparisons, bit-equal" if compared else None
 

@@ -45,12 +45,7 @@ class Branched(Block):
     """A unit with a branch that may be left out: [..., 8] to the same shape."""
 
     def __init__(self) -> None:
-        super().__init__(width=8, hidden=16)
-        self.branch = nn.Linear(8, 8)
-
-    def forward(self, x: Tensor, branched: bool = True) -> Tensor:
-        y = super().forward(x)
-        return y + self.branch(x).tanh() if branched else y
+        super().__init__(width=8, hidden=16, branched=True)
 
 
 class Lone(nn.Module):
