@@ -58,12 +58,12 @@ def test_a_failure_names_its_part_of_the_program_and_the_last_events(
 ) -> None:
     core = copy_of_core(tmp_path)
     source = (core / "runtime/gradient_buffers.py").read_text()
-    late = source.replace("axis.into.add_(result)", "pass")
+    late = source.replace("into.add_(result)", "pass")
     (core / "runtime/gradient_buffers.py").write_text(late)
     program = Program("mfsdp", strategy=2, cycles=(Cycle((Pass("micro", ("r",)),) * 2),))
     with resident(fork_server, core=tmp_path) as workers:
         lost = outcome_of(workers, program)
-        dead = source.replace("axis.into.add_(result)", "__import__('os')._exit(3)")
+        dead = source.replace("into.add_(result)", "__import__('os')._exit(3)")
         (core / "runtime/gradient_buffers.py").write_text(dead)
         workers.end()
         died = outcome_of(workers, program)
