@@ -29,7 +29,6 @@ REMOVED: Final[dict[str, str]] = {
     "report --format matrix": "use report or compare, whose tables have all cells",
     "schema run": "use schema, which has every setting of a run below base",
     "--until-decided": "use --budget TIME",
-    "--confirm": "use --budget TIME: one test of all blocks",
     "--reason": "say it in the commit that keeps the baseline's file",
     "lint": "use compare, which reads logs, and says what is not stated and what is doubtful",
     "--from": "use --format, which also takes a row of your own",

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from reports.compare.policy import Policy
     from reports.compare.sides import JudgedSweep, Sides
     from sweeps.budget import BlockBudget
+    from sweeps.selected_sweep import SelectedSweep
 
 _BASELINE = b'"baseline_version"'
 _HEAD_BYTES = 4096
@@ -57,6 +58,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
     )
     base_arm: str | None = option("--base ARM", "The arm to compare with.")
     head_arm: str | None = option("--head ARM", "The arm to judge.")
+    confirm: int = option("--confirm N", "More blocks to run before it fails.", 0, min=0)
     only: tuple[str, ...] = option("--only CELL", "Judge this cell only: an id, or a pattern.", ())
     any_nodes: bool = option("--any-nodes", "Compare what different nodes have measured.", False)
     strict: bool = option("--strict", "Undecided is exit code 4.", False)
@@ -68,8 +70,11 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         """Judge, and write the files that options name."""
         if self.against and self.baseline:
             raise UsageError("--against and --baseline both name what to compare with; give one")
-        if self.budget and (self.against or self.baseline):
-            raise UsageError("--budget runs blocks of two arms; leave --against and --baseline out")
+        if (self.confirm or self.budget) and (self.against or self.baseline):
+            name = "--budget" if self.budget else "--confirm"
+            raise UsageError(f"{name} runs blocks of two arms; leave --against and --baseline out")
+        if self.confirm and self.budget:
+            raise UsageError("--budget runs blocks itself; leave --confirm out")
         from bench.cli.judged_sweep import judged_sweep
         from reports.compare.judge import judge
 
@@ -81,7 +86,10 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         store = self.store()
         if budget is None:
             sweep = judged_sweep(store, self.sweep, self.arms)
-        return self._answer(self._judged(store, sweep, policy), budget)
+        result = self._judged(store, sweep, policy)
+        if self.confirm and result.regressed:
+            result = self._confirmed(store, sweep, result)
+        return self._answer(result, budget)
 
     def _answer(self, result: Verdicts, budget: BlockBudget | None = None) -> Answer:
         from reports.compare import ci, text
@@ -155,30 +163,40 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         pairs = sweep.checked(pairs, arms, self.only)
         return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
 
-    def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
-        """Add blocks of the arms to the cells that are judged, until the time is spent.
+    def _blocks_to_run(self, repeat: int | None = None) -> SelectedSweep:
+        """The sweep with its arms in blocks, of the cells that are judged.
 
         Raises:
             UsageError: the sweep is named by its id, which says nothing of how to run it.
         """
-        from bench.cli.judged_sweep import as_it_is
-        from bench.cli.run import run_within
-        from bench.plan import Plan
         from bench.resolve.machine import Machine
-        from reports.compare.sides import matching, two_arms
-        from sweeps.resume import RunOptions
+        from reports.compare.sides import matching
         from sweeps.selected_sweep import SelectedSweep, find_sweep_file
 
         named = Path(self.sweep)
         if find_sweep_file(named) is None:
+            name, value = ("--confirm", "N") if self.confirm else ("--budget", "10m")
             raise UsageError(
-                "--budget runs blocks, so it needs the sweep file and its arms, found the id"
-                f" {self.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. --budget 10m"
+                f"{name} runs blocks, so it needs the sweep file and its arms, found the id"
+                f" {self.sweep!r}: gate SWEEP.yaml --arm base=GITREF --arm head=. {name} {value}"
             )
-        sweep = SelectedSweep.of(named, Machine.detect(), arms=self.arms, interleave=True)
-        if self.only:
-            kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
-            sweep = replace(sweep, kept=tuple(kept))
+        sweep = SelectedSweep.of(
+            named, Machine.detect(), arms=self.arms, repeat=repeat, interleave=True
+        )
+        if not self.only:
+            return sweep
+        kept = matching([cell.id for cell in sweep.full_plan.cells], self.only)
+        return replace(sweep, kept=tuple(kept))
+
+    def _measured(self, seconds: float) -> tuple[JudgedSweep, BlockBudget]:
+        """Add blocks of the arms until the time is spent."""
+        from bench.cli.judged_sweep import as_it_is
+        from bench.cli.run import run_within
+        from bench.plan import Plan
+        from reports.compare.sides import two_arms
+        from sweeps.resume import RunOptions
+
+        sweep = self._blocks_to_run()
         store = self.store(create=True)
         sweep = sweep.prepared(store, console.note)
         names = [arm.name for arm in sweep.full_plan.arms]
@@ -188,6 +206,34 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             raise KeyboardInterrupt
         stored = Plan.from_document(store.read_plan(sweep.id))
         return as_it_is(sweep, stored), budget
+
+    def _confirmed(self, store: ResultsStore, judged: JudgedSweep, result: Verdicts) -> Verdicts:
+        """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""
+        from bench.cli.run import closing_lines, outcome_code, run_missing
+        from bench.plan import Plan
+        from sweeps.resume import RunOptions
+
+        plan = Plan.from_document(store.read_plan(judged.id))
+        if not plan.interleaved:
+            raise UsageError(
+                f"--confirm runs more blocks, and {judged.id} was not run with --interleave"
+            )
+        blocks = max((cell.repeats for cell in plan.cells), default=0) + self.confirm
+        sweep = self._blocks_to_run(blocks)
+        cells = f"{len(sweep.chosen.cells)} of {len(sweep.full_plan.cells)} cells"
+        console.note(
+            f"regressed; running {self.confirm} more blocks of {cells} before it is believed"
+        )
+        sweep = sweep.prepared(store, console.note)
+        outcome = run_missing(sweep, store, RunOptions())
+        for line in closing_lines(sweep.chosen, outcome):
+            console.note(line)
+        if outcome.interrupted:
+            raise KeyboardInterrupt
+        if outcome_code(sweep.chosen, outcome) != exit_codes.OK:
+            console.note("not every block of these has finished, so the regression stays as it was")
+            return result
+        return self._judged(store, judged, result.policy)
 
 
 def gate_code(result: Verdicts, *, strict: bool) -> int:

@@ -120,6 +120,24 @@ GATE: Scenarios = {
         recorded("after", Arm(slower=1.3), noise=0.003, cells=CELLS),
         ask("gate after --against before", "not comparable: ddp", "were not interleaved"),
     ],
+    "a regression that more blocks confirm": [
+        SLOWER,
+        file("name: gate\nmatrix: {product: {engine.strategy: [no_shard, optim]}}\n"),
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        ask(
+            f"gate {ARMS} --only optim --confirm 2",
+            "running 2 more blocks of 1 of 2 cells",
+            "8 blocks",
+        ),
+        ran(no_shard=12, optim=16),
+    ],
+    "a regression that more blocks do not confirm": [
+        times(lambda arm, block: 11.0 if arm == "head" and block < 6 else 10.0),
+        ONE_CELL,
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        ask(f"gate {ARMS}", code=1),
+        ask(f"gate {ARMS} --confirm 6"),
+    ],
     "blocks within a budget, of a change": [
         SLOWER,
         ticking(),
@@ -156,7 +174,7 @@ GATE: Scenarios = {
         ask(f"gate {ARMS} --budget soon", "expected a time such as 10m", code=2),
         ask("gate gate --budget 10m", "needs the sweep file", code=2),
         ask("gate sweep.yaml --budget 2m", "budgets need arms", "--arm base=main", code=2),
-        ask(f"gate {ARMS} --confirm 2", "'--confirm' was removed", code=2),
+        ask(f"gate {ARMS} --budget 10m --confirm 2"),
     ],
     "an invalid policy file": [
         both(Arm()),
@@ -173,7 +191,9 @@ GATE: Scenarios = {
         *wrong(
             "gate gate --head haed",
             "gate gate --baseline main --head head",
+            "gate gate --baseline main --confirm 3",
         ),
+        ask("gate gate --confirm 3"),  # nothing to confirm
         ask("gate gate --baseline main --against gate"),
     ],
     "a block lost to a failed run": [
@@ -193,6 +213,14 @@ GATE: Scenarios = {
         # A good run of the same code does not make up for one that failed after it.
         recorded("good", Arm(states={1: "crashed"}), blocks=2),
         ask("gate good --baseline main", "zero3 failed (repeat 1: crashed: as the test wants)"),
+    ],
+    "confirmation blocks that failed": [
+        SLOWER,
+        ONE_CELL,
+        ask(f"run {ARMS} --interleave --repeat 6"),
+        times(None),
+        ends(base="crashed"),
+        ask(f"gate {ARMS} --confirm 2", "the regression stays as it was"),
     ],
 }
 
