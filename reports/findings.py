@@ -76,6 +76,11 @@ class Findings:
         return tuple(cell for cell in self.cells if cell.finished)
 
     @property
+    def without_a_time(self) -> tuple[Cell, ...]:
+        """Finished cells of which no run's time counts."""
+        return tuple(cell for cell in self.finished if not cell.n)
+
+    @property
     def planned(self) -> int:
         """Cells that the sweeps planned to run, without the pruned ones."""
         return sum(sweep.planned for sweep in self.sweeps)

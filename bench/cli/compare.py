@@ -190,7 +190,7 @@ def _of_two_arms(
 ) -> Verdicts:
     from reports.compare.sides import sides_of_arms
 
-    pairs = sweep.checked(sides_of_arms(store, sweep.id, *arms, sweep.codes), arms)
+    pairs = sweep.checked(sides_of_arms(store, sweep.id, *arms, sweep.codes))
     if not pairs.pairs:
         raise NothingMeasuredError(f"{sweep.id} has nothing to compare: {_reasons(pairs.failed)}")
     verdicts = _judged(store, pairs, policy)

@@ -144,7 +144,6 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
         from reports.compare.noise import calibrations
         from sweeps.selected_sweep import sweep_file
 
-        arms: tuple[str | None, ...] = (self.head_arm,)
         codes = sweep.codes
         if self.baseline is not None:
             kept = load_baseline(store, self.baseline)
@@ -154,13 +153,12 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             both = (self.base_arm, self.head_arm)
             pairs = sides.sides_of_sweeps(store, self.against, sweep.id, arms=both, codes=codes)
         else:
-            arms = sides.arms_of_sweep(store, sweep.id, self.base_arm, self.head_arm)
-            pairs = sides.sides_of_arms(store, sweep.id, *arms, codes)
+            pairs = sides.sides_of_arms(store, sweep.id, self.base_arm, self.head_arm, codes)
         if self.only:
             pairs = pairs.selected(self.only)
         if sweep.runs is not None:  # a file was named: annotations can point at it
             pairs = replace(pairs, source=str(sweep_file(Path(self.sweep))))
-        pairs = sweep.checked(pairs, arms, self.only)
+        pairs = sweep.checked(pairs, self.head_arm, self.only)
         return judge(pairs, policy, calibrations(store), any_nodes=self.any_nodes)
 
     def _blocks_to_run(self, repeat: int | None = None) -> SelectedSweep:
@@ -238,16 +236,13 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
 
 def gate_code(result: Verdicts, *, strict: bool) -> int:
     """3 a cell without a number, 1 regressed, 5 nothing comparable, 4 undecided and strict."""
-    codes = [exit_codes.OK]
-    if result.failed:
-        codes.append(exit_codes.NOTHING_MEASURED)
-    if result.regressed:
-        codes.append(exit_codes.REQUIREMENT_NOT_MET)
-    if result.nothing_comparable and not result.failed:
-        codes.append(exit_codes.NOT_COMPARABLE)
-    if strict and result.undecided:
-        codes.append(exit_codes.INCONCLUSIVE)
-    return exit_codes.worst(codes)
+    codes = {
+        "failed": exit_codes.NOTHING_MEASURED,
+        "regressed": exit_codes.REQUIREMENT_NOT_MET,
+        "not comparable": exit_codes.NOT_COMPARABLE,
+        "undecided": exit_codes.INCONCLUSIVE if strict else exit_codes.OK,
+    }
+    return codes.get(result.outcome, exit_codes.OK)
 
 
 def _append(path: Path, markdown: str) -> None:

@@ -10,14 +10,18 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
 from bench.derive.metrics import LIVE_STORAGE, judged_metrics
 from reports.compare.counts import milliseconds, site_rises
-from reports.compare.judge import Judgement, Verdicts
+from reports.compare.policy import AllowedRise
 from reports.compare.sides import Pair
 from reports.renderers import quantity
+
+if TYPE_CHECKING:
+    from reports.compare.judge import Judgement
 
 _MOST_PARTS = 3
 _SHORT = {"float64": "FP64", "float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
@@ -49,6 +53,11 @@ class Cause:
     milliseconds: float | None = None
 
     @property
+    def verdict(self) -> str:
+        """Of all its rows."""
+        return self.rows[0].verdict if self.rows else "regressed"
+
+    @property
     def cells(self) -> list[str]:
         """Cells of its rows, each once."""
         return list(dict.fromkeys(row.cell for row in self.rows))
@@ -64,13 +73,15 @@ class _Place:
     rows: list[Judgement] = field(default_factory=list)
 
 
-def causes(result: Verdicts, judgements: Sequence[Judgement] | None = None) -> list[Cause]:
-    """Of the judgements that fail the gate (or of others), what explains most of them first."""
-    pairs = {pair.label: pair for pair in result.sides.pairs}
+def causes_of(
+    judgements: Sequence[Judgement], compared: Sequence[Pair], allowed: Sequence[AllowedRise]
+) -> list[Cause]:
+    """What explains most of `judgements` first; those that no place explains by their metric."""
+    pairs = {pair.label: pair for pair in compared}
     places: dict[str, _Place] = {}
     rest: list[Judgement] = []
-    for row in result.worse if judgements is None else judgements:
-        site = _put(row, pairs[row.cell], result, places)
+    for row in judgements:
+        site = _put(row, pairs[row.cell], allowed, places)
         if site:
             places[site].rows.append(row)
         else:
@@ -80,7 +91,9 @@ def causes(result: Verdicts, judgements: Sequence[Judgement] | None = None) -> l
     return [*placed, *_by_metric(rest, len(pairs))]
 
 
-def _put(row: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]) -> str:
+def _put(
+    row: Judgement, pair: Pair, allowed: Sequence[AllowedRise], places: dict[str, _Place]
+) -> str:
     """Note where the rise of `row` comes from, and return the site with most of it."""
     if row.verdict != "regressed":
         return ""
@@ -94,7 +107,7 @@ def _put(row: Judgement, pair: Pair, result: Verdicts, places: dict[str, _Place]
         return largest.site
     if not row.is_count or base.counts is None or head.counts is None:
         return ""
-    rises = site_rises(row.metric, base.counts, head.counts, result.policy.allowed)
+    rises = site_rises(row.metric, base.counts, head.counts, allowed)
     for rise in filter(lambda rise: rise.site, rises):  # a baseline keeps no call sites
         place = places.setdefault(rise.site, _Place(rise.line))
         place.rises.setdefault(row.cell, {})[rise.name] = rise

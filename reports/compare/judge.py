@@ -22,6 +22,7 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -40,6 +41,7 @@ from bench.derive.metrics import (
     MetricRule,
     judged_metrics,
 )
+from reports.compare.cause import Cause, causes_of
 from reports.compare.counts import MOST_NAMED, rises, size_text, unused, why_risen
 from reports.compare.noise import NoiseCalibration
 from reports.compare.policy import Policy
@@ -59,6 +61,7 @@ from reports.compare.unlike import NumberChange, comparable_rates, norm_without_
 from reports.renderers import quantity
 
 Verdict = Literal["regressed", "missed", "improved", "equivalent", "inconclusive", "unmeasured"]
+Outcome = Literal["failed", "regressed", "not comparable", "undecided", "passed"]
 Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
 
 SPREAD_FACTOR = 3.0
@@ -174,9 +177,26 @@ class Verdicts:
         return not self.sides.pairs
 
     @property
-    def passed(self) -> bool:
-        """Every required metric is equal or better."""
-        return not (self.regressed or self.undecided or self.failed or self.nothing_comparable)
+    def outcome(self) -> Outcome:
+        """The one that stands of all that apply; passed: each required metric equal or better."""
+        applies: dict[Outcome, bool] = {
+            "failed": self.failed,
+            "regressed": self.regressed,
+            "not comparable": self.nothing_comparable,
+            "undecided": self.undecided,
+        }
+        return next((outcome for outcome, is_so in applies.items() if is_so), "passed")
+
+    @cached_property
+    def causes(self) -> list[Cause]:
+        """Of the required judgements that are not equal or better: unmeasured, worse, undecided."""
+        rows = self.of("unmeasured") + self.worse + self.of("inconclusive")
+        return causes_of(rows, self.sides.pairs, self.policy.allowed)
+
+    @property
+    def causes_of_worse(self) -> list[Cause]:
+        """Those of what fails the gate by its number."""
+        return [cause for cause in self.causes if cause.verdict in ("regressed", "missed")]
 
 
 def judge(

@@ -68,7 +68,7 @@ class Sides:
 
     failed: cells that were planned and gave no number. source: the sweep file, if known. set_aside:
     settings in which the sides differ and that were left out when matching. differences: of a
-    single pair, with both values.
+    single pair, with both values. arms: base and head, where both are of one sweep.
     """
 
     base: str
@@ -81,6 +81,7 @@ class Sides:
     source: str = ""
     set_aside: tuple[str, ...] = ()
     differences: tuple[str, ...] = ()
+    arms: tuple[str, ...] = ()
 
     def selected(self, patterns: Sequence[str]) -> Sides:
         """Only the cells that one of `patterns` means.
@@ -167,6 +168,7 @@ def sides_of_arms(
         pruned=_pruned(plan.pruned),
         notes=tuple(notes),
         source=plan.source,
+        arms=(before, after),
     )
 
 
@@ -442,14 +444,12 @@ class JudgedSweep:
         """Code by cell and arm."""
         return None if self.runs is None else {at: run.code for at, run in self.runs.items()}
 
-    def checked(
-        self, sides: Sides, arms: tuple[str | None, ...], only: Sequence[str] = ()
-    ) -> Sides:
+    def checked(self, sides: Sides, head_arm: str | None = None, only: Sequence[str] = ()) -> Sides:
         """`sides`, with expected cells that nobody has measured among those that failed.
 
         Args:
             sides: the cells that are judged.
-            arms: of head, and of base before it where base is of the same sweep.
+            head_arm: of the head, where the base is of another sweep.
             only: patterns of the cells that are judged, none for all.
 
         Raises:
@@ -457,6 +457,7 @@ class JudgedSweep:
         """
         if self.runs is None:
             return sides
+        arms: tuple[str | None, ...] = sides.arms or (head_arm,)
         wrong = [
             difference
             for pair in sides.pairs

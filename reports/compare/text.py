@@ -9,9 +9,8 @@ from typing import Any
 
 from bench.derive.hardware import STATED
 from bench.derive.metrics import STEP_TIME, judged_metrics
-from reports.compare.cause import causes
 from reports.compare.change import SPEED, less_one, speed_text
-from reports.compare.judge import Judgement, Verdict, Verdicts
+from reports.compare.judge import Judgement, Outcome, Verdict, Verdicts
 from reports.compare.sides import Reasons
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
@@ -35,6 +34,12 @@ _TIMES = (
     " | p, adjusted | base ms | head ms | <runs"
 )
 _OTHERS = "cell | metric | verdict | change | tolerance | base | head | <runs"
+_WORDS: dict[Outcome, str] = {
+    "failed": "FAILED TO MEASURE",
+    "regressed": "REGRESSED",
+    "undecided": "UNDECIDED",
+    "passed": "PASSED",
+}
 _KINDS: dict[str, RowKind] = {
     **dict.fromkeys(("regressed", "missed"), "bad"),
     **dict.fromkeys(("inconclusive", "unmeasured"), "unsteady"),
@@ -45,18 +50,17 @@ _LONGEST_REASON = 80
 
 def headline(result: Verdicts) -> str:
     """The outcome in one line, with the names of the cells that are the cause."""
-    if result.nothing_comparable and not result.failed:
+    if result.outcome == "not comparable":
         reasons = dict.fromkeys(why for _, why in result.sides.not_comparable)
         why = quantity.few(list(reasons), _MOST_NAMED) or "no cell of the two sides"
         return f"not comparable: {why}"
     counts = Counter(row.verdict for row in result.judgements if row.required)
     counted = ", ".join(f"{counts[name]} {name}" for name in _WORST_FIRST if counts[name])
-    if result.failed:
-        word = "FAILED TO MEASURE"
-    elif result.regressed:
-        word = "REGRESSED" if result.of("regressed") else "NOT IMPROVED"
-    else:
-        word = "UNDECIDED" if result.undecided else f"PASSED{_without_a_time(result)}"
+    word = _WORDS[result.outcome]
+    if result.outcome == "regressed" and not result.of("regressed"):
+        word = "NOT IMPROVED"
+    if result.outcome == "passed":
+        word += _without_a_time(result)
     return "; ".join([f"{word}: {counted or 'no required metric'}", *_named_causes(result)])
 
 
@@ -73,9 +77,8 @@ def _named_causes(result: Verdicts) -> list[str]:
     """What failed, regressed or, if there is none, is undecided; the first of many."""
     failed = result.sides.failed
     named = [f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in failed]
-    worst = result.of("unmeasured") + result.worse
-    judgements = worst or ([] if named else result.of("inconclusive"))
-    named += [cause.text for cause in causes(result, judgements)]
+    worst = [cause for cause in result.causes if cause.verdict != "inconclusive"]
+    named += [cause.text for cause in worst or ([] if named else result.causes)]
     return [quantity.few(named, _MOST_NAMED)] if named else []
 
 
@@ -92,7 +95,7 @@ def verdict_blocks(
     below_headline: leave out causes that it names, and on a terminal the rows of all causes.
     explained: say what the numbers mean.
     """
-    placed = [cause for cause in causes(result) if cause.file]
+    placed = [cause for cause in result.causes if cause.file]
     of_causes = {id(row) for cause in placed for row in cause.rows}
     shown, folded = (
         [row for row in result.judgements if (id(row) in of_causes) == is_folded]
@@ -125,7 +128,7 @@ def to_data(result: Verdicts) -> dict[str, Any]:
             "cells": cause.cells,
             "metrics": list(dict.fromkeys(row.metric for row in cause.rows)),
         }
-        for cause in causes(result)
+        for cause in result.causes_of_worse
     ]
     judgements = [
         asdict(row)
@@ -141,7 +144,7 @@ def to_data(result: Verdicts) -> dict[str, Any]:
         "base": sides.base,
         "head": sides.head,
         "outcome": headline(result),
-        "passed": result.passed,
+        "passed": result.outcome == "passed",
         "policy": result.policy.source,
         "alpha": result.policy.alpha,
         "causes": by_cause,

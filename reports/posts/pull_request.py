@@ -144,6 +144,8 @@ def _add_measured(contents: _Contents, measured: Findings) -> None:
         fractions = [change.memory_change, *map(change.of, (LIVE_STORAGE, LOSS, GRAD_NORM))]
         names = (change.head.name, change.base.name)
         contents.rows.append(_row(names, speed, fractions, change.memory_metric, runs))
+    if measured.changes and (timeless := [cell.name for cell in measured.without_a_time]):
+        contents.doubts.append(f"in no row, for want of a time: {', '.join(timeless)}")
     contents.doubts += [f"{flag.cell}: {flag.text}" for flag in measured.flags]
     contents.parity += _parity(measured)
 

@@ -40,9 +40,9 @@ def cells_section(findings: Findings) -> Iterator[Block]:
             "followed through a step, they are an upper bound (<=), the sum of what each category "
             f"holds at most: {', '.join(at_most)}. Changes compare no bound with a peak."
         )
-    if unsteady := [cell.name for cell in finished if not cell.n]:
+    if timeless := [cell.name for cell in findings.without_a_time]:
         yield note(
-            f"Without a time, for the reason under Not measured: {', '.join(unsteady)}. Losses, "
+            f"Without a time, for the reason under Not measured: {', '.join(timeless)}. Losses, "
             "memory and bytes count."
         )
     caption = (

@@ -41,6 +41,8 @@ def comparison(findings: Findings) -> Iterator[Block]:
             yield note(_sample_sizes(findings))
         elif not findings.changes:
             yield Paragraph("There is no other cell to compare it with.")
+        if timeless := [cell.name for cell in findings.without_a_time]:
+            yield note(f"In no row, for want of a time: {', '.join(timeless)} (see Cells).")
     engines = dict.fromkeys(cell.resolved.engine.name for cell in findings.measured)
     if verdicts := verdict_lines(findings.store, engines):
         yield Bullets(verdicts)

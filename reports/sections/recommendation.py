@@ -15,7 +15,6 @@ from statistics import fmean
 from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
-from reports.compare.cause import causes
 from reports.compare.change import Change, memory_metric, threshold
 from reports.compare.judge import Judgement, Verdicts, judge_intervals
 from reports.compare.noise import calibrations
@@ -53,7 +52,9 @@ def recommendation(findings: Findings) -> list[Block]:
 def _of_arms(findings: Findings) -> _Advice:
     judged = findings.judged
     heads = {id(verdicts): _arm(findings, verdicts.sides.head) for verdicts in judged}
-    better = [verdicts for verdicts in judged if verdicts.passed and _improved(verdicts)]
+    better = [
+        verdicts for verdicts in judged if verdicts.outcome == "passed" and _improved(verdicts)
+    ]
     faster = [verdicts for verdicts in judged if _is_faster_at_a_price(verdicts)]
     best = min(better or faster or [max(judged, key=_mean_log_time)], key=_mean_log_time)
     others = [heads[id(verdicts)] for verdicts in (better or faster) if verdicts is not best]
@@ -125,7 +126,7 @@ def _decided(result: Verdicts) -> _Reasons:
     """What regressed, by its place where that is known; else what improved."""
     if not result.regressed:
         return _by_metric(result, _improved(result))
-    by_cause = causes(result)
+    by_cause = result.causes_of_worse
     placed: _Reasons = [("regressed", cause.text) for cause in by_cause if cause.file]
     return placed + _by_metric(
         result, [row for cause in by_cause if not cause.file for row in cause.rows]

@@ -39,7 +39,7 @@ def what_ran(findings: Findings) -> list[Block]:
 def _facts(findings: Findings, records: Sequence[RunRecord]) -> Iterator[tuple[str, str]]:
     with_arms = any(len(sweep.arms) > 1 for sweep in findings.sweeps)
     nouns = ("arm of a cell", "arms of cells") if with_arms else ("cell", "cells")
-    timeless = len(findings.finished) - len(findings.measured)
+    timeless = len(findings.without_a_time)
     pruned = sum(len(sweep.pruned) for sweep in findings.sweeps)
     measured = f"{len(findings.finished)} of {quantity.counted(findings.planned, *nouns)}"
     measured += f", {timeless} without a time" if timeless else ""

@@ -12,7 +12,10 @@ from recorded_runs import Arm, Recorded, record_arms, record_run, resolved_run, 
 
 from bench.importers.table import read_text
 from bench.store import ResultsStore
+from reports.findings import find
 from reports.posts.pull_request import pull_request
+from reports.sections.comparison import comparison
+from reports.views.sweep_view import load_sweeps
 
 LOGS = Path(__file__).parents[1] / "run" / "logs"
 NUMBER = r"elapsed time per iteration \(ms\): ([\d.]+)"
@@ -64,6 +67,21 @@ def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
     assert len(text.splitlines()) < 60
     assert "n=12 against 12" in text
     assert "# cell-0 (mfsdp optim_grads_params, fp32" in text
+
+
+def test_a_cell_without_a_time_is_named_where_the_others_are_compared(store) -> None:
+    measured(store)
+    drifting = resolved_run("ddp", "no_shard", ranks=2)
+    run = Recorded(drifting, cell="drifts", milliseconds=lambda step: 100 * 1.07**step)
+    record_run(store, run)
+    cells = [
+        (name, resolved_run(comm=comm, ranks=2))
+        for name, comm in (("cell-0", "fp32"), ("cell-1", "bf16"))
+    ]
+    write_plan(store, [*cells, ("drifts", drifting)])
+    assert "in no row, for want of a time: drifts" in pull_request(store, ())
+    findings = find(store, load_sweeps(store, store.sweeps()))
+    assert "In no row, for want of a time: drifts (see Cells)." in str([*comparison(findings)])
 
 
 def test_the_block_of_arms_has_a_gradient_norm_that_moved_under_equal_losses(store) -> None:
