@@ -12,7 +12,6 @@ from bench.record import MemoryTimeline
 from reports.plots.style import (
     GREY,
     INK,
-    LASTING_FIRST,
     MIB,
     category_look,
     drawing,
@@ -88,7 +87,7 @@ def memory_timeline_figure(shown: Sequence[tuple[str, MemoryTimeline]]) -> str:
     shown = shown[:MOST_TIMELINES]
     series = [_thinned(moments(timeline)) for _, timeline in shown]
     names = (name for held in series for m in held for name in m.by_category)
-    categories = in_order(names, LASTING_FIRST)
+    categories = in_order(names)
     top = 1.18 * max(m.total_bytes for held in series for m in held) / MIB or 1.0
     labels = ("time in the step (ms)", "held by rank 0 (MiB)")
     with panels(len(shown), 2, 2.35, labels, top=0.85, hspace=0.55) as (figure, grid):

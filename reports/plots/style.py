@@ -203,33 +203,24 @@ def _rounded(path: re.Match[str]) -> str:
     return _LONG_NUMBER.sub(lambda number: f"{float(number.group()):.1f}", path.group())
 
 
+# What lasts through a step before what comes and goes: the base of a stack stays flat.
 ORDER = (
     "main_weights",
-    "compute_weights",
     "gradients",
     "optimizer_state",
+    "compute_weights",
     "communication_buffers",
     "activations",
 )
-_COLOURS = (BLUE, SKY, VERMILLION, ORANGE, GREEN, PURPLE, YELLOW, GREY)
+_COLOURS = (BLUE, VERMILLION, ORANGE, SKY, GREEN, PURPLE, YELLOW, GREY)
 # Lines only: matplotlib draws a dotted hatch as thousands of curves, 150 kB per figure.
-_HATCHES = ("", "///", "", "--", "", "\\\\\\", "xx", "")
-
-#: What lasts through a step before what comes and goes: the base of a stack stays flat.
-LASTING_FIRST = (
-    "main_weights",
-    "gradients",
-    "optimizer_state",
-    "compute_weights",
-    "communication_buffers",
-    "activations",
-)
+_HATCHES = ("", "", "--", "///", "", "\\\\\\", "xx", "")
 
 
-def in_order(categories: Iterable[str], order: Sequence[str] = ORDER) -> list[str]:
+def in_order(categories: Iterable[str]) -> list[str]:
     """Known categories in their order, then unknown ones as they came."""
     names = list(dict.fromkeys(categories))
-    return [name for name in order if name in names] + [n for n in names if n not in order]
+    return [name for name in ORDER if name in names] + [n for n in names if n not in ORDER]
 
 
 def category_look(category: str, others: Iterable[str]) -> dict[str, Any]:
