@@ -9,7 +9,7 @@ from typing import Literal
 
 from bench.derive.metrics import CURVES
 from reports.compare.cause import Cause
-from reports.compare.judge import Judgement, Verdicts
+from reports.compare.judge import WORSE, Judgement, Verdicts
 from reports.compare.text import interval_text
 from reports.renderers import quantity
 from reports.renderers.printable import printable
@@ -50,7 +50,7 @@ def _case(row: Judgement, cause: Cause | None, *, strict: bool) -> Finding:
     if cause is not None:
         message = f"{message}; see {cause.file}"
         return Finding(row.cell, row.metric, message, "skipped", row.verdict)
-    worse = ("regressed", "missed", *(("inconclusive",) if strict else ()))
+    worse = (*WORSE, *["inconclusive"] * strict)
     if row.verdict in ("equivalent", "improved"):
         return Finding(row.cell, row.metric, message)
     if row.required and row.verdict == "unmeasured":

@@ -52,8 +52,7 @@ from reports.compare.statistics import (
     MOST_EXACT,
     RatioEstimate,
     adjusted,
-    estimate_paired,
-    estimate_unpaired,
+    estimate,
     smallest_deciding_n,
     smallest_p,
 )
@@ -61,6 +60,7 @@ from reports.compare.unlike import NumberChange, comparable_rates, norm_without_
 from reports.renderers import quantity
 
 Verdict = Literal["regressed", "missed", "improved", "equivalent", "inconclusive", "unmeasured"]
+WORSE: Final = ("regressed", "missed")
 Outcome = Literal["failed", "regressed", "not comparable", "undecided", "passed"]
 Calibrations = Callable[[HardwareKey], NoiseCalibration | None]
 
@@ -123,11 +123,6 @@ class Judgement:
         """Whether it is of what a step does, which is judged exactly."""
         return judged_metrics()[self.metric].judge == "count"
 
-    @property
-    def is_equal_count(self) -> bool:
-        """A count that is the same on both sides."""
-        return self.is_count and self.verdict == "equivalent"
-
 
 @dataclass(frozen=True)
 class Verdicts:
@@ -154,7 +149,7 @@ class Verdicts:
     @property
     def worse(self) -> list[Judgement]:
         """Judgements that fail the gate."""
-        return self.of("regressed") + self.of("missed")
+        return [row for verdict in WORSE for row in self.of(verdict)]
 
     @property
     def regressed(self) -> bool:
@@ -192,11 +187,6 @@ class Verdicts:
         """Of the required judgements that are not equal or better: unmeasured, worse, undecided."""
         rows = self.of("unmeasured") + self.worse + self.of("inconclusive")
         return causes_of(rows, self.sides.pairs, self.policy.allowed)
-
-    @property
-    def causes_of_worse(self) -> list[Cause]:
-        """Those of what fails the gate by its number."""
-        return [cause for cause in self.causes if cause.verdict in ("regressed", "missed")]
 
 
 def judge(
@@ -345,24 +335,20 @@ def judge_intervals(
     reasons = [(pair, _why_no_ratio(pair, metric)) for pair in pairs]
     usable: list[tuple[Pair, RatioEstimate, float]] = []
     for pair in (pair for pair, why in reasons if not why):
-        estimate = (estimate_paired if pair.paired else estimate_unpaired)(*pair.of(metric), alpha)
-        floor = _noise_floor(pair, metric, calibrations)
-        usable.append((pair, estimate, max(_policy_tolerance(rule, metric), floor)))
+        calibration = calibrations(pair.head.hardware)
+        floor = calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
+        ratio = estimate(*pair.of(metric), alpha, paired=pair.paired)
+        usable.append((pair, ratio, max(_policy_tolerance(rule, metric), floor)))
     aim = math.log(rule.aim)
     p_values = adjusted([ratio.p_beyond(math.log1p(most), aim) for _, ratio, most in usable])
     judged = (
-        _of_interval(pair, metric, rule, estimate, _Test(tolerance, p, len(usable)))
-        for (pair, estimate, tolerance), p in zip(usable, p_values, strict=True)
+        _of_interval(pair, metric, rule, ratio, _Test(tolerance, p, len(usable)))
+        for (pair, ratio, tolerance), p in zip(usable, p_values, strict=True)
     )
     return [
         _judgement(pair, metric, rule, "unmeasured", why) if why else next(judged)
         for pair, why in reasons
     ]
-
-
-def _noise_floor(pair: Pair, metric: Metric, calibrations: Calibrations) -> float:
-    calibration = calibrations(pair.head.hardware)
-    return calibration.floor(pair.head.config_hash, metric) if calibration else 0.0
 
 
 def _why_no_ratio(pair: Pair, metric: Metric) -> str:
@@ -569,8 +555,7 @@ def _judge_count(pair: Pair, metric: Metric, rule: MetricRule, policy: Policy) -
 # Kind "curve": losses and gradient norms, step by step.
 
 
-@dataclass(frozen=True)
-class CurveFinding:
+class CurveFinding(NamedTuple):
     """The head run that is farthest from the base.
 
     bound: what the first distance from the nearest base run may reach, None where there is none.

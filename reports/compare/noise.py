@@ -20,7 +20,7 @@ from bench.derive.metrics import CPU_TIME, STEP_TIME, THROUGHPUT, Metric
 from bench.errors import NothingMeasuredError, UsageError, first_problem
 from bench.store import ResultsStore
 from reports.compare.sides import Pair
-from reports.compare.statistics import estimate_paired, smallest_deciding_n
+from reports.compare.statistics import estimate, smallest_deciding_n
 from reports.renderers import quantity
 
 NOISE_VERSION = 1
@@ -162,12 +162,12 @@ def _calibrated(pair: Pair, metric: Metric) -> CellNoise | None:
     values, cell = pair.of(metric), pair.base
     if len(values[0]) < FEWEST_BLOCKS:
         return None
-    estimate = estimate_paired(*values, ALPHA)
-    if estimate.interval is None:
-        raise ValueError(f"{estimate.n} blocks give no interval")
-    low, high = (math.exp(end) - 1 for end in estimate.interval)
-    change = estimate.ratio - 1
-    return CellNoise(cell.name, cell.config_hash, estimate.n, change, low, high, metric.name)
+    ratio = estimate(*values, ALPHA, paired=True)
+    if ratio.interval is None:
+        raise ValueError(f"{ratio.n} blocks give no interval")
+    low, high = (math.exp(end) - 1 for end in ratio.interval)
+    change = ratio.ratio - 1
+    return CellNoise(cell.name, cell.config_hash, ratio.n, change, low, high, metric.name)
 
 
 def calibrations(store: ResultsStore) -> Callable[[HardwareKey], NoiseCalibration | None]:

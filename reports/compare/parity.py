@@ -18,7 +18,7 @@ from bench.derive.summary import common_steps
 from bench.record import RunRecord
 from bench.spec import ResolvedRun
 from bench.spec.names import HYBRID_NAMES, SHARDED
-from reports.compare.series import LOSSES, NORMS, Gap, largest_of
+from reports.compare.series import LOSSES, NORMS, Gap
 from reports.views.cells import Cell, dtype_policy
 from reports.views.machine import entries
 from reports.views.reference import choose_reference
@@ -327,7 +327,8 @@ def _badness(row: ParityRow) -> tuple[int, float]:
 def _repeat_spread(cell: Cell) -> float | None:
     """Largest difference of a repeat from the cell's first run."""
     first, *others = [losses(run.record) for run in cell.finished]
-    return max((largest_of(first, other) for other in others), default=None)
+    gaps = (Gap.of(first, other) for other in others)
+    return max((abs(gap.largest) if gap else 0.0 for gap in gaps), default=None)
 
 
 def _alike(cells: Sequence[Cell], apart: Set[str]) -> list[list[Cell]]:

@@ -81,10 +81,6 @@ class Policy:
         ]
 
 
-class PolicyError(UsageError):
-    """A policy that cannot be used: one `gates.yaml:LINE: message` for each problem."""
-
-
 def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Policy:
     """The policy in `data`; metrics and keys that are left out keep their defaults.
 
@@ -94,14 +90,14 @@ def parse_policy(data: Mapping[str, Any], line_of: LineOf, source: str) -> Polic
         source: name of the file, for messages.
 
     Raises:
-        PolicyError: every problem with its line.
+        UsageError: every problem, as `gates.yaml:LINE: message`.
     """
     try:
         written = _file_model().model_validate(dict(data))
     except ValidationError as error:
         problems = sorted((line_of(e["loc"]), _message(e)) for e in error.errors())
         lines = [f"{source}:{line}: {text}" for line, text in problems]
-        raise PolicyError("\n".join(lines)) from error
+        raise UsageError("\n".join(lines)) from error
     metrics: BaseModel = written.metrics  # type: ignore[attr-defined]  # a model made of METRICS
     rules = default_rules()
     for name in metrics.model_fields_set:

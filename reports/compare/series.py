@@ -93,12 +93,6 @@ class Gap:
         return next((step for step, value in self.apart.items() if abs(value) > beyond), None)
 
 
-def largest_of(base: Steps, head: Steps) -> float:
-    """The size of the largest relative difference; 0 of series without a step in common."""
-    gap = Gap.of(base, head)
-    return abs(gap.largest) if gap else 0.0
-
-
 @dataclass(frozen=True)
 class Distances:
     """Two numbers that say how far two curves are apart.

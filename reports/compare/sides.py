@@ -30,8 +30,6 @@ _MOST_NAMED = 5
 _UNHASHED = frozenset({"launch.timeout_seconds", "launch.hang_seconds"})
 """Limits that cannot change a result; see `ResolvedRun.canonical_json`."""
 
-Arms = tuple[str | None, str | None]
-"""Of base and of head."""
 Reasons = tuple[tuple[str, str], ...]
 """(cell, why)."""
 WHAT_TO_DO = (
@@ -207,19 +205,14 @@ def sides_of_sweeps(
     base: str,
     head: str,
     ignore: Sequence[str] = (),
-    arms: Arms = (None, None),
+    arms: tuple[str | None, str | None] = (None, None),
     *,
     codes: Codes | None = None,
 ) -> Sides:
     """Two sweeps, cells or runs made one after the other: never paired.
 
-    Args:
-        store: the results folder.
-        base: as `reports.views.sweep_view.load_side` understands it.
-        head: the same.
-        ignore: settings to set aside when cells are matched.
-        arms: which arm of base and of head, where they have arms.
-        codes: as for `cells_of`, of head.
+    base, head: as `load_side` understands them. ignore: settings to set aside when cells are
+    matched. arms: of base and of head, where they have any. codes: as for `cells_of`, of head.
 
     Raises:
         UsageError: a name that is nothing, or arms and none of them chosen.

@@ -143,43 +143,27 @@ class RatioEstimate:
         return min(1.0, 2 * min(self.known.p_above(above), self.known.p_below(below)))
 
 
-def estimate_paired(
-    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
+def estimate(
+    base: Sequence[float], head: Sequence[float], alpha: float = 0.05, *, paired: bool
 ) -> RatioEstimate:
-    """Blocks of interleaved runs: `base[i]` and `head[i]` (positive, same unit) are of block i.
+    """Head over base, from positive values in one unit and the order of measurement.
 
-    Args:
-        base: in the order of measurement.
-        head: the same.
-        alpha: two-sided.
+    paired: `base[i]` and `head[i]` are of block i of interleaved runs. Else both sides were made
+    apart, where one run on a side gives a ratio and nothing else. alpha: two-sided.
 
     Raises:
-        ValueError: no block, different lengths, or a value that is not positive and finite.
+        ValueError: an empty side, a block without both sides, or a value that is not positive and
+            finite.
     """
     before, after = _logs(base), _logs(head)
-    if not before or len(before) != len(after):
-        raise ValueError(f"blocks need both sides: {len(before)} base, {len(after)} head")
-    differences = tuple(b - a for a, b in zip(before, after, strict=True))
-    known = Rearrangements(subset_means(differences))
-    return RatioEstimate(
-        True, before, after, fmean(differences), known.interval(alpha), alpha, known
-    )
-
-
-def estimate_unpaired(
-    base: Sequence[float], head: Sequence[float], alpha: float = 0.05
-) -> RatioEstimate:
-    """Two sides measured apart; one run on a side gives a ratio and nothing else.
-
-    Raises:
-        ValueError: an empty side, or a value that is not positive and finite.
-    """
-    before, after = _logs(base), _logs(head)
-    if not before or not after:
-        raise ValueError(f"both sides need a run: {len(before)} base, {len(after)} head")
-    known = Rearrangements(swap_means(before, after))
-    log_ratio = fmean(after) - fmean(before)
-    return RatioEstimate(False, before, after, log_ratio, known.interval(alpha), alpha, known)
+    if not before or not after or (paired and len(before) != len(after)):
+        raise ValueError(f"both sides need a run, of each block: {len(before)}, {len(after)}")
+    if paired:
+        differences = [b - a for a, b in zip(before, after, strict=True)]
+        log_ratio, known = fmean(differences), Rearrangements(subset_means(differences))
+    else:
+        log_ratio, known = fmean(after) - fmean(before), Rearrangements(swap_means(before, after))
+    return RatioEstimate(paired, before, after, log_ratio, known.interval(alpha), alpha, known)
 
 
 def _logs(values: Sequence[float]) -> tuple[float, ...]:

@@ -10,7 +10,7 @@ from typing import Any
 from bench.derive.hardware import STATED
 from bench.derive.metrics import STEP_TIME, judged_metrics
 from reports.compare.change import SPEED, less_one, speed_text
-from reports.compare.judge import Judgement, Outcome, Verdict, Verdicts
+from reports.compare.judge import WORSE, Judgement, Outcome, Verdict, Verdicts
 from reports.compare.sides import Reasons
 from reports.renderers import quantity
 from reports.renderers.document import Block, Bullets, Details, Heading, Paragraph, TableBlock
@@ -41,7 +41,7 @@ _WORDS: dict[Outcome, str] = {
     "passed": "PASSED",
 }
 _KINDS: dict[str, RowKind] = {
-    **dict.fromkeys(("regressed", "missed"), "bad"),
+    **dict.fromkeys(WORSE, "bad"),
     **dict.fromkeys(("inconclusive", "unmeasured"), "unsteady"),
 }
 _MOST_NAMED = 3
@@ -128,7 +128,8 @@ def to_data(result: Verdicts) -> dict[str, Any]:
             "cells": cause.cells,
             "metrics": list(dict.fromkeys(row.metric for row in cause.rows)),
         }
-        for cause in result.causes_of_worse
+        for cause in result.causes
+        if cause.verdict in WORSE
     ]
     judgements = [
         asdict(row)
@@ -175,7 +176,7 @@ def _remarks(result: Verdicts, rows: Sequence[Judgement]) -> list[tuple[str, str
     elif sides.set_aside:
         said.append(("set aside when matching", ", ".join(sides.set_aside)))
     if counts := [row for row in result.judgements if row.is_count]:
-        equal = sum(row.is_equal_count for row in counts)
+        equal = sum(row.verdict == "equivalent" for row in counts)
         said.append(("counts", f"{equal} of {len(counts)} are equal to the digit"))
     times = [row for row in result.judgements if row.is_speed]
     if unpaired := sum(row.paired is False for row in times):
@@ -218,7 +219,11 @@ def _noise(result: Verdicts) -> str:
 
 def other_table(judgements: Sequence[Judgement]) -> Table:
     """Everything but speed, and but counts that are equal, of which there are many."""
-    rows = [_other_row(row) for row in judgements if not (row.is_speed or row.is_equal_count)]
+    rows = [
+        _other_row(row)
+        for row in judgements
+        if not (row.is_speed or (row.is_count and row.verdict == "equivalent"))
+    ]
     return Table.of(_OTHERS, rows, left=3)
 
 

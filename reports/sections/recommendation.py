@@ -16,7 +16,7 @@ from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
 from reports.compare.change import Change, memory_metric, threshold
-from reports.compare.judge import Judgement, Verdicts, judge_intervals
+from reports.compare.judge import WORSE, Judgement, Verdicts, judge_intervals
 from reports.compare.noise import calibrations
 from reports.compare.parity import ParityGroup
 from reports.compare.policy import DEFAULT_ALPHA, Policy
@@ -126,7 +126,7 @@ def _decided(result: Verdicts) -> _Reasons:
     """What regressed, by its place where that is known; else what improved."""
     if not result.regressed:
         return _by_metric(result, _improved(result))
-    by_cause = result.causes_of_worse
+    by_cause = [cause for cause in result.causes if cause.verdict in WORSE]
     placed: _Reasons = [("regressed", cause.text) for cause in by_cause if cause.file]
     return placed + _by_metric(
         result, [row for cause in by_cause if not cause.file for row in cause.rows]

@@ -28,7 +28,7 @@ from reports.compare.judge import (
     judge_values,
 )
 from reports.compare.policy import Policy, parse_policy
-from reports.compare.series import NORMS, Curve, largest_of
+from reports.compare.series import NORMS, Curve, Gap
 from reports.compare.sides import Pair, samples_of, sides_of_baseline
 from reports.compare.text import headline
 
@@ -258,7 +258,7 @@ def test_a_step_that_the_head_alone_does_not_have_is_a_regression():
 
 def test_a_curve_within_the_spread_of_repeats_is_equal():
     base = [curve(noise=0.01, seed=seed) for seed in range(4)]
-    apart = [largest_of(b.by_step, a.by_step) for a, b in combinations(base, 2)]
+    apart = [abs(Gap.of(b.by_step, a.by_step).largest) for a, b in combinations(base, 2)]
     found = judge_curve(base, [curve(noise=0.01, seed=9)], "spread", (1e-5, 1e-5))
     assert found.verdict == "equivalent"
     assert found.bound == pytest.approx(SPREAD_FACTOR * max(apart))
@@ -269,7 +269,7 @@ def test_a_small_steady_shift_is_found_by_the_area_between_the_curves():
     base = [curve(noise=0.002, seed=seed) for seed in range(3)]
     head = curve(0.009, noise=0.002, seed=9)
     found = judge_curve(base, [head], "spread", (1e-5, 1e-5))
-    assert largest_of(base[0].by_step, head.by_step) < found.bound
+    assert abs(Gap.of(base[0].by_step, head.by_step).largest) < found.bound
     assert found.verdict == "regressed"
 
 

@@ -9,11 +9,12 @@ import pytest
 from recorded_runs import ONE, Arm, judged_arms, record_arms
 
 from bench.derive.metrics import METRICS, Metric, MetricRule
+from bench.errors import UsageError
 from reports.build import write_report
 from reports.compare.baseline import make_baseline, read_baseline
 from reports.compare.change import Change, change_table
 from reports.compare.judge import judge
-from reports.compare.policy import PolicyError, parse_policy
+from reports.compare.policy import parse_policy
 from reports.compare.sides import samples_of, sides_of_baseline
 from reports.compare.text import other_table
 from reports.views.sweep_view import load_side
@@ -38,7 +39,7 @@ def energy():
 def test_a_policy_knows_it(energy):
     found = parse_policy({"metrics": {"energy": {"tolerance": "3%"}}}, lambda _: 1, "gates.yaml")
     assert found.rules["energy"].tolerance == 0.03
-    with pytest.raises(PolicyError, match=r"unknown key 'energie'; expected .*energy"):
+    with pytest.raises(UsageError, match=r"unknown key 'energie'; expected .*energy"):
         parse_policy({"metrics": {"energie": {}}}, lambda _: 1, "gates.yaml")
 
 

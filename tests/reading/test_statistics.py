@@ -15,8 +15,7 @@ from reports.compare.statistics import (
     MOST_EXACT,
     Rearrangements,
     adjusted,
-    estimate_paired,
-    estimate_unpaired,
+    estimate,
     smallest_deciding_n,
     smallest_p,
     subset_means,
@@ -44,10 +43,10 @@ def two_sample_p(base: Sequence[float], head: Sequence[float]) -> float:
 def test_the_p_value_is_that_of_the_permutation_test(n, m):
     rng = np.random.default_rng(n + m)
     base, head = rng.normal(size=n), rng.normal(size=m) + 0.5
-    found = estimate_unpaired(np.exp(base), np.exp(head)).p_beyond(0.0)
+    found = estimate(np.exp(base), np.exp(head), paired=False).p_beyond(0.0)
     assert found == pytest.approx(two_sample_p(base, head))
     both = list(rng.normal(0.3, 1.0, n))
-    found = estimate_paired([1.0] * n, np.exp(both)).p_beyond(0.0)
+    found = estimate([1.0] * n, np.exp(both), paired=True).p_beyond(0.0)
     assert found == pytest.approx(sign_flip_p(both))
 
 
@@ -81,12 +80,12 @@ def test_the_unpaired_interval_holds_exactly_what_the_test_does_not_reject(n, m)
 
 def test_three_against_three_and_five_blocks_can_never_be_significant():
     assert [smallest_p(n, n, paired=False) for n in (3, 4)] == [Fraction(2, 20), Fraction(2, 70)]
-    three = estimate_unpaired([1, 1.01, 1.02], [50, 51, 52])
+    three = estimate([1, 1.01, 1.02], [50, 51, 52], paired=False)
     assert three.interval is None
     assert three.p_beyond(0.0) == pytest.approx(2 / math.comb(6, 3))  # every split is counted
     assert [smallest_p(n, n, paired=True) for n in (5, 6)] == [0.0625, 0.03125]
-    assert estimate_paired([1] * 5, [2, 2.1, 2.2, 2.3, 2.4]).interval is None
-    assert estimate_paired([1] * 6, [2, 2.1, 2.2, 2.3, 2.4, 2.5]).interval is not None
+    assert estimate([1] * 5, [2, 2.1, 2.2, 2.3, 2.4], paired=True).interval is None
+    assert estimate([1] * 6, [2, 2.1, 2.2, 2.3, 2.4, 2.5], paired=True).interval is not None
 
 
 @pytest.mark.parametrize(
@@ -119,8 +118,8 @@ def test_many_blocks_draw_rearrangements_and_stay_close_to_the_t_interval():
 @pytest.mark.parametrize("bad", [0.0, -1.0, math.nan, math.inf])
 def test_a_time_that_is_no_positive_number_is_refused(bad):
     with pytest.raises(ValueError, match="positive finite"):
-        estimate_paired([1.0, bad], [1.0, 1.0])
+        estimate([1.0, bad], [1.0, 1.0], paired=True)
     with pytest.raises(ValueError, match="both sides"):
-        estimate_paired([1.0], [1.0, 2.0])
+        estimate([1.0], [1.0, 2.0], paired=True)
     with pytest.raises(ValueError, match="need a run"):
-        estimate_unpaired([], [1.0])
+        estimate([], [1.0], paired=False)
