@@ -29,13 +29,18 @@ def imported(store: ResultsStore, *names: str) -> ResultsStore:
     return store
 
 
-def measured(store: ResultsStore, cells: int = 2, repeats: int = 1) -> ResultsStore:
+def measured(
+    store: ResultsStore, cells: int = 2, repeats: int = 1, drifting: int = -1
+) -> ResultsStore:
     planned = []
     for at in range(cells):
-        resolved = resolved_run(comm="bf16" if at else "fp32", ranks=2)
+        names = ("ddp", "no_shard") if at == drifting else ()
+        resolved = resolved_run(*names, comm="bf16" if at else "fp32", ranks=2)
         name = f"cell-{at}"
         for repeat in range(repeats):
             run = Recorded(resolved, cell=name, speed=1 + at / 10, repeat=repeat, seed=at)
+            if at == drifting:
+                run = replace(run, milliseconds=lambda step: 100 * 1.07**step)
             record_run(store, run)
         planned.append((name, resolved))
     write_plan(store, planned)
@@ -70,18 +75,10 @@ def test_the_block_of_measured_runs_stays_below_sixty_lines(store) -> None:
 
 
 def test_a_cell_without_a_time_is_named_where_the_others_are_compared(store) -> None:
-    measured(store)
-    drifting = resolved_run("ddp", "no_shard", ranks=2)
-    run = Recorded(drifting, cell="drifts", milliseconds=lambda step: 100 * 1.07**step)
-    record_run(store, run)
-    cells = [
-        (name, resolved_run(comm=comm, ranks=2))
-        for name, comm in (("cell-0", "fp32"), ("cell-1", "bf16"))
-    ]
-    write_plan(store, [*cells, ("drifts", drifting)])
-    assert "in no row, for want of a time: drifts" in pull_request(store, ())
-    findings = find(store, load_sweeps(store, store.sweeps()))
-    assert "In no row, for want of a time: drifts (see Cells)." in str([*comparison(findings)])
+    text = pull_request(measured(store, cells=3, drifting=2), ())
+    assert "in no row, for want of a time: cell-2" in text
+    section = str([*comparison(find(store, load_sweeps(store, ["quickstart"])))])
+    assert "In no row, for want of a time: cell-2 (see Cells)." in section
 
 
 def test_the_block_of_arms_has_a_gradient_norm_that_moved_under_equal_losses(store) -> None:

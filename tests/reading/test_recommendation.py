@@ -130,37 +130,21 @@ def test_cells_whose_times_drift_are_measured_and_decide_the_same(store) -> None
     assert "tone='warning'" not in text
 
 
+OURS = "Recommended: ours in the place of ddp.\nstep time: "
+FASTER = "time -20.0 %, throughput +25.0 %, ratio 1.250x; 95 % interval of the time -"
+OPEN = "No recommendation: ours against ddp is not decided.\nwhy: cannot decide"
+
+
 @pytest.mark.parametrize(
     ("slower", "shift", "runs", "begins", "has"),
     [
         # Faster: with three numbers and an interval, unless its losses are others.
-        (
-            0.8,
-            0.0,
-            6,
-            "Recommended: ours in the place of ddp.\nstep time: improved: time -20.0 %, throughput "
-            "+25.0 %, ratio 1.250x; 95 % interval of the time -",
-            "n=6\nmemory: ledger peak -",
-        ),
+        (0.8, 0.0, 6, f"{OURS}improved: {FASTER}", "n=6\nmemory: ledger peak -"),
         (0.8, 0.01, 6, "No recommendation: no loss is that of its reference.", ""),
-        (
-            *(
-                0.8,
-                0.0,
-                3,
-                "No recommendation: ours against ddp is not decided.\nwhy: cannot decide",
-            ),
-            "at least 4 runs on each side",
-        ),
+        (0.8, 0.0, 3, OPEN, "at least 4 runs on each side"),
         # Slower: the reference. Equal: the smaller memory.
         (1.2, 0.0, 6, "Recommended: ddp. The nearest, ours, is slower.\nstep time: time +", ""),
-        (
-            1.0,
-            0.0,
-            6,
-            "Recommended: ours in the place of ddp.\nstep time: equivalent: time 0.0 %, ",
-            "memory: ledger peak -",
-        ),
+        (1.0, 0.0, 6, f"{OURS}equivalent: time 0.0 %, ", "memory: ledger peak -"),
     ],
 )
 def test_a_cell_is_recommended_by_time_then_memory_where_losses_agree(
