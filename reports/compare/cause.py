@@ -9,19 +9,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from math import isfinite
-from typing import TYPE_CHECKING
 
 from bench.derive.counts import COUNTED, CountRow
 from bench.derive.live_storage import risen
 from bench.derive.metrics import LIVE_STORAGE, judged_metrics
 from reports.compare.counts import milliseconds, site_rises
+from reports.compare.judge import Judgement, Verdicts
 from reports.compare.policy import AllowedRise
 from reports.compare.sides import Pair
 from reports.renderers import quantity
-
-if TYPE_CHECKING:
-    from reports.compare.judge import Judgement
 
 _MOST_PARTS = 3
 _SHORT = {"float64": "FP64", "float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
@@ -73,22 +71,24 @@ class _Place:
     rows: list[Judgement] = field(default_factory=list)
 
 
-def causes_of(
-    judgements: Sequence[Judgement], compared: Sequence[Pair], allowed: Sequence[AllowedRise]
-) -> list[Cause]:
-    """What explains most of `judgements` first; those that no place explains by their metric."""
-    pairs = {pair.label: pair for pair in compared}
+@lru_cache(maxsize=16)
+def causes(result: Verdicts) -> tuple[Cause, ...]:
+    """Of required judgements that are not equal or better: first what explains most of them.
+
+    Places of the code, then by their metric those that have none: unmeasured, worse, undecided.
+    """
+    pairs = {pair.label: pair for pair in result.sides.pairs}
     places: dict[str, _Place] = {}
     rest: list[Judgement] = []
-    for row in judgements:
-        site = _put(row, pairs[row.cell], allowed, places)
+    for row in result.of("unmeasured") + result.worse + result.of("inconclusive"):
+        site = _put(row, pairs[row.cell], result.policy.allowed, places)
         if site:
             places[site].rows.append(row)
         else:
             rest.append(row)
     placed = [_of_place(site, place, pairs) for site, place in places.items()]
     placed.sort(key=lambda cause: -len(cause.rows))
-    return [*placed, *_by_metric(rest, len(pairs))]
+    return (*placed, *_by_metric(rest, len(pairs)))
 
 
 def _put(

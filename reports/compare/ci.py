@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Literal
 
 from bench.derive.metrics import CURVES
-from reports.compare.cause import Cause
+from reports.compare.cause import Cause, causes
 from reports.compare.judge import WORSE, Judgement, Verdicts
 from reports.compare.text import interval_text
 from reports.renderers import quantity
@@ -29,7 +29,7 @@ def to_junit(result: Verdicts, *, strict: bool = False) -> str:
     for another reason (with `strict` undecided ones too); errors are cells without a number,
     skipped are pruned, incomparable, undecided and advisory ones, and what a place explains.
     """
-    placed = [cause for cause in result.causes if cause.file]
+    placed = [cause for cause in causes(result) if cause.file]
     explained = {id(row): cause for cause in placed for row in cause.rows}
     sides = result.sides
     findings = [
@@ -87,7 +87,7 @@ def annotation_lines(result: Verdicts) -> list[str]:
     """
     source = result.sides.source
     errors = [("cell failed", f"{cell}: {why}", source, 0) for cell, why in result.sides.failed]
-    for cause in (cause for cause in result.causes if cause.verdict != "inconclusive"):
+    for cause in (cause for cause in causes(result) if cause.verdict != "inconclusive"):
         first = cause.rows[0] if cause.rows else None
         title, text = "regressed", cause.text
         if first is not None and not cause.file:

@@ -22,7 +22,6 @@ import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cached_property
 from statistics import median
 from typing import Any, Final, Literal, NamedTuple
 
@@ -41,7 +40,6 @@ from bench.derive.metrics import (
     MetricRule,
     judged_metrics,
 )
-from reports.compare.cause import Cause, causes_of
 from reports.compare.counts import MOST_NAMED, rises, size_text, unused, why_risen
 from reports.compare.noise import NoiseCalibration
 from reports.compare.policy import Policy
@@ -124,7 +122,7 @@ class Judgement:
         return judged_metrics()[self.metric].judge == "count"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Verdicts:
     """All judgements of two sides. `sides.not_comparable` grows by the cells that are too unlike.
 
@@ -181,12 +179,6 @@ class Verdicts:
             "undecided": self.undecided,
         }
         return next((outcome for outcome, is_so in applies.items() if is_so), "passed")
-
-    @cached_property
-    def causes(self) -> list[Cause]:
-        """Of the required judgements that are not equal or better: unmeasured, worse, undecided."""
-        rows = self.of("unmeasured") + self.worse + self.of("inconclusive")
-        return causes_of(rows, self.sides.pairs, self.policy.allowed)
 
 
 def judge(

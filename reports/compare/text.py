@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.derive.hardware import STATED
 from bench.derive.metrics import STEP_TIME, judged_metrics
+from reports.compare.cause import causes
 from reports.compare.change import SPEED, less_one, speed_text
 from reports.compare.judge import WORSE, Judgement, Outcome, Verdict, Verdicts
 from reports.compare.sides import Reasons
@@ -77,8 +78,8 @@ def _named_causes(result: Verdicts) -> list[str]:
     """What failed, regressed or, if there is none, is undecided; the first of many."""
     failed = result.sides.failed
     named = [f"{cell} failed ({printable(why, _LONGEST_REASON)})" for cell, why in failed]
-    worst = [cause for cause in result.causes if cause.verdict != "inconclusive"]
-    named += [cause.text for cause in worst or ([] if named else result.causes)]
+    worst = [cause for cause in causes(result) if cause.verdict != "inconclusive"]
+    named += [cause.text for cause in worst or ([] if named else causes(result))]
     return [quantity.few(named, _MOST_NAMED)] if named else []
 
 
@@ -95,7 +96,7 @@ def verdict_blocks(
     below_headline: leave out causes that it names, and on a terminal the rows of all causes.
     explained: say what the numbers mean.
     """
-    placed = [cause for cause in result.causes if cause.file]
+    placed = [cause for cause in causes(result) if cause.file]
     of_causes = {id(row) for cause in placed for row in cause.rows}
     shown, folded = (
         [row for row in result.judgements if (id(row) in of_causes) == is_folded]
@@ -128,7 +129,7 @@ def to_data(result: Verdicts) -> dict[str, Any]:
             "cells": cause.cells,
             "metrics": list(dict.fromkeys(row.metric for row in cause.rows)),
         }
-        for cause in result.causes
+        for cause in causes(result)
         if cause.verdict in WORSE
     ]
     judgements = [

@@ -15,6 +15,7 @@ from statistics import fmean
 from bench.derive.metrics import CURVES, STEP_TIME, WIRE_BYTES
 from bench.errors import UsageError
 from bench.store import ResultsStore
+from reports.compare.cause import causes
 from reports.compare.change import Change, memory_metric, threshold
 from reports.compare.judge import WORSE, Judgement, Verdicts, judge_intervals
 from reports.compare.noise import calibrations
@@ -126,11 +127,10 @@ def _decided(result: Verdicts) -> _Reasons:
     """What regressed, by its place where that is known; else what improved."""
     if not result.regressed:
         return _by_metric(result, _improved(result))
-    by_cause = [cause for cause in result.causes if cause.verdict in WORSE]
+    by_cause = [cause for cause in causes(result) if cause.verdict in WORSE]
     placed: _Reasons = [("regressed", cause.text) for cause in by_cause if cause.file]
-    return placed + _by_metric(
-        result, [row for cause in by_cause if not cause.file for row in cause.rows]
-    )
+    rest = [row for cause in by_cause if not cause.file for row in cause.rows]
+    return placed + _by_metric(result, rest)
 
 
 def _by_metric(result: Verdicts, wanted: Sequence[Judgement]) -> _Reasons:

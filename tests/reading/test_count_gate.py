@@ -11,6 +11,7 @@ from recorded_runs import CELLS, ONE, Arm, Recorded, findings_of, judged_arms, r
 from bench.derive.counts import CountRow, Rates, StepCounts
 from bench.derive.live_storage import LiveRow, LiveStorage
 from reports.compare.baseline import make_baseline, read_baseline
+from reports.compare.cause import causes
 from reports.compare.judge import Verdicts, judge
 from reports.compare.policy import Policy
 from reports.compare.sides import samples_of, sides_of_baseline
@@ -227,4 +228,4 @@ def test_storage_that_moves_to_another_place_is_no_rise_of_that_place(store):
     result = judged_arms(store, None, Arm(live=HELD), live=live(TABLES, moved), blocks=1, cells=ONE)
     (row,) = result.of("regressed")
     assert row.reason.endswith("b.py:adopt line 161, -7.8 KiB from others")
-    assert not [cause.text for cause in result.causes if "adopt" in cause.text]
+    assert not [cause.text for cause in causes(result) if "adopt" in cause.text]

@@ -29,14 +29,14 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "bench: fit": (1452, ("bench/fit/",)),
     "bench: importers": (1805, ("bench/importers/",)),
-    "bench: cli": (3978, ("bench/cli/", "bench/__main__.py")),
+    "bench: cli": (3973, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (232, ("bench/doctor/",)),
     "sweeps": (2981, ("sweeps/",)),
     "reports: nccl": (3569, ("reports/nccl/",)),
-    "reports: compare": (5970, (
+    "reports: compare": (5963, (
         "reports/compare/", "reports/views/", "reports/frames.py", "reports/findings.py",
     )),
-    "reports: report": (4414, (
+    "reports: report": (4409, (
         "reports/__init__.py", "reports/build.py", "reports/exports.py",
         "reports/plots/", "reports/posts/", "reports/renderers/", "reports/sections/",
     )),
