@@ -50,14 +50,17 @@ class Bench:
         self.spy = WeightSpy(model)
         _cut_over_meshes(model, case, device)
         self.engine: Any = build_engine(model, resolved, device)
-        if not isinstance(self.engine, Inspectable):
+        inspection = self.engine.inspection() if isinstance(self.engine, Inspectable) else None
+        if inspection is None or Inspection not in type(inspection).__mro__:
+            what = type(inspection).__name__ if inspection else "missing"
             raise UnsupportedError(
                 "no-inspection",
-                f"the factory of {case.engine} returned a {type(self.engine).__name__} without "
-                "inspection(); expected an object with the methods of bench/engines/protocol.py, "
-                "and inspection() of bench/engines/inspection.py (docs/extending.md shows one)",
+                f"the factory of {case.engine} returned a {type(self.engine).__name__} whose "
+                f"inspection() is {what}; expected an object with the methods of "
+                "bench/engines/protocol.py, and inspection() that gives a subclass of "
+                "bench.engines.inspection.Inspection (docs/extending.md shows one)",
             )
-        self.inspection: Inspection = self.engine.inspection()
+        self.inspection: Inspection = inspection
         with contextlib.suppress(UnsupportedError):
             self.inspection.follow(say_event)
         # DTensor adds up parts of gradients over the tensor-parallel ranks by itself.

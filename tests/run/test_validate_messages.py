@@ -9,7 +9,9 @@ import pytest
 import torch
 
 from bench.engines.inspection import LocalRows
+from bench.errors import UnsupportedError
 from bench.testing.workers import WorkerFailure, WorkersError
+from bench.validate import scenario
 from bench.validate.case_evidence import WrongError, numbers_apart
 from bench.validate.cases import Case
 from bench.validate.checks.weights import replicas
@@ -70,6 +72,15 @@ def test_the_finding_is_the_exception_and_not_its_advice() -> None:
         "KeyError: 1"
     )
     assert exception_of("died with SIGSEGV") == "died with SIGSEGV"
+
+
+@pytest.mark.parametrize("view", [None, Mock()])
+def test_an_engine_whose_inspection_is_none_is_refused(
+    view: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scenario, "build_engine", lambda *_: Mock(inspection=lambda: view))
+    with pytest.raises(UnsupportedError, match="subclass of"):
+        scenario.Bench(Case("single", "no_shard", ranks=1), 0, torch.device("cpu"))
 
 
 def test_frames_are_those_of_the_core_and_never_of_the_harness() -> None:
