@@ -75,7 +75,7 @@ class _Lines:
 class _Cut:
     """Line by line; `_label` is what the next lines of a run would be called.
 
-    section: the runs below one label, by what wrote them.
+    section: the runs below one label, by what wrote them. heading: above lines that name a side.
     """
 
     def __init__(self, lines: _Lines, readers: Sequence[FormatReader]) -> None:
@@ -85,6 +85,7 @@ class _Cut:
         self._section: list[Parsed] = []
         self._generic = {reader.row.name for reader in readers if reader.row.generic}
         self._label: str | None = None
+        self._heading = ""
         self._stated: dict[str, Any] = {}
         self._is_marked, self._prose = False, 0
         self._width = 0
@@ -128,8 +129,7 @@ class _Cut:
             elif line.strip() and not _FENCE.match(line):
                 following = self._lines.ahead(1)
                 ends = not following.strip() or _FENCE.match(following) is not None
-                is_alone = ends and not before.strip()
-                self._text(line, alone=is_alone or NAMES_SIDE.fullmatch(line) is not None)
+                self._text(line, alone=ends and not before.strip())
             before = line
 
     def _begun(self, line: str) -> tuple[FormatReader, Said] | None:
@@ -197,8 +197,16 @@ class _Cut:
         )
 
     def _text(self, line: str, *, alone: bool) -> None:
+        if NAMES_SIDE.fullmatch(line):
+            side = line.strip(" \t:")
+            self._label = f"{self._heading}: {side}" if self._heading else side
+            self._is_marked, self._stated, self._prose = False, {}, 0
+            return
         marked = labels.label_of(line)
         stated = labels.facts_of(line) if alone and not marked and len(line) < _SHORT else {}
+        if marked or stated:
+            heading = marked or line.strip()
+            self._heading = "" if NAMES_SIDE.fullmatch(f"{heading}:") else heading
         plain = labels.label_of(line, alone=alone) or (line.strip() if stated else None)
         if marked or (plain and not (self._is_near and (self._is_marked or stated))):
             self._label, self._is_marked, self._stated = marked or plain, bool(marked), {}

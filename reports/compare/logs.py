@@ -172,7 +172,10 @@ def _row(run: Shown) -> tuple[str, ...]:
     work, pace = run.workload, run.pace
     words = (work.engine or work.framework, work.model, work.device)
     numbers: tuple[tuple[float | None, Callable[[float], str]], ...] = (
-        *((count, "{:,}".format) for count in (work.ranks, work.global_batch, work.seq_len)),
+        *(
+            (count, "{:,}".format)
+            for count in (work.ranks, work.global_batch or work.batch, work.seq_len)
+        ),
         *((number, quantity.significant) for number in (pace.milliseconds, pace.tokens_per_second)),
         (run.peak_bytes, quantity.binary_bytes),
         (run.loss, quantity.loss),

@@ -19,7 +19,7 @@ _NAMES = {"model": "model", "device": "device"}
 _COUNTS = {
     "ranks": "number of devices",
     "global_batch": "global batch",
-    "batch": "batch, of how many devices is not said",
+    "batch": "batch (of how many devices is not said)",
     "seq_len": "sequence length",
 }
 _SHAPES = ("parameters", "layers", "hidden")

@@ -47,7 +47,7 @@ def other(**changes) -> Workload:
     ("changes", "said"),
     [
         ({"global_batch": 256}, "global batch 128, 256"),
-        ({"batch": 16}, "batch, of how many devices is not said 8, 16"),
+        ({"batch": 16}, "batch (of how many devices is not said) 8, 16"),
         ({"seq_len": 8192}, "sequence length 4,096, 8,192"),
         ({"ranks": 16}, "number of devices 8, 16"),
         ({"device": "NVIDIA H200"}, "device H100, NVIDIA H200"),

@@ -88,7 +88,10 @@ def test_the_words_in_brackets_are_the_stated_configuration() -> None:
         # A heading that lost its mark in a browser does, too.
         ("Base branch\n\n{1}\nHead branch\n\n{2}", [("Base branch", [1]), ("Head branch", [2])]),
         # Between lines, what is called a side and nothing else does; a word of a log does not.
-        ("main:\n{1}this PR (x):\n{2}", [("main", [1]), ("this PR (x)", [2])]),
+        ("main:\n{1}PR:\n{2}", [("main", [1]), ("PR", [2])]),
+        ("# Llama\nPR (x):\n{1}main:\n{2}", [("Llama: PR (x)", [1]), ("Llama: main", [2])]),
+        ("8x H100, seq 4096\n\nPR:\n{1}", [("8x H100, seq 4096: PR", [1])]),
+        ("# main\n{1}PR:\n{2}", [("main", [1]), ("PR", [2])]),
         ("{1}saving:\n{2}", [("", [1, 2])]),
         # Lines without a label between them are one run.
         ("{1}" + "warning: something\n" * 20 + "{2}----- end -----\n{3}", [("", [1, 2, 3])]),
