@@ -152,6 +152,8 @@ class GradientBuffers:
         self._shards: list[Any] = [None] * len(parameters)
         self._viewed: torch.Tensor | None = None
         self._version = 0  # of a cast copy, when it was handed over
+        # Of zeros that a reset has kept: their placements, and their version.
+        self._zeros: tuple[Any, int] | None = None
         # What was removed from what is attached, and began anew with a pass that has begun.
         self._removed: set[int] = set()
         self._once = True  # whether what is attached holds one pass, and nobody has seen it before
@@ -492,6 +494,16 @@ class GradientBuffers:
             used.difference_update(id(self.parameters[index].raw) for index in removed)
             self._begin_anew(removed)
 
+    def follow_zeros(self) -> None:
+        """Zeros that were changed or removed are gradients of a cycle that goes on."""
+        if self._zeros is not None:
+            placements, version = self._zeros
+            self._zeros = None
+            are_removed = any(self._held(p.sharded) is None for p in self.parameters)
+            # Whole gradients cannot go on; of removed zeros that no cycle needs.
+            if self._version_shown() != version or (are_removed and not self.holds_whole):
+                self.placements, self.is_attached = placements, True
+
     def shows_all(self, used: set[int]) -> bool:
         """Whether parameters have all gradients; `used` as above."""
         return self._is_shown and not any(id(self.parameters[i].raw) in used for i in self._removed)
@@ -560,9 +572,11 @@ class GradientBuffers:
         self._carried = None
         self._filled.clear()
         self._lent.clear()
-        self.placements, self.is_attached, self._is_new = _OPEN, False, True
+        before = self.placements
+        self.placements, self.is_attached, self._is_new, self._zeros = _OPEN, False, True, None
         if keeps_zeros and self.reduced is not None and self.holds_gradients:
             self.reduced.zero_()
+            self._zeros = before, self._version_shown()
             return
         for managed in self.parameters:
             setattr(managed.sharded, self._attribute, None)
@@ -664,8 +678,10 @@ class GradientBuffers:
 
     def _version_of_copy(self) -> int:
         """Grows when a cast copy is changed, as a shard or its rows; 0 where there is none."""
-        if self._cast is None or self._viewed is None:
-            return 0
+        return 0 if self._cast is None or self._viewed is None else self._version_shown()
+
+    def _version_shown(self) -> int:
+        """Grows when a gradient that a parameter shows is changed, as a shard or its rows."""
         return sum(one._version for one in (self._viewed, *self._shards) if one is not None)
 
     def _view(self, reduced: torch.Tensor) -> None:

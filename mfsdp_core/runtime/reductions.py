@@ -73,6 +73,8 @@ class Reductions:
         self._follow(range(len(units) - len(self._of_root)))
         #: Whether every backward pass reduces, rather than the last one of a cycle.
         self.reduces_every_pass = False
+        # Whether gradients may be zeros that `reset` has kept.
+        self._keeps_zeros = False
         for _, buffers in self._each:
             buffers.drain_oldest = self._drain_oldest
             self.reduces_every_pass |= not buffers.holds_whole
@@ -331,6 +333,7 @@ class Reductions:
         self._reset(keeps_zeros=keeps_zeros)
 
     def _reset(self, *, keeps_zeros: bool = False) -> None:
+        self._keeps_zeros = keeps_zeros
         for _, buffers in self._each:
             buffers.reset(keeps_zeros=keeps_zeros)
         self._used.clear()
@@ -360,6 +363,10 @@ class Reductions:
 
     def follow_removed(self) -> None:
         """Gradients that the user has set to None begin anew, as they do with autograd."""
+        if self._keeps_zeros:
+            self._keeps_zeros = False
+            for _, buffers in self._each:
+                buffers.follow_zeros()
         attached = self._attached()
         is_over = bool(attached) and not any(buffers.holds_gradients for buffers in attached)
         if is_over and not self._has_deferred():

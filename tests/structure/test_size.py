@@ -13,7 +13,7 @@ SLACK = 60
 """Lines by which a number may stand above its room, so that a small change need not touch it."""
 
 ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
-    "mfsdp_core": (15756, ("mfsdp_core/",)),
+    "mfsdp_core": (15779, ("mfsdp_core/",)),
     "bench: spec, resolve": (3395, ("bench/spec/", "bench/resolve/")),
     "bench: record, store, derive, errors": (4273, (
         "bench/store/", "bench/derive/", "bench/plan.py", "bench/record.py", "bench/workload.py",
@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
     )),
     "examples/engines": (930, ("examples/",)),
     "tools": (1373, ("tools/",)),
-    "tests": (46930, ("tests/",)),
+    "tests": (46947, ("tests/",)),
 }  # fmt: skip
 """Lines of *.py that a room may hold, and what begins the paths of its files."""
 

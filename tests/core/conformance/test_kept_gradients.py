@@ -123,6 +123,23 @@ def test_a_gradient_that_is_removed_before_a_step_is_not_stepped() -> None:
                 optimizer.zero_grad()
 
 
+def test_zeros_that_are_changed_or_removed_are_gradients() -> None:
+    """A pass adds to what was put there, and leaves what was kept."""
+    for (way, model, plain), is_removed in product(_models(), (False, True)):
+        _pass(model, plain, 0)
+        kept = _first(model).grad
+        for of in (model, plain):
+            of.zero_grad(set_to_none=False)
+            if is_removed:
+                _first(of).grad = None
+            else:
+                _first(of).grad.add_(1.0)
+        _pass(model, plain, 1)
+        compare_gradients(model, plain, 1e-5)
+        if is_removed:
+            same(f"{way}: kept", bool(gather_full(kept).any()), False)
+
+
 class _Branches(Small):
     def forward(self, x: Tensor, spares: bool = False) -> Tensor:
         """spares: leave out the second unit."""
