@@ -500,8 +500,8 @@ class GradientBuffers:
             placements, version = self._zeros
             self._zeros = None
             are_removed = any(self._held(p.sharded) is None for p in self.parameters)
-            # Whole gradients cannot go on; of removed zeros that no cycle needs.
-            if self._version_shown() != version or (are_removed and not self.holds_whole):
+            # Whole gradients take no further pass: what was put there is overwritten.
+            if not self.holds_whole and (are_removed or self._version_shown() != version):
                 self.placements, self.is_attached = placements, True
 
     def shows_all(self, used: set[int]) -> bool:

@@ -140,6 +140,18 @@ def test_zeros_that_are_changed_or_removed_are_gradients() -> None:
             same(f"{way}: kept", bool(gather_full(kept).any()), False)
 
 
+def test_zeros_that_are_zeroed_again_are_no_gradients() -> None:
+    """By an optimizer that is not prepared, where gradients are whole and take one pass."""
+    for strategy in (0, 1):
+        model, plain = pair(strategy)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        _pass(model, plain, 0)
+        for of in (model, optimizer, plain):
+            of.zero_grad(set_to_none=False)
+        _pass(model, plain, 1)
+        compare_gradients(model, plain, 1e-5)
+
+
 class _Branches(Small):
     def forward(self, x: Tensor, spares: bool = False) -> Tensor:
         """spares: leave out the second unit."""
