@@ -37,12 +37,11 @@ class NoiseVerb(CellOptions, ResultsOption, name="baseline noise"):
         """Run every cell in interleaved blocks of the working tree twice: 3 without a number."""
         if self.sweep is None:
             return self._kept()
-        from bench.cli.run import closing_lines, outcome_code, run_missing
+        from bench.cli.run import outcome_code, run_to_judge
         from bench.launch.arms import ArmRequest
         from bench.store.run_folder import utc_now
         from reports.compare.noise import FEWEST_BLOCKS, calibrate
         from reports.compare.sides import sides_of_arms
-        from sweeps.resume import RunOptions
 
         if self.repeat < FEWEST_BLOCKS:
             raise UsageError(
@@ -53,11 +52,7 @@ class NoiseVerb(CellOptions, ResultsOption, name="baseline noise"):
         store = self.store(create=True)
         arms = (ArmRequest("a"), ArmRequest("b"))
         sweep = sweep.with_arms(f"{sweep.id}-noise", arms).prepared(store, console.note)
-        outcome = run_missing(sweep, store, RunOptions())
-        for line in closing_lines(sweep.chosen, outcome):
-            console.note(line)
-        if outcome.interrupted:
-            raise KeyboardInterrupt
+        outcome = run_to_judge(sweep, store)
         pairs = sides_of_arms(store, sweep.id, "a", "b").pairs
         noise = calibrate(pairs, sweep=sweep.id, measured_utc=utc_now())
         text = json.dumps(noise.to_document(), indent=2, ensure_ascii=False) + "\n"

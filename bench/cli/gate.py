@@ -49,8 +49,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
     """
 
     sweep: str = argument(
-        "SWEEP",
-        "A sweep id, a sweep file, an imported run, or a log or file of CI.",
+        "SWEEP", "A sweep id, a sweep file, an imported run, or a log or file of CI."
     )
     against: str | None = option("--against SWEEP", "Another sweep, or an imported run, as base.")
     baseline: str | None = option(
@@ -207,9 +206,8 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
 
     def _confirmed(self, store: ResultsStore, judged: JudgedSweep, result: Verdicts) -> Verdicts:
         """Run `--confirm` more blocks and judge all blocks together; `result` if one is lost."""
-        from bench.cli.run import closing_lines, outcome_code, run_missing
+        from bench.cli.run import outcome_code, run_to_judge
         from bench.plan import Plan
-        from sweeps.resume import RunOptions
 
         plan = Plan.from_document(store.read_plan(judged.id))
         if not plan.interleaved:
@@ -223,11 +221,7 @@ class GateVerb(BudgetOption, PolicyOption, ArmsOption, ResultsOption, name="gate
             f"regressed; running {self.confirm} more blocks of {cells} before it is believed"
         )
         sweep = sweep.prepared(store, console.note)
-        outcome = run_missing(sweep, store, RunOptions())
-        for line in closing_lines(sweep.chosen, outcome):
-            console.note(line)
-        if outcome.interrupted:
-            raise KeyboardInterrupt
+        outcome = run_to_judge(sweep, store)
         if outcome_code(sweep.chosen, outcome) != exit_codes.OK:
             console.note("not every block of these has finished, so the regression stays as it was")
             return result

@@ -167,6 +167,18 @@ def run_within(
     return sweep, outcome, budget
 
 
+def run_to_judge(sweep: SelectedSweep, store: ResultsStore) -> SweepOutcome:
+    """Run what is missing of a prepared sweep; a KeyboardInterrupt where somebody ended it."""
+    from sweeps.resume import RunOptions
+
+    outcome = run_missing(sweep, store, RunOptions())
+    for line in closing_lines(sweep.chosen, outcome):
+        console.note(line)
+    if outcome.interrupted:
+        raise KeyboardInterrupt
+    return outcome
+
+
 def run_missing(
     sweep: SelectedSweep,
     store: ResultsStore,

@@ -242,8 +242,7 @@ class SweepOptions(CellOptions, ArmsOption):
     """What the command line says about a sweep."""
 
     sweep: Path = argument(
-        "SWEEP",
-        "A sweep file, or the name of a sweep that comes with the tool.",
+        "SWEEP", "A sweep file, or the name of a sweep that comes with the tool."
     )
     repeat: int | None = option("--repeat N", "Runs of each cell.", min=1, max=1000)
     interleave: bool = option("--interleave", "Run the arms alternately, block by block.", False)

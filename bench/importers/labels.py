@@ -114,8 +114,7 @@ def _devices_of(label: str) -> dict[str, Any]:
 
 def as_name(label: str, most: int = 48) -> str:
     """The label as part of a name: `HFSDP 4-Node` is `hfsdp-4-node`."""
-    short = label.rpartition(": ")[2]  # of a heading and a row the row tells runs apart
-    both = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for text in (label, short))
-    words, last = both
+    texts = (label, label.rpartition(": ")[2])  # of a heading and a row the row tells runs apart
+    words, last = (re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") for text in texts)
     words = last if len(words) > most and last else words
     return words if len(words) <= most else words[:most].rpartition("-")[0] or words[:most]

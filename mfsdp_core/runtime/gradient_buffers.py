@@ -482,14 +482,7 @@ class GradientBuffers:
             return
         if self._viewed is not None and self._version_of_copy() != self._version:
             self.reduced.copy_(self._viewed)
-        before, self._removed = (
-            self._removed,
-            {
-                index
-                for index, managed in enumerate(self.parameters)
-                if self._held(managed.sharded) is None and managed.weight.unread is None
-            },
-        )
+        before, self._removed = self._removed, self._shown_as_none()
         if removed := self._removed - before:
             used.difference_update(id(self.parameters[index].raw) for index in removed)
             self._begin_anew(removed)
@@ -499,10 +492,17 @@ class GradientBuffers:
         if self._zeros is not None:
             placements, version = self._zeros
             self._zeros = None
-            are_removed = any(self._held(p.sharded) is None for p in self.parameters)
             # Whole gradients take no further pass: what was put there is overwritten.
-            if not self.holds_whole and (are_removed or self._version_shown() != version):
+            if not self.holds_whole and (self._shown_as_none() or self._version_shown() != version):
                 self.placements, self.is_attached = placements, True
+
+    def _shown_as_none(self) -> set[int]:
+        """Of parameters that have no gradient, not even one that nobody has read."""
+        return {
+            index
+            for index, managed in enumerate(self.parameters)
+            if self._held(managed.sharded) is None and managed.weight.unread is None
+        }
 
     def shows_all(self, used: set[int]) -> bool:
         """Whether parameters have all gradients; `used` as above."""

@@ -28,7 +28,7 @@ ROOMS: dict[str, tuple[int, tuple[str, ...]]] = {
         "bench/validate/", "bench/testing/", "bench/testing_plugin.py",
     )),
     "bench: fit": (1452, ("bench/fit/",)),
-    "bench: importers": (1813, ("bench/importers/",)),
+    "bench: importers": (1812, ("bench/importers/",)),
     "bench: cli": (3973, ("bench/cli/", "bench/__main__.py")),
     "bench: doctor": (232, ("bench/doctor/",)),
     "sweeps": (2981, ("sweeps/",)),
